@@ -1,0 +1,147 @@
+//! The four checksums of the format.
+
+use crate::error::{Corruption, Reason, Result};
+
+/// Bytes that a checksum takes in a superblock or block header, whatever its algorithm.
+pub const CSUM_FIELD_BYTES: usize = 32;
+
+/// Which algorithm a filesystem uses for blocks and data. Numbers: `enum btrfs_csum_type`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum CsumType {
+    /// crc32c, 4 bytes.
+    #[default]
+    Crc32c,
+    /// xxHash64 with seed 0, 8 bytes, little-endian.
+    Xxhash,
+    /// SHA-256, 32 bytes.
+    Sha256,
+    /// BLAKE2b with 32 bytes of output.
+    Blake2,
+}
+
+impl CsumType {
+    /// Reads the superblock's number.
+    ///
+    /// # Errors
+    /// `UnknownCsumType` for a number that is not assigned.
+    pub fn from_disk(number: u16) -> Result<Self> {
+        match number {
+            0 => Ok(Self::Crc32c),
+            1 => Ok(Self::Xxhash),
+            2 => Ok(Self::Sha256),
+            3 => Ok(Self::Blake2),
+            other => Err(Corruption::new(Reason::UnknownCsumType).have(other).expect("0 to 3")),
+        }
+    }
+
+    /// The superblock's number.
+    pub fn to_disk(self) -> u16 {
+        match self {
+            Self::Crc32c => 0,
+            Self::Xxhash => 1,
+            Self::Sha256 => 2,
+            Self::Blake2 => 3,
+        }
+    }
+
+    /// Bytes of one checksum.
+    #[inline]
+    pub fn len_bytes(self) -> usize {
+        match self {
+            Self::Crc32c => 4,
+            Self::Xxhash => 8,
+            Self::Sha256 | Self::Blake2 => 32,
+        }
+    }
+
+    /// The name that `mkfs.btrfs --csum` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crc32c => "crc32c",
+            Self::Xxhash => "xxhash",
+            Self::Sha256 => "sha256",
+            Self::Blake2 => "blake2",
+        }
+    }
+
+    /// The algorithm of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "crc32c" => Some(Self::Crc32c),
+            "xxhash" | "xxhash64" => Some(Self::Xxhash),
+            "sha256" => Some(Self::Sha256),
+            "blake2" | "blake2b" => Some(Self::Blake2),
+            _ => None,
+        }
+    }
+
+    /// The checksum of `bytes`, zeros behind it.
+    pub fn compute(self, bytes: &[u8]) -> [u8; CSUM_FIELD_BYTES] {
+        let mut out = [0; CSUM_FIELD_BYTES];
+        match self {
+            Self::Crc32c => {
+                let crc = crc_fast::crc32_iscsi(bytes);
+                out[..4].copy_from_slice(&crc.to_le_bytes());
+            }
+            Self::Xxhash => {
+                let hash = xxhash_rust::xxh64::xxh64(bytes, 0);
+                out[..8].copy_from_slice(&hash.to_le_bytes());
+            }
+            Self::Sha256 => {
+                use sha2::Digest;
+                out.copy_from_slice(&sha2::Sha256::digest(bytes));
+            }
+            Self::Blake2 => {
+                let hash = blake2b_simd::Params::new().hash_length(CSUM_FIELD_BYTES).hash(bytes);
+                out.copy_from_slice(hash.as_bytes());
+            }
+        }
+        out
+    }
+
+    /// Whether the first bytes of `stored` are the checksum of `bytes`.
+    pub fn matches(self, stored: &[u8], bytes: &[u8]) -> bool {
+        let len = self.len_bytes();
+        stored.get(..len) == Some(&self.compute(bytes)[..len])
+    }
+
+    /// Appends the checksum of each `sectorsize_bytes` of `data` to `out`.
+    pub fn compute_sectors(self, data: &[u8], sectorsize_bytes: usize, out: &mut Vec<u8>) {
+        let len = self.len_bytes();
+        out.reserve(data.len().div_ceil(sectorsize_bytes.max(1)) * len);
+        for sector in data.chunks(sectorsize_bytes) {
+            out.extend_from_slice(&self.compute(sector)[..len]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn checksums_of_known_input_match_their_specifications() {
+        assert_eq!(hex(&CsumType::Crc32c.compute(b"123456789")[..4]), "839206e3");
+        assert_eq!(hex(&CsumType::Xxhash.compute(b"")[..8]), "99e9d85137db46ef");
+        assert_eq!(
+            hex(&CsumType::Sha256.compute(b"abc")),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        assert_eq!(
+            hex(&CsumType::Blake2.compute(b"")),
+            "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8"
+        );
+    }
+
+    #[test]
+    fn names_and_numbers_round_trip() {
+        for csum in [CsumType::Crc32c, CsumType::Xxhash, CsumType::Sha256, CsumType::Blake2] {
+            assert_eq!(CsumType::from_disk(csum.to_disk()).unwrap(), csum);
+            assert_eq!(CsumType::from_name(csum.name()), Some(csum));
+        }
+    }
+}

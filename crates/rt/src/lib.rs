@@ -1,0 +1,14 @@
+//! The one door to locks, condition variables, threads, time and random identifiers.
+//!
+//! Everything below takes these from here, so that a run can be replayed from a seed and images
+//! can be reproduced byte for byte.
+#![forbid(unsafe_code)]
+
+mod source;
+mod sync;
+
+pub use source::{Clock, Executor, Identifiers, Runtime, Time};
+pub use sync::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, RwLock,
+    RwLockReadGuard, RwLockWriteGuard,
+};

@@ -1,0 +1,166 @@
+//! Where time, random identifiers and threads come from.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A point in time: seconds since 1970 and nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
+pub struct Time {
+    /// Seconds since 1970, negative before.
+    pub sec: i64,
+    /// Nanoseconds, below 10⁹.
+    pub nsec: u32,
+}
+
+/// Where the time of day comes from.
+#[derive(Debug)]
+pub enum Clock {
+    /// The system's clock.
+    System,
+    /// Always the same moment: `SOURCE_DATE_EPOCH`, or a test's.
+    Fixed(Time),
+}
+
+impl Clock {
+    /// The time now.
+    pub fn now(&self) -> Time {
+        match self {
+            Self::Fixed(time) => *time,
+            Self::System => {
+                let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+                Time { sec: now.tv_sec, nsec: u32::try_from(now.tv_nsec).unwrap_or(0) }
+            }
+        }
+    }
+}
+
+/// Where random identifiers come from.
+#[derive(Debug)]
+pub enum Identifiers {
+    /// The kernel's random numbers.
+    System,
+    /// A sequence that its seed determines.
+    Seeded(AtomicU64),
+}
+
+impl Identifiers {
+    /// Sixteen bytes that make a random (version 4) uuid.
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        match self {
+            Self::System => {
+                let high = hash_of_random_state();
+                let low = hash_of_random_state();
+                bytes[..8].copy_from_slice(&high.to_le_bytes());
+                bytes[8..].copy_from_slice(&low.to_le_bytes());
+            }
+            Self::Seeded(state) => {
+                for half in bytes.chunks_exact_mut(8) {
+                    half.copy_from_slice(&split_mix(state).to_le_bytes());
+                }
+            }
+        }
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        bytes
+    }
+}
+
+/// Sixty-four random bits: the standard library's hasher keys are drawn from the kernel.
+fn hash_of_random_state() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    let time = Clock::System.now();
+    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+    hasher.write_i64(time.sec);
+    hasher.write_u32(time.nsec);
+    hasher.finish()
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+fn split_mix(state: &AtomicU64) -> u64 {
+    const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut z = state.fetch_add(GAMMA, Ordering::Relaxed).wrapping_add(GAMMA);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// How work that could run beside its submitter is run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Executor {
+    /// On threads, at most this many.
+    Threads(usize),
+    /// By the submitter, at once: a replayed run.
+    Inline,
+}
+
+impl Executor {
+    /// Threads that may work beside the submitter; 0 for `Inline`.
+    pub fn thread_count(self) -> usize {
+        match self {
+            Self::Threads(count) => count,
+            Self::Inline => 0,
+        }
+    }
+}
+
+/// All of them together, as a filesystem is opened with.
+#[derive(Debug)]
+pub struct Runtime {
+    /// Threads.
+    pub executor: Executor,
+    /// Time.
+    pub clock: Clock,
+    /// Identifiers.
+    pub identifiers: Identifiers,
+}
+
+impl Runtime {
+    /// The real ones, with a thread a core.
+    pub fn system() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            executor: Executor::Threads(cores),
+            clock: Clock::System,
+            identifiers: Identifiers::System,
+        }
+    }
+
+    /// Fixed time and seeded identifiers, with a thread a core: for images that must come out the
+    /// same each time.
+    pub fn reproducible(time: Time, seed: u64) -> Self {
+        Self {
+            clock: Clock::Fixed(time),
+            identifiers: Identifiers::Seeded(AtomicU64::new(seed)),
+            ..Self::system()
+        }
+    }
+
+    /// Fixed time, seeded identifiers and no threads: a run that replays.
+    pub fn simulated(seed: u64) -> Self {
+        Self {
+            executor: Executor::Inline,
+            clock: Clock::Fixed(Time { sec: 1_700_000_000, nsec: 0 }),
+            identifiers: Identifiers::Seeded(AtomicU64::new(seed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeded_identifiers_same_seed_same_sequence() {
+        let (a, b) = (Runtime::simulated(7), Runtime::simulated(7));
+        for _ in 0..10 {
+            assert_eq!(a.identifiers.uuid(), b.identifiers.uuid());
+        }
+        assert_ne!(Runtime::simulated(8).identifiers.uuid(), a.identifiers.uuid());
+    }
+
+    #[test]
+    fn system_identifiers_differ() {
+        let runtime = Runtime::system();
+        assert_ne!(runtime.identifiers.uuid(), runtime.identifiers.uuid());
+    }
+}
