@@ -712,3 +712,6 @@ impl Block {
 pub fn zeroed_block(nodesize_bytes: usize) -> Box<[u8]> {
     vec![0; nodesize_bytes].into_boxed_slice()
 }
+
+#[cfg(test)]
+mod tests;
