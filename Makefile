@@ -1,9 +1,29 @@
 # Entry points. Each does its own set-up on a machine that has a Rust toolchain.
-.PHONY: build test lint
+.PHONY: build test lint tidy doc deny
+
 build:
+	scripts/setup build
 	cargo build --release --workspace
+
 test:
-	cargo test --workspace
-lint:
+	scripts/setup test
+	scripts/run-tests
+
+# What a change must pass besides its tests. `deny` needs a tool that takes minutes to build.
+lint: fmt-clippy doc tidy deny
+
+.PHONY: fmt-clippy
+fmt-clippy:
+	scripts/setup lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+
+doc:
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+
+tidy:
+	cargo run --quiet -p ubtrfs-xtask -- tidy
+
+deny:
+	scripts/setup deny
+	cargo deny --workspace check bans licenses sources

@@ -1,0 +1,130 @@
+//! Which crate may depend on which, and that each outside dependency has its reason written down.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::tidy::{Finding, Report, SourceFile};
+
+/// The crates of the workspace, and those of them that each may use.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("ondisk", &[]),
+    ("rt", &[]),
+    ("volume", &["ondisk", "rt"]),
+    ("iomap", &["rt"]),
+    ("engine", &["iomap", "volume", "ondisk", "rt"]),
+    ("check", &["volume", "ondisk"]),
+    ("archive", &["engine", "ondisk"]),
+    ("fuse", &["engine"]),
+    ("testkit", &["volume", "ondisk", "iomap"]),
+    ("sim", &["engine", "check", "testkit"]),
+    ("bench", &["engine", "archive", "fuse", "check", "testkit"]),
+    (
+        "cli",
+        &[
+            "bench", "fuse", "archive", "check", "sim", "testkit", "engine", "volume", "iomap",
+            "ondisk", "rt",
+        ],
+    ),
+    ("xtask", &[]),
+];
+
+/// A crate's tests may use these besides.
+const TESTS_MAY_USE: &[&str] = &["testkit", "rt"];
+
+pub(crate) fn check(sources: &[SourceFile], report: &mut Report) {
+    let mut outside = BTreeSet::new();
+    for source in sources {
+        let Some(name) = crate_of_manifest(&source.path) else { continue };
+        for dependency in dependencies(&source.text) {
+            match dependency.name.strip_prefix("ubtrfs-") {
+                Some(inside) => check_edge(source, name, inside, &dependency, report),
+                None => {
+                    outside.insert(dependency.name);
+                }
+            }
+        }
+    }
+    check_reasons(sources, &outside, report);
+}
+
+/// `volume` for `crates/volume/Cargo.toml`.
+fn crate_of_manifest(path: &Path) -> Option<&str> {
+    let directory = path.strip_prefix("crates").ok()?;
+    (directory.file_name()? == "Cargo.toml" && directory.components().count() == 2)
+        .then(|| directory.parent()?.to_str())
+        .flatten()
+}
+
+fn check_edge(
+    source: &SourceFile,
+    from: &str,
+    to: &str,
+    dependency: &Dependency,
+    report: &mut Report,
+) {
+    let Some((_, allowed)) = MAY_USE.iter().find(|(name, _)| *name == from) else {
+        report.errors.push(Finding {
+            file: source.path.clone(),
+            line: 1,
+            what: format!("crate {from} is not in the table of import edges (xtask, edges.rs)"),
+        });
+        return;
+    };
+    let tests_too = dependency.is_for_tests && TESTS_MAY_USE.contains(&to);
+    if !allowed.contains(&to) && !tests_too {
+        report.errors.push(Finding {
+            file: source.path.clone(),
+            line: dependency.line,
+            what: format!("crate {from} may not use {to}; it may use: {}", allowed.join(", ")),
+        });
+    }
+}
+
+pub(crate) struct Dependency {
+    pub(crate) name: String,
+    pub(crate) line: usize,
+    pub(crate) is_for_tests: bool,
+}
+
+/// The dependencies that a manifest names, of any kind and target.
+pub(crate) fn dependencies(manifest: &str) -> Vec<Dependency> {
+    let mut found = Vec::new();
+    let mut section = None;
+    for (index, line) in manifest.lines().enumerate() {
+        let line = line.trim();
+        if let Some(header) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            let (table, name) = match header.split_once("dependencies.") {
+                Some((table, name)) => (format!("{table}dependencies"), Some(name)),
+                None => (header.to_owned(), None),
+            };
+            section = table.ends_with("dependencies").then(|| table.contains("dev-"));
+            if let (Some(is_for_tests), Some(name)) = (section, name) {
+                found.push(Dependency { name: name.to_owned(), line: index + 1, is_for_tests });
+                section = None;
+            }
+            continue;
+        }
+        let Some(is_for_tests) = section else { continue };
+        let name: String =
+            line.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
+        let rest = line[name.len()..].trim_start();
+        if !name.is_empty() && (rest.starts_with('=') || rest.starts_with('.')) {
+            found.push(Dependency { name, line: index + 1, is_for_tests });
+        }
+    }
+    found
+}
+
+fn check_reasons(sources: &[SourceFile], outside: &BTreeSet<String>, report: &mut Report) {
+    let architecture = sources.iter().find(|source| source.path == Path::new("ARCHITECTURE.md"));
+    let text = architecture.map_or("", |source| source.text.as_str());
+    for name in outside {
+        if !text.contains(&format!("| `{name}` |")) {
+            report.errors.push(Finding {
+                file: "ARCHITECTURE.md".into(),
+                line: 0,
+                what: format!("dependency {name} has no line in the table that says what for"),
+            });
+        }
+    }
+}
