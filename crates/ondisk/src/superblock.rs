@@ -174,7 +174,7 @@ pub mod flags {
 
 impl Superblock {
     /// Reads the copy that lies at `at`: magic, checksum and own address must be right; the fields
-    /// are judged by [`crate::verify::superblock`].
+    /// are judged in [`crate::verify`].
     ///
     /// # Errors
     /// `Truncated`, `BadMagic`, `UnknownCsumType`, `CsumMismatch` or `WrongBytenr`.
