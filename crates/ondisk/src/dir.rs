@@ -1,10 +1,14 @@
 //! Directory entries and extended attributes.
 
+use std::ops::Range;
+
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U64};
 
 use crate::error::{Corruption, Reason, Result};
-use crate::key::DiskKey;
+use crate::key::{DiskKey, Key};
 use crate::misc::{OnDisk, on_disk, truncated};
+use crate::types::Generation;
 
 /// Longest name, in bytes.
 pub const NAME_LEN_MAX: usize = 255;
@@ -25,6 +29,19 @@ on_disk!(
         ty: u8,
     }
 );
+
+impl DirItem {
+    /// The fixed part of an entry; [`write_entry`] fills in the lengths.
+    pub fn new(location: Key, transid: Generation, file_type: FileType) -> Self {
+        Self {
+            location: DiskKey::new(location),
+            transid: transid.0.into(),
+            data_len: 0.into(),
+            name_len: 0.into(),
+            ty: file_type.to_disk(),
+        }
+    }
+}
 
 /// What an entry names: `BTRFS_FT_*`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -165,6 +182,41 @@ impl<'a> Iterator for DirEntries<'a> {
             }
         }
     }
+}
+
+/// Appends an entry: `item` with the lengths of `name` and `data`, then both.
+///
+/// # Panics
+/// When name or data are longer than 65,535 bytes, which no item can hold.
+pub fn write_entry(out: &mut Vec<u8>, item: &DirItem, name: &[u8], data: &[u8]) {
+    let item = DirItem {
+        name_len: u16::try_from(name.len()).expect("a name fits its item").into(),
+        data_len: u16::try_from(data.len()).expect("a value fits its item").into(),
+        ..*item
+    };
+    out.extend_from_slice(item.as_bytes());
+    out.extend_from_slice(name);
+    out.extend_from_slice(data);
+}
+
+/// Finds the entry of `name` in an item that may hold several: its bytes' range, and the entry.
+///
+/// # Errors
+/// `Truncated` when an entry before it, or its own, reaches past the item.
+pub fn find_entry<'a>(
+    bytes: &'a [u8],
+    name: &[u8],
+) -> Result<Option<(Range<usize>, DirEntry<'a>)>> {
+    let mut start = 0;
+    for entry in DirEntries::new(bytes) {
+        let entry = entry?;
+        let end = start + entry.len_bytes();
+        if entry.name == name {
+            return Ok(Some((start..end, entry)));
+        }
+        start = end;
+    }
+    Ok(None)
 }
 
 /// Checks a name for use in a directory.

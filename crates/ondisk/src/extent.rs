@@ -1,12 +1,13 @@
 //! Extents and their back references.
 
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::error::{Corruption, Reason, Result};
 use crate::hash::extent_data_ref_hash;
-use crate::key::{DiskKey, KeyType};
+use crate::key::{DiskKey, Key, KeyType};
 use crate::misc::{OnDisk, on_disk};
-use crate::types::{InodeNo, LogicalAddr, RootId};
+use crate::types::{InodeNo, LogicalAddr, ObjectId, RootId};
 
 on_disk!(
     /// `struct btrfs_extent_item`. Keys: (logical address, EXTENT_ITEM, length) and, for a tree
@@ -203,6 +204,57 @@ impl BackRef {
                     .expect("a reference type"));
             }
         })
+    }
+
+    /// The key of the reference as an item of its own, for the extent at `bytenr`. An
+    /// EXTENT_DATA_REF whose key is taken by another goes to the next free offset.
+    pub fn key(&self, bytenr: LogicalAddr) -> Key {
+        Key::new(ObjectId(bytenr.0), self.key_type(), self.key_offset())
+    }
+
+    /// Appends the data of the reference as an item of its own.
+    pub fn write_keyed(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::TreeBlock { .. } | Self::SharedBlock { .. } | Self::Owner { .. } => {}
+            Self::ExtentData { root, inode, offset, count } => {
+                let data_ref = ExtentDataRef {
+                    root: root.0.into(),
+                    objectid: inode.0.into(),
+                    offset: offset.into(),
+                    count: count.into(),
+                };
+                out.extend_from_slice(data_ref.as_bytes());
+            }
+            Self::SharedData { count, .. } => {
+                out.extend_from_slice(SharedDataRef { count: count.into() }.as_bytes());
+            }
+        }
+    }
+
+    /// Reads a reference that is an item of its own.
+    ///
+    /// # Errors
+    /// `Truncated`, or `BadKey` for a key that is no reference.
+    pub fn parse_keyed(key: Key, bytes: &[u8]) -> Result<Self> {
+        Ok(match key.ty {
+            KeyType::TREE_BLOCK_REF => Self::TreeBlock { root: RootId(key.offset) },
+            KeyType::EXTENT_OWNER_REF => Self::Owner { root: RootId(key.offset) },
+            KeyType::SHARED_BLOCK_REF => Self::SharedBlock { parent: LogicalAddr(key.offset) },
+            KeyType::EXTENT_DATA_REF => Self::from_data_ref(ExtentDataRef::peek(bytes)?),
+            KeyType::SHARED_DATA_REF => {
+                let shared = SharedDataRef::peek(bytes)?;
+                Self::SharedData { parent: LogicalAddr(key.offset), count: shared.count.get() }
+            }
+            _ => return Err(Corruption::new(Reason::BadKey).have(key).expect("a reference")),
+        })
+    }
+
+    /// The order of inline references in an item: types ascending, within a type
+    /// [`BackRef::key_offset`] descending.
+    pub fn inline_cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key_type()
+            .cmp(&other.key_type())
+            .then_with(|| other.key_offset().cmp(&self.key_offset()))
     }
 
     /// The reference of a keyed EXTENT_DATA_REF item, or the body of an inline one.

@@ -1,8 +1,11 @@
 //! Inodes and the references that name them.
 
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::misc::{Timespec, on_disk};
+use crate::error::Result;
+use crate::misc::{OnDisk, Timespec, on_disk, truncated};
+use crate::types::InodeNo;
 
 on_disk!(
     /// `struct btrfs_inode_item`. Key: (inode, INODE_ITEM, 0).
@@ -98,3 +101,155 @@ on_disk!(
         name_len: U16,
     }
 );
+
+/// One name of an INODE_REF item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RefName<'a> {
+    /// Index in the directory; the directory is the key's offset.
+    pub index: u64,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+impl RefName<'_> {
+    /// Bytes that it takes in its item.
+    pub fn len_bytes(&self) -> usize {
+        size_of::<InodeRef>() + self.name.len()
+    }
+
+    /// Appends its bytes.
+    ///
+    /// # Panics
+    /// When the name is longer than 65,535 bytes, which no item can hold.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let name_len = u16::try_from(self.name.len()).expect("a name fits its item");
+        let fixed = InodeRef { index: self.index.into(), name_len: name_len.into() };
+        out.extend_from_slice(fixed.as_bytes());
+        out.extend_from_slice(self.name);
+    }
+}
+
+/// One name of an INODE_EXTREF item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExtrefName<'a> {
+    /// The directory.
+    pub parent: InodeNo,
+    /// Index in the directory.
+    pub index: u64,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+impl ExtrefName<'_> {
+    /// Bytes that it takes in its item.
+    pub fn len_bytes(&self) -> usize {
+        size_of::<InodeExtref>() + self.name.len()
+    }
+
+    /// Appends its bytes.
+    ///
+    /// # Panics
+    /// When the name is longer than 65,535 bytes, which no item can hold.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let name_len = u16::try_from(self.name.len()).expect("a name fits its item");
+        let fixed = InodeExtref {
+            parent_objectid: self.parent.0.into(),
+            index: self.index.into(),
+            name_len: name_len.into(),
+        };
+        out.extend_from_slice(fixed.as_bytes());
+        out.extend_from_slice(self.name);
+    }
+}
+
+/// Appends one name of an INODE_REF item.
+///
+/// # Panics
+/// When the name is longer than 65,535 bytes, which no item can hold.
+pub fn write_ref(out: &mut Vec<u8>, index: u64, name: &[u8]) {
+    RefName { index, name }.write(out);
+}
+
+/// Appends one name of an INODE_EXTREF item.
+///
+/// # Panics
+/// When the name is longer than 65,535 bytes, which no item can hold.
+pub fn write_extref(out: &mut Vec<u8>, parent: InodeNo, index: u64, name: &[u8]) {
+    ExtrefName { parent, index, name }.write(out);
+}
+
+fn split_name(rest: &[u8], name_len: U16) -> Result<(&[u8], &[u8])> {
+    let name_len = usize::from(name_len.get());
+    rest.split_at_checked(name_len).ok_or_else(|| truncated(rest.len(), name_len))
+}
+
+/// Walks the names of an INODE_REF item. An error ends the walk.
+#[derive(Clone, Copy, Debug)]
+pub struct InodeRefs<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> InodeRefs<'a> {
+    /// The names in an item's bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    fn split(bytes: &'a [u8]) -> Result<(RefName<'a>, &'a [u8])> {
+        let (fixed, rest) = InodeRef::split(bytes)?;
+        let (name, rest) = split_name(rest, fixed.name_len)?;
+        Ok((RefName { index: fixed.index.get(), name }, rest))
+    }
+}
+
+impl<'a> Iterator for InodeRefs<'a> {
+    type Item = Result<RefName<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let (name, rest) = match Self::split(self.rest) {
+            Ok((name, rest)) => (Ok(name), rest),
+            Err(error) => (Err(error), &[][..]),
+        };
+        self.rest = rest;
+        Some(name)
+    }
+}
+
+/// Walks the names of an INODE_EXTREF item. An error ends the walk.
+#[derive(Clone, Copy, Debug)]
+pub struct InodeExtrefs<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> InodeExtrefs<'a> {
+    /// The names in an item's bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    fn split(bytes: &'a [u8]) -> Result<(ExtrefName<'a>, &'a [u8])> {
+        let (fixed, rest) = InodeExtref::split(bytes)?;
+        let (name, rest) = split_name(rest, fixed.name_len)?;
+        let parent = InodeNo(fixed.parent_objectid.get());
+        Ok((ExtrefName { parent, index: fixed.index.get(), name }, rest))
+    }
+}
+
+impl<'a> Iterator for InodeExtrefs<'a> {
+    type Item = Result<ExtrefName<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let (name, rest) = match Self::split(self.rest) {
+            Ok((name, rest)) => (Ok(name), rest),
+            Err(error) => (Err(error), &[][..]),
+        };
+        self.rest = rest;
+        Some(name)
+    }
+}

@@ -5,7 +5,7 @@ use std::fmt;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::types::ObjectId;
+use crate::types::{ObjectId, Uuid};
 
 /// The middle field of a key: what kind of item it names.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -155,6 +155,14 @@ impl Key {
     /// A key of its three fields.
     pub const fn new(objectid: ObjectId, ty: KeyType, offset: u64) -> Self {
         Self { objectid, ty, offset }
+    }
+
+    /// The key of `uuid` in the uuid tree: its halves, little-endian, around `ty`.
+    pub fn of_uuid(uuid: Uuid, ty: KeyType) -> Self {
+        let value = u128::from_le_bytes(uuid.0);
+        let low = u64::try_from(value & u128::from(u64::MAX)).expect("masked to 64 bits");
+        let high = u64::try_from(value >> 64).expect("64 bits are left");
+        Self::new(ObjectId(low), ty, high)
     }
 
     /// The key that follows this one, or `None` after the greatest.

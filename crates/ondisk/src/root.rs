@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::inode::InodeItem;
 use crate::key::DiskKey;
 use crate::misc::{OnDisk, Timespec, on_disk, truncated};
+use crate::types::InodeNo;
 
 on_disk!(
     /// `struct btrfs_root_item`. Key: (tree, ROOT_ITEM, 0 or the transaction that snapshotted it).
@@ -109,6 +110,20 @@ on_disk!(
 );
 
 impl RootRef {
+    /// Appends a reference: the directory in the parent, the index there, and the name.
+    ///
+    /// # Panics
+    /// When the name is longer than 65,535 bytes, which no item can hold.
+    pub fn write(out: &mut Vec<u8>, dir: InodeNo, index: u64, name: &[u8]) {
+        let root_ref = Self {
+            dirid: dir.0.into(),
+            sequence: index.into(),
+            name_len: u16::try_from(name.len()).expect("a name fits its item").into(),
+        };
+        out.extend_from_slice(root_ref.as_bytes());
+        out.extend_from_slice(name);
+    }
+
     /// The reference and the name behind it.
     ///
     /// # Errors

@@ -6,9 +6,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::chunk::Chunk;
 use crate::csum::{CSUM_FIELD_BYTES, CsumType};
 use crate::error::{Corruption, Reason, Result};
-use crate::key::{DiskKey, KeyType};
+use crate::key::{DiskKey, Key, KeyType};
 use crate::misc::{DevItem, OnDisk, on_disk};
-use crate::types::{LogicalAddr, PhysicalAddr, Uuid};
+use crate::types::{LogicalAddr, ObjectId, PhysicalAddr, Uuid};
 
 /// Bytes of a superblock.
 pub const SUPERBLOCK_BYTES: usize = 4096;
@@ -231,6 +231,44 @@ impl Superblock {
     pub fn label(&self) -> &[u8] {
         let end = self.label.iter().position(|byte| *byte == 0).unwrap_or(LABEL_BYTES);
         &self.label[..end]
+    }
+
+    /// Sets the label.
+    ///
+    /// # Errors
+    /// `BadValue` when it has more than 255 bytes, or holds a NUL or a newline.
+    pub fn set_label(&mut self, label: &[u8]) -> Result<()> {
+        if label.len() >= LABEL_BYTES || label.iter().any(|byte| matches!(byte, 0 | b'\n')) {
+            return Err(Corruption::new(Reason::BadValue)
+                .have(format!("label {:?}", String::from_utf8_lossy(label)))
+                .expect("at most 255 bytes without NUL or newline"));
+        }
+        self.label = [0; LABEL_BYTES];
+        self.label[..label.len()].copy_from_slice(label);
+        Ok(())
+    }
+
+    /// Fills the array of system chunks, zeros behind them.
+    ///
+    /// # Errors
+    /// `BadItemLen` when the chunks do not fit; the array is then unchanged.
+    pub fn set_sys_chunks(&mut self, chunks: &[Chunk]) -> Result<()> {
+        let mut array = Vec::new();
+        for chunk in chunks {
+            let key = Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, chunk.start.0);
+            array.extend_from_slice(DiskKey::new(key).as_bytes());
+            array.extend_from_slice(&chunk.to_bytes());
+        }
+        if array.len() > SYS_CHUNK_ARRAY_BYTES {
+            return Err(Corruption::new(Reason::BadItemLen)
+                .have(format!("system chunk array of {} bytes", array.len()))
+                .expect(format!("at most {SYS_CHUNK_ARRAY_BYTES}")));
+        }
+        self.sys_chunk_array = [0; SYS_CHUNK_ARRAY_BYTES];
+        self.sys_chunk_array[..array.len()].copy_from_slice(&array);
+        self.sys_chunk_array_size =
+            u32::try_from(array.len()).expect("no more than the array").into();
+        Ok(())
     }
 
     /// The chunks of the array of system chunks.
