@@ -1,0 +1,3 @@
+//! What an inode's bytes are: extents, checksums, compression.
+
+pub mod compression;
