@@ -1,0 +1,227 @@
+//! An image file or a block device, or a window of one.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
+use smallvec::SmallVec;
+use ubtrfs_ondisk::PhysicalAddr;
+use ubtrfs_rt::{AtomicU64, Ordering};
+
+use super::{Device, check_range};
+use crate::error::{Error, Op, Result};
+
+/// Buffers in one system call, the kernel's limit.
+const IOV_COUNT_MAX: usize = 1024;
+
+/// What a file is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenMode {
+    /// Reading. Other readers may have it open too.
+    ReadOnly,
+    /// Reading and writing, alone.
+    ReadWrite,
+    /// As `ReadWrite`, for an image file that must not exist yet.
+    CreateNew {
+        /// Its length; it takes no space until it is written.
+        len_bytes: u64,
+    },
+}
+
+/// Which part of the file is the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Window {
+    /// All of it.
+    #[default]
+    Whole,
+    /// From an offset on.
+    Offset {
+        /// First byte.
+        start_bytes: u64,
+        /// Bytes; `None` for all that follow.
+        len_bytes: Option<u64>,
+    },
+}
+
+/// An image file or block device.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    path: PathBuf,
+    start_bytes: u64,
+    len_bytes: AtomicU64,
+    /// The window ends where the file ends, and the file can be longer or shorter.
+    resizable: bool,
+    is_block_device: bool,
+    read_only: bool,
+}
+
+impl FileDevice {
+    /// Opens the file at `path`.
+    ///
+    /// # Errors
+    /// `Io` when it cannot be opened; `Partition` when the window is not inside the file.
+    pub fn open(path: impl AsRef<Path>, mode: OpenMode, window: Window) -> Result<Self> {
+        let path = path.as_ref();
+        let at_open = |op| move |source| io_error(path, op, source);
+        let mut file = open_file(path, mode).map_err(at_open(Op::Open))?;
+        if let OpenMode::CreateNew { len_bytes } = mode {
+            file.set_len(len_bytes).map_err(at_open(Op::Resize))?;
+        }
+        let metadata = file.metadata().map_err(at_open(Op::Open))?;
+        let is_block_device = metadata.file_type().is_block_device();
+        if !is_block_device && !metadata.is_file() {
+            let what = "neither a file nor a block device";
+            return Err(io_error(
+                path,
+                Op::Open,
+                io::Error::new(io::ErrorKind::InvalidInput, what),
+            ));
+        }
+        let file_len_bytes = file.seek(SeekFrom::End(0)).map_err(at_open(Op::Open))?;
+        let (start_bytes, len_bytes) = place_window(path, window, file_len_bytes)?;
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            start_bytes,
+            len_bytes: AtomicU64::new(len_bytes),
+            resizable: !is_block_device && start_bytes + len_bytes == file_len_bytes,
+            is_block_device,
+            read_only: mode == OpenMode::ReadOnly,
+        })
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is a block device and no image file.
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
+    /// Where the window begins in the file.
+    pub fn start_bytes(&self) -> u64 {
+        self.start_bytes
+    }
+
+    /// The offset in the file of `len` bytes at `at`.
+    fn place(&self, at: PhysicalAddr, len: usize) -> io::Result<u64> {
+        check_range(at, len, self.len_bytes())?;
+        Ok(self.start_bytes + at.0)
+    }
+}
+
+fn open_file(path: &Path, mode: OpenMode) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(mode != OpenMode::ReadOnly);
+    if matches!(mode, OpenMode::CreateNew { .. }) {
+        options.create_new(true);
+    } else if mode == OpenMode::ReadWrite
+        && std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
+    {
+        // Only for block devices is O_EXCL defined without O_CREAT: nobody else may hold it.
+        options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
+    }
+    options.open(path)
+}
+
+fn place_window(path: &Path, window: Window, file_len_bytes: u64) -> Result<(u64, u64)> {
+    let (start_bytes, len_bytes) = match window {
+        Window::Whole => (0, file_len_bytes),
+        Window::Offset { start_bytes, len_bytes } => {
+            (start_bytes, len_bytes.unwrap_or(file_len_bytes.saturating_sub(start_bytes)))
+        }
+    };
+    if start_bytes.checked_add(len_bytes).is_none_or(|end| end > file_len_bytes) {
+        return Err(Error::Partition {
+            device: path.display().to_string(),
+            what: format!(
+                "{len_bytes} bytes from offset {start_bytes} on go past its end at {file_len_bytes}"
+            ),
+        });
+    }
+    Ok((start_bytes, len_bytes))
+}
+
+fn io_error(path: &Path, op: Op, source: io::Error) -> Error {
+    Error::Io { device: path.display().to_string(), op, offset: PhysicalAddr(0), source }
+}
+
+impl Device for FileDevice {
+    fn name(&self) -> String {
+        match self.start_bytes {
+            0 => self.path.display().to_string(),
+            start => format!("{} (from {start} on)", self.path.display()),
+        }
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, self.place(at, buf.len())?)
+    }
+
+    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(buf, self.place(at, buf.len())?)
+    }
+
+    fn write_vectored_at(&self, at: PhysicalAddr, bufs: &[&[u8]]) -> io::Result<()> {
+        let total = bufs.iter().map(|buf| buf.len()).sum();
+        let mut offset = self.place(at, total)?;
+        let mut slices: SmallVec<[IoSlice<'_>; 32]> =
+            bufs.iter().map(|buf| IoSlice::new(buf)).collect();
+        let mut rest = slices.as_mut_slice();
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            let batch = &rest[..rest.len().min(IOV_COUNT_MAX)];
+            match rustix::io::pwritev(&self.file, batch, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    offset += written as u64;
+                    IoSlice::advance_slices(&mut rest, written);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        // Grown images need their length on the medium too, which fdatasync includes.
+        self.file.sync_data()
+    }
+
+    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> io::Result<()> {
+        let len = usize::try_from(len_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let offset = self.place(at, len)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&self.file, flags, offset, len_bytes) {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn resize(&self, len_bytes: u64) -> io::Result<()> {
+        if !self.resizable {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "only an image file that the filesystem fills to its end can change its length",
+            ));
+        }
+        let end = self.start_bytes.checked_add(len_bytes).ok_or(io::ErrorKind::InvalidInput)?;
+        self.file.set_len(end)?;
+        self.len_bytes.store(len_bytes, Ordering::Release);
+        Ok(())
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+}
