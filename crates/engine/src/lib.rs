@@ -1,4 +1,17 @@
-//! The filesystem: trees, allocation, transactions, files.
+//! The btrfs engine: a filesystem as a library, with no kernel driver.
+//!
+//! [`Filesystem`] is the whole of the public surface: it opens what a
+//! [`Volume`](ubtrfs_volume::Volume) holds, reads it, and changes it through transactions.
+//!
+//! Modules import downward only: `filesystem`, then `fs` (names, inodes, subvolumes), `data` (file
+//! contents), and the knot of `txn`, `alloc` and `btree`.
 #![forbid(unsafe_code)]
+#![allow(dead_code, unused_imports)] // The write side lands next and uses the rest.
 
+mod btree;
 pub mod data;
+mod error;
+mod filesystem;
+
+pub use error::{Error, Result};
+pub use filesystem::{CACHE_BYTES_DEFAULT, Filesystem, Notice, OpenOptions};

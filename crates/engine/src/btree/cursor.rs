@@ -1,0 +1,215 @@
+//! Walking a tree item by item, forward and backward.
+//!
+//! A cursor holds no lock between calls. It keeps its path's blocks, which do not change under it;
+//! when the tree has changed since, the next step searches again from the key it stood at.
+
+use ubtrfs_ondisk::Key;
+use ubtrfs_ondisk::block::Block;
+use ubtrfs_rt::Arc;
+
+use super::readahead::{self, Readahead, child_ptr};
+use super::tree::{Miss, Path, Tree, leaf_of};
+use crate::error::Result;
+
+/// An item's data, which stays as it was when found for as long as this lives.
+#[derive(Clone, Debug)]
+pub(crate) struct ItemBytes {
+    block: Arc<Block>,
+    slot: usize,
+}
+
+impl ItemBytes {
+    pub(super) fn new(block: Arc<Block>, slot: usize) -> Self {
+        Self { block, slot }
+    }
+}
+
+impl std::ops::Deref for ItemBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        leaf_of(&self.block).data(self.slot)
+    }
+}
+
+/// A place in a tree.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    tree: Arc<Tree>,
+    readahead: Readahead,
+    /// Leaf first; empty before the first seek, and past either end.
+    path: Path,
+    version: u64,
+}
+
+impl Cursor {
+    pub(super) fn new(tree: Arc<Tree>, readahead: Readahead) -> Self {
+        Self { tree, readahead, path: Path::new(), version: 0 }
+    }
+
+    /// Goes to the first item whose key is not below `key`.
+    ///
+    /// # Errors
+    /// A block on the way that is damaged or cannot be read.
+    pub(crate) fn seek(&mut self, key: &Key) -> Result<()> {
+        self.search(key)?;
+        if self.past_leaf() {
+            self.next_leaf(key)?;
+        }
+        Ok(())
+    }
+
+    /// Goes to the last item whose key is not above `key`.
+    ///
+    /// # Errors
+    /// A block on the way that is damaged or cannot be read.
+    pub(crate) fn seek_back(&mut self, key: &Key) -> Result<()> {
+        self.search(key)?;
+        let exact = matches!(self.peek(), Some((found, _)) if found == *key);
+        if !exact { self.step_back(key) } else { Ok(()) }
+    }
+
+    /// The item here, or `None` past either end.
+    #[inline]
+    pub(crate) fn current(&self) -> Result<Option<(Key, &[u8])>> {
+        Ok(self.peek())
+    }
+
+    /// The item here, holding its block.
+    pub(crate) fn current_bytes(&self) -> Option<(Key, ItemBytes)> {
+        let (key, _) = self.peek()?;
+        let (block, slot) = &self.path[0];
+        Some((key, ItemBytes::new(Arc::clone(block), *slot)))
+    }
+
+    /// Goes to the next item.
+    ///
+    /// # Errors
+    /// A block on the way that is damaged or cannot be read.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<()> {
+        let Some((key, _)) = self.peek() else { return Ok(()) };
+        let stale = self.version != self.tree.version();
+        if !stale && self.path[0].1 + 1 < self.path[0].0.len() {
+            self.path[0].1 += 1;
+            return Ok(());
+        }
+        match key.successor() {
+            Some(next) if stale => self.seek(&next),
+            Some(next) => {
+                self.path[0].1 += 1;
+                self.next_leaf(&next)
+            }
+            None => {
+                self.path.clear();
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes to the item before.
+    ///
+    /// # Errors
+    /// A block on the way that is damaged or cannot be read.
+    pub(crate) fn prev(&mut self) -> Result<()> {
+        let Some((key, _)) = self.peek() else { return Ok(()) };
+        if self.version != self.tree.version() {
+            self.search(&key)?;
+        }
+        self.step_back(&key)
+    }
+
+    /// The blocks from leaf to root that the cursor stands in.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    #[inline]
+    fn peek(&self) -> Option<(Key, &[u8])> {
+        let (block, slot) = self.path.first()?;
+        let leaf = leaf_of(block);
+        (*slot < leaf.len()).then(|| (leaf.key(*slot), leaf.data(*slot)))
+    }
+
+    fn past_leaf(&self) -> bool {
+        self.path.first().is_some_and(|(block, slot)| *slot >= block.len())
+    }
+
+    fn search(&mut self, key: &Key) -> Result<()> {
+        (self.path, self.version) = self.tree.search(key, self.readahead)?;
+        Ok(())
+    }
+
+    /// From a slot, whose key is not below `key`, to the one before it.
+    fn step_back(&mut self, key: &Key) -> Result<()> {
+        if self.path[0].1 > 0 {
+            self.path[0].1 -= 1;
+            return Ok(());
+        }
+        let Some(level) = self.path.iter().skip(1).position(|(_, slot)| *slot > 0) else {
+            self.path.clear();
+            return Ok(());
+        };
+        let level = level + 1;
+        self.path[level].1 -= 1;
+        let went = self.descend(level, usize::MAX, Readahead::Back)?;
+        if !went {
+            let Some(before) = key.predecessor() else {
+                self.path.clear();
+                return Ok(());
+            };
+            return self.seek_back(&before);
+        }
+        Ok(())
+    }
+
+    /// From the end of a leaf to the first item of the next: the first not below `key`.
+    fn next_leaf(&mut self, key: &Key) -> Result<()> {
+        loop {
+            let up = self.path.iter().skip(1).position(|(block, slot)| slot + 1 < block.len());
+            let Some(level) = up.map(|up| up + 1) else {
+                self.path.clear();
+                return Ok(());
+            };
+            self.path[level].1 += 1;
+            if self.descend(level, 0, self.readahead)? {
+                if !self.past_leaf() {
+                    return Ok(());
+                }
+            } else {
+                return self.seek(key);
+            }
+        }
+    }
+
+    /// Fills the path below `level`, taking `slot` (or the last) in each block. Returns whether
+    /// the tree stayed as it was; if not, the path is void.
+    fn descend(&mut self, level: usize, slot: usize, mode: Readahead) -> Result<bool> {
+        for below in (0..level).rev() {
+            let (parent, parent_slot) = &self.path[below + 1];
+            let Block::Node(node) = &**parent else { break };
+            let ptr = child_ptr(node, *parent_slot);
+            let miss = Miss { ptr, first_key: Some(node.key(*parent_slot)) };
+            let block = loop {
+                let found = {
+                    let state = self.tree.read();
+                    if self.tree.version() != self.version {
+                        return Ok(false);
+                    }
+                    state.block(&ptr, &self.tree.store)
+                };
+                if let Some(block) = found {
+                    if mode == Readahead::ForwardAlways {
+                        readahead::around(&self.tree, parent, *parent_slot, mode);
+                    }
+                    break block;
+                }
+                readahead::around(&self.tree, parent, *parent_slot, mode);
+                self.tree.load(&miss, self.version)?;
+            };
+            let last = block.len().saturating_sub(1);
+            self.path[below] = (block, slot.min(last));
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,83 @@
+//! The trees of a filesystem, each made when first asked for.
+
+use rustc_hash::FxHashMap;
+use ubtrfs_ondisk::root::RootItem;
+use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, RootId};
+use ubtrfs_rt::{Arc, RwLock};
+
+use super::{BlockPtr, Store, Tree};
+use crate::error::{Error, Result};
+
+/// All trees.
+#[derive(Debug)]
+pub(crate) struct Roots {
+    pub(crate) store: Arc<Store>,
+    pub(crate) root_tree: Arc<Tree>,
+    pub(crate) chunk_tree: Arc<Tree>,
+    trees: RwLock<FxHashMap<RootId, Arc<Tree>>>,
+}
+
+impl Roots {
+    /// The two trees that the superblock points to; the others are found through the first.
+    pub(crate) fn new(store: Arc<Store>, root_tree: Arc<Tree>, chunk_tree: Arc<Tree>) -> Self {
+        Self { store, root_tree, chunk_tree, trees: RwLock::new(FxHashMap::default()) }
+    }
+
+    /// The tree `root`, read from its root item when first asked for.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such tree; corruption where its root item is damaged.
+    pub(crate) fn tree(&self, root: RootId) -> Result<Arc<Tree>> {
+        match root {
+            RootId::ROOT_TREE => return Ok(Arc::clone(&self.root_tree)),
+            RootId::CHUNK_TREE => return Ok(Arc::clone(&self.chunk_tree)),
+            _ => {}
+        }
+        if let Some(tree) = self.trees.read().get(&root) {
+            return Ok(Arc::clone(tree));
+        }
+        let (key, item) =
+            self.root_item(root)?.ok_or_else(|| Error::not_found(format!("tree {root}")))?;
+        let ptr = BlockPtr {
+            addr: LogicalAddr(item.bytenr.get()),
+            generation: Generation(item.generation.get()),
+            level: item.level,
+        };
+        let tree = Tree::new(root, Arc::clone(&self.store), ptr).with_root_item(
+            key,
+            item.bytes_used.get(),
+            Generation(item.last_snapshot.get()),
+        );
+        Ok(self.insert(tree))
+    }
+
+    /// Enters a tree that was just made, or read; the one that is there already wins.
+    pub(crate) fn insert(&self, tree: Tree) -> Arc<Tree> {
+        let mut trees = self.trees.write();
+        Arc::clone(trees.entry(tree.id).or_insert_with(|| Arc::new(tree)))
+    }
+
+    /// The trees looked at so far, by number, the root tree left out and the chunk tree too.
+    pub(crate) fn open_trees(&self) -> Vec<Arc<Tree>> {
+        let mut trees: Vec<_> = self.trees.read().values().map(Arc::clone).collect();
+        trees.sort_by_key(|tree| tree.id);
+        trees
+    }
+
+    /// The root item of a tree and its key. A snapshot's key offset is the transaction of its
+    /// making, so the newest is taken.
+    ///
+    /// # Errors
+    /// A damaged block or item.
+    pub(crate) fn root_item(&self, root: RootId) -> Result<Option<(Key, RootItem)>> {
+        let mut cursor = self.root_tree.cursor();
+        cursor.seek_back(&Key::new(root.object_id(), KeyType::ROOT_ITEM, u64::MAX))?;
+        match cursor.current()? {
+            Some((key, data)) if key.objectid.0 == root.0 && key.ty == KeyType::ROOT_ITEM => {
+                let item = RootItem::parse(data).map_err(|e| e.in_root(RootId::ROOT_TREE))?;
+                Ok(Some((key, item)))
+            }
+            _ => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Clean blocks: read from the volume, verified once, kept in a bounded cache.
+
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use ubtrfs_ondisk::block::{Block, zeroed_block};
+use ubtrfs_ondisk::verify::{self, Expect, Geometry};
+use ubtrfs_ondisk::{Generation, Key, LogicalAddr, RootId};
+use ubtrfs_rt::{Arc, AtomicU64, Mutex, Ordering};
+use ubtrfs_volume::Volume;
+
+use crate::error::Result;
+
+/// What a parent, root item or superblock says of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockPtr {
+    pub(crate) addr: LogicalAddr,
+    pub(crate) generation: Generation,
+    pub(crate) level: u8,
+}
+
+#[derive(Clone, Debug)]
+struct BlockWeighter;
+
+impl Weighter<LogicalAddr, Arc<Block>> for BlockWeighter {
+    fn weight(&self, _: &LogicalAddr, block: &Arc<Block>) -> u64 {
+        block.as_bytes().len() as u64
+    }
+}
+
+/// The clean blocks of a filesystem.
+#[derive(Debug)]
+pub(crate) struct Store {
+    volume: Arc<Volume>,
+    geometry: Geometry,
+    cache: Cache<LogicalAddr, Arc<Block>, BlockWeighter>,
+    blocks_read: AtomicU64,
+}
+
+impl Store {
+    /// A store over `volume` that keeps at most `cache_bytes` of blocks.
+    pub(crate) fn new(volume: Arc<Volume>, cache_bytes: usize) -> Self {
+        let geometry = volume.geometry();
+        let estimate = cache_bytes / geometry.nodesize_bytes.max(1);
+        Self {
+            volume,
+            geometry,
+            cache: Cache::with_weighter(estimate, cache_bytes as u64, BlockWeighter),
+            blocks_read: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub(crate) fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    pub(crate) fn shared_volume(&self) -> Arc<Volume> {
+        Arc::clone(&self.volume)
+    }
+
+    /// Blocks read from the volume since the store was made.
+    pub(crate) fn blocks_read(&self) -> u64 {
+        self.blocks_read.load(Ordering::Relaxed)
+    }
+
+    /// The block, if it is in memory and is the one meant.
+    #[inline]
+    pub(crate) fn cached(&self, ptr: &BlockPtr) -> Option<Arc<Block>> {
+        let block = self.cache.get(&ptr.addr)?;
+        (block.generation() == ptr.generation && block.level() == ptr.level).then_some(block)
+    }
+
+    /// Puts a block in that was just written, or just read.
+    pub(crate) fn insert(&self, block: Arc<Block>) {
+        self.cache.insert(block.bytenr(), block);
+    }
+
+    /// Drops a block whose space is free again.
+    pub(crate) fn forget(&self, addr: LogicalAddr) {
+        self.cache.remove(&addr);
+    }
+
+    /// The block, from memory or from whichever copy on the volume is whole.
+    ///
+    /// # Errors
+    /// Corruption with root and block named, or the device's error.
+    pub(crate) fn read(
+        &self,
+        ptr: &BlockPtr,
+        root: RootId,
+        first_key: Option<Key>,
+    ) -> Result<Arc<Block>> {
+        if let Some(block) = self.cached(ptr) {
+            return Ok(block);
+        }
+        let expect = expect(ptr, root, first_key);
+        let mut bytes = zeroed_block(self.geometry.nodesize_bytes);
+        let accepted = Mutex::new(None);
+        self.volume.read(ptr.addr, &mut bytes, &|copy| {
+            let block = verify::block(copy.into(), &self.geometry, &expect)
+                .map_err(|error| error.in_root(root))?;
+            *accepted.lock() = Some(block);
+            Ok(())
+        })?;
+        self.blocks_read.fetch_add(1, Ordering::Relaxed);
+        let block = accepted.into_inner().expect("an accepted read left its block");
+        let block = Arc::new(block);
+        self.insert(Arc::clone(&block));
+        Ok(block)
+    }
+
+    /// Reads a run of blocks that lie side by side with one request and keeps those that are
+    /// whole. A hint: what is damaged is met again, and reported, by [`Store::read`].
+    pub(crate) fn read_run(&self, run: &[(BlockPtr, Key)], root: RootId) {
+        let nodesize = self.geometry.nodesize_bytes;
+        let Some((first, _)) = run.first() else { return };
+        let mut bytes = vec![0; nodesize * run.len()];
+        if self.volume.read(first.addr, &mut bytes, &|_| Ok(())).is_err() {
+            return;
+        }
+        for ((ptr, key), copy) in run.iter().zip(bytes.chunks_exact(nodesize)) {
+            let expect = expect(ptr, root, Some(*key));
+            if let Ok(block) = verify::block(copy.into(), &self.geometry, &expect) {
+                self.blocks_read.fetch_add(1, Ordering::Relaxed);
+                self.insert(Arc::new(block));
+            }
+        }
+    }
+}
+
+/// A block's owner is its tree, save where trees share blocks: subvolumes and relocation.
+fn expect(ptr: &BlockPtr, root: RootId, first_key: Option<Key>) -> Expect {
+    let shares = root.holds_files() || root == RootId::TREE_RELOC;
+    Expect {
+        bytenr: ptr.addr,
+        generation: Some(ptr.generation),
+        level: Some(ptr.level),
+        first_key,
+        owner: (!shares).then_some(root),
+    }
+}

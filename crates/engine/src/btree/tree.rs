@@ -1,0 +1,220 @@
+//! One tree: its root, its dirty blocks, and the walk from root to leaf.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use ubtrfs_ondisk::block::{Block, LEVEL_COUNT_MAX, Leaf};
+use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, RootId};
+use ubtrfs_rt::{Arc, AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::cursor::{Cursor, ItemBytes};
+use super::readahead::Readahead;
+use super::store::{BlockPtr, Store};
+use crate::error::Result;
+
+/// A tree in memory. One writer or many readers at a time.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) id: RootId,
+    pub(crate) store: Arc<Store>,
+    state: RwLock<TreeState>,
+    /// Counts the edits, so that a cursor knows when its path may be stale.
+    version: AtomicU64,
+    /// Key of the root item; its offset is not 0 for a snapshot.
+    pub(crate) root_key: Key,
+    /// Blocks up to this generation may be shared with a snapshot.
+    last_snapshot: AtomicU64,
+}
+
+/// What the tree's lock guards.
+#[derive(Debug)]
+pub(crate) struct TreeState {
+    pub(crate) root: BlockPtr,
+    /// The blocks of the running transaction, by address.
+    pub(crate) dirty: FxHashMap<LogicalAddr, Arc<Block>>,
+    /// Bytes of all blocks of the tree, as its root item says.
+    pub(crate) bytes_used: u64,
+}
+
+/// The blocks from the root (last) to a leaf (first), each with the slot taken.
+pub(crate) type Path = SmallVec<[(Arc<Block>, usize); LEVEL_COUNT_MAX]>;
+
+/// A block of the way is not in memory.
+pub(crate) struct Miss {
+    pub(crate) ptr: BlockPtr,
+    pub(crate) first_key: Option<Key>,
+}
+
+impl TreeState {
+    /// The block, if it is in memory.
+    #[inline]
+    pub(crate) fn block(&self, ptr: &BlockPtr, store: &Store) -> Option<Arc<Block>> {
+        match self.dirty.get(&ptr.addr) {
+            Some(block) => Some(Arc::clone(block)),
+            None => store.cached(ptr),
+        }
+    }
+
+    /// Walks towards `key` through blocks in memory.
+    fn walk(&self, store: &Store, key: &Key) -> std::result::Result<Path, Miss> {
+        let mut ptr = self.root;
+        let mut first_key = None;
+        let mut path = Path::new();
+        loop {
+            let Some(block) = self.block(&ptr, store) else {
+                return Err(Miss { ptr, first_key });
+            };
+            match &*block {
+                Block::Leaf(leaf) => {
+                    let (Ok(slot) | Err(slot)) = leaf.search(key);
+                    path.push((block, slot));
+                    path.reverse();
+                    return Ok(path);
+                }
+                Block::Node(node) => {
+                    let slot = node.slot_for(key);
+                    first_key = Some(node.key(slot));
+                    ptr = BlockPtr {
+                        addr: node.child(slot),
+                        generation: node.child_generation(slot),
+                        level: ptr.level - 1,
+                    };
+                    path.push((block, slot));
+                }
+            }
+        }
+    }
+}
+
+impl Tree {
+    /// A tree whose root block lies on the volume.
+    pub(crate) fn new(id: RootId, store: Arc<Store>, root: BlockPtr) -> Self {
+        let state = TreeState { root, dirty: FxHashMap::default(), bytes_used: 0 };
+        Self {
+            id,
+            store,
+            state: RwLock::new(state),
+            version: AtomicU64::new(0),
+            root_key: Key::new(id.object_id(), KeyType::ROOT_ITEM, 0),
+            last_snapshot: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds what the tree's root item says.
+    pub(crate) fn with_root_item(
+        mut self,
+        root_key: Key,
+        bytes_used: u64,
+        last_snapshot: Generation,
+    ) -> Self {
+        self.root_key = root_key;
+        self.state.get_mut().bytes_used = bytes_used;
+        self.last_snapshot = AtomicU64::new(last_snapshot.0);
+        self
+    }
+
+    /// A tree with no block on the volume yet: one empty leaf, dirty.
+    pub(crate) fn new_empty(id: RootId, store: Arc<Store>, leaf: Leaf) -> Self {
+        let block = Block::Leaf(leaf);
+        let root = BlockPtr { addr: block.bytenr(), generation: block.generation(), level: 0 };
+        let nodesize_bytes = store.geometry().nodesize_bytes as u64;
+        let mut tree = Self::new(id, store, root);
+        let state = tree.state.get_mut();
+        state.bytes_used = nodesize_bytes;
+        state.dirty.insert(root.addr, Arc::new(block));
+        tree
+    }
+
+    /// The newest generation whose blocks may be shared with a snapshot.
+    pub(crate) fn last_snapshot(&self) -> Generation {
+        Generation(self.last_snapshot.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, TreeState> {
+        self.state.read()
+    }
+
+    /// Locks for an edit; cursors then search again.
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, TreeState> {
+        let guard = self.state.write();
+        self.version.fetch_add(1, Ordering::Release);
+        guard
+    }
+
+    /// Changes whenever the tree may have.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// The root block's pointer.
+    pub(crate) fn root(&self) -> BlockPtr {
+        self.read().root
+    }
+
+    /// The path to where `key` is or would be, and the version at which that held.
+    ///
+    /// # Errors
+    /// A block on the way that is damaged or cannot be read.
+    pub(crate) fn search(&self, key: &Key, readahead: Readahead) -> Result<(Path, u64)> {
+        loop {
+            let (miss, version) = {
+                let state = self.read();
+                let version = self.version();
+                match state.walk(&self.store, key) {
+                    Ok(path) => return Ok((path, version)),
+                    Err(miss) => (miss, version),
+                }
+            };
+            let _ = readahead;
+            self.load(&miss, version)?;
+        }
+    }
+
+    /// Brings a block into memory with no lock held. A block that was freed meanwhile, and its
+    /// space reused, reads as damaged; that is no error if the tree has changed.
+    pub(crate) fn load(&self, miss: &Miss, version: u64) -> Result<()> {
+        match self.store.read(&miss.ptr, self.id, miss.first_key) {
+            Ok(_) => Ok(()),
+            Err(_) if self.version() != version => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The item with exactly that key.
+    ///
+    /// # Errors
+    /// A block on the way that is damaged or cannot be read.
+    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<ItemBytes>> {
+        let (path, _) = self.search(key, Readahead::None)?;
+        let (block, slot) = path.into_iter().next().expect("a path ends in a leaf");
+        let found = {
+            let leaf = leaf_of(&block);
+            slot < leaf.len() && leaf.key(slot) == *key
+        };
+        Ok(found.then(|| ItemBytes::new(block, slot)))
+    }
+
+    /// A cursor, not yet anywhere.
+    pub(crate) fn cursor(self: &Arc<Self>) -> Cursor {
+        Cursor::new(Arc::clone(self), Readahead::None)
+    }
+
+    /// A cursor that reads ahead.
+    pub(crate) fn cursor_with(self: &Arc<Self>, readahead: Readahead) -> Cursor {
+        Cursor::new(Arc::clone(self), readahead)
+    }
+}
+
+/// The leaf at the end of a path.
+#[inline]
+pub(crate) fn leaf_of(block: &Block) -> &Leaf {
+    match block {
+        Block::Leaf(leaf) => leaf,
+        Block::Node(_) => unreachable_level(),
+    }
+}
+
+#[cold]
+fn unreachable_level() -> ! {
+    panic!("a path's first block is a leaf: the walk ends at level 0")
+}

@@ -1,0 +1,238 @@
+//! Opening a filesystem, and what every part of the engine finds it by.
+
+use ubtrfs_ondisk::chunk::Chunk;
+use ubtrfs_ondisk::features::{CompatRo, Incompat};
+use ubtrfs_ondisk::misc::{DevItem, OnDisk};
+use ubtrfs_ondisk::root::RootItem;
+use ubtrfs_ondisk::superblock::Superblock;
+use ubtrfs_ondisk::{CsumType, Generation, Key, KeyType, LogicalAddr, ObjectId, RootId};
+use ubtrfs_rt::{Arc, Runtime};
+use ubtrfs_volume::Volume;
+
+use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
+use crate::error::{Error, Result};
+
+/// Bytes of tree blocks that are kept in memory unless told otherwise.
+pub const CACHE_BYTES_DEFAULT: usize = 128 << 20;
+
+/// How to open a filesystem.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Refuse every change.
+    pub read_only: bool,
+    /// Most bytes of clean tree blocks that are kept in memory.
+    pub cache_bytes: usize,
+    /// Time, threads and identifiers.
+    pub runtime: Arc<Runtime>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            cache_bytes: CACHE_BYTES_DEFAULT,
+            runtime: Arc::new(Runtime::system()),
+        }
+    }
+}
+
+/// Something about an open filesystem that its user should know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Notice {
+    /// Linux left a log of the last fsyncs. It is not replayed: what is shown is the last commit,
+    /// and nothing can be written.
+    LogNotReplayed,
+    /// Features that a writer must know are not known: nothing can be written.
+    UnknownCompatRo(CompatRo),
+}
+
+impl std::fmt::Display for Notice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::LogNotReplayed => f.write_str(
+                "the filesystem was not unmounted cleanly and holds a log of the last fsyncs; \
+                 opened read-only without it, as of the last commit",
+            ),
+            Self::UnknownCompatRo(bits) => {
+                write!(f, "opened read-only: unknown features {bits}")
+            }
+        }
+    }
+}
+
+/// An open filesystem. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Filesystem {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) roots: Roots,
+    pub(crate) options: OpenOptions,
+    pub(crate) notices: Vec<Notice>,
+}
+
+/// Features that are read; another bit is refused.
+const INCOMPAT_KNOWN: Incompat = Incompat(
+    Incompat::MIXED_BACKREF.0
+        | Incompat::DEFAULT_SUBVOL.0
+        | Incompat::MIXED_GROUPS.0
+        | Incompat::COMPRESS_LZO.0
+        | Incompat::COMPRESS_ZSTD.0
+        | Incompat::BIG_METADATA.0
+        | Incompat::EXTENDED_IREF.0
+        | Incompat::SKINNY_METADATA.0
+        | Incompat::NO_HOLES.0
+        | Incompat::METADATA_UUID.0
+        | Incompat::RAID1C34.0
+        | Incompat::SIMPLE_QUOTA.0,
+);
+
+/// Features that are read but not written.
+const INCOMPAT_READ_ONLY: Incompat = Incompat::SIMPLE_QUOTA;
+
+/// Features that are written rightly; another bit forbids writing.
+const COMPAT_RO_KNOWN: CompatRo = CompatRo(
+    CompatRo::FREE_SPACE_TREE.0 | CompatRo::FREE_SPACE_TREE_VALID.0 | CompatRo::BLOCK_GROUP_TREE.0,
+);
+
+impl Filesystem {
+    /// Opens what `volume` holds. Reads the chunk tree and the root tree's root, nothing that
+    /// grows with the number of files.
+    ///
+    /// # Errors
+    /// `Unsupported` for features that this version cannot read, or to write where it cannot
+    /// write; corruption or the device's error where the roots cannot be read.
+    pub fn open(volume: Volume, options: OpenOptions) -> Result<Self> {
+        let superblock = volume.superblock();
+        let unknown = Incompat(superblock.incompat_flags.get()).without(INCOMPAT_KNOWN);
+        if !unknown.is_empty() {
+            return Err(Error::Unsupported {
+                what: format!("the filesystem's features {unknown}"),
+            });
+        }
+        let notices = notices_of(&superblock);
+        let store = Arc::new(Store::new(Arc::new(volume), options.cache_bytes));
+        let chunk_root = BlockPtr {
+            addr: LogicalAddr(superblock.chunk_root.get()),
+            generation: Generation(superblock.chunk_root_generation.get()),
+            level: superblock.chunk_root_level,
+        };
+        let chunk_tree = Arc::new(Tree::new(RootId::CHUNK_TREE, Arc::clone(&store), chunk_root));
+        load_chunks(&chunk_tree)?;
+        let root = BlockPtr {
+            addr: LogicalAddr(superblock.root.get()),
+            generation: Generation(superblock.generation.get()),
+            level: superblock.root_level,
+        };
+        let root_tree = Arc::new(Tree::new(RootId::ROOT_TREE, Arc::clone(&store), root));
+        root_tree.lookup(&Key::MIN)?;
+        let inner = Inner { roots: Roots::new(store, root_tree, chunk_tree), options, notices };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// What the user should know of this filesystem.
+    pub fn notices(&self) -> &[Notice] {
+        &self.inner.notices
+    }
+
+    /// The superblock as last read or written.
+    pub fn superblock(&self) -> Superblock {
+        self.volume().superblock()
+    }
+
+    /// The devices and the chunk map.
+    pub fn volume(&self) -> &Volume {
+        self.inner.roots.store.volume()
+    }
+
+    /// Bytes of a sector, the unit of data.
+    pub fn sectorsize_bytes(&self) -> u64 {
+        self.inner.roots.store.geometry().sectorsize_bytes as u64
+    }
+
+    /// Bytes of a tree block.
+    pub fn nodesize_bytes(&self) -> u64 {
+        self.inner.roots.store.geometry().nodesize_bytes as u64
+    }
+
+    /// The checksum of blocks and data.
+    pub fn csum_type(&self) -> CsumType {
+        self.inner.roots.store.geometry().csum
+    }
+
+    /// Features that a reader must know.
+    pub fn incompat(&self) -> Incompat {
+        Incompat(self.superblock().incompat_flags.get())
+    }
+
+    /// Features that a writer must know.
+    pub fn compat_ro(&self) -> CompatRo {
+        CompatRo(self.superblock().compat_ro_flags.get())
+    }
+
+    /// Tree blocks read from the devices so far.
+    pub fn blocks_read(&self) -> u64 {
+        self.inner.roots.store.blocks_read()
+    }
+
+    /// Time, threads and identifiers.
+    pub fn runtime(&self) -> &Runtime {
+        &self.inner.options.runtime
+    }
+
+    /// The tree `root`, read from its root item when first asked for.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such tree; corruption where its root item is damaged.
+    pub(crate) fn tree(&self, root: RootId) -> Result<Arc<Tree>> {
+        self.inner.roots.tree(root)
+    }
+
+    /// The root item of a tree and its key.
+    ///
+    /// # Errors
+    /// A damaged block or item.
+    pub(crate) fn root_item(&self, root: RootId) -> Result<Option<(Key, RootItem)>> {
+        self.inner.roots.root_item(root)
+    }
+}
+
+fn notices_of(superblock: &Superblock) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    if superblock.log_root.get() != 0 {
+        notices.push(Notice::LogNotReplayed);
+    }
+    let unknown = CompatRo(superblock.compat_ro_flags.get()).without(COMPAT_RO_KNOWN);
+    if !unknown.is_empty() {
+        notices.push(Notice::UnknownCompatRo(unknown));
+    }
+    notices
+}
+
+/// Fills the chunk map from the chunk tree.
+fn load_chunks(chunk_tree: &Arc<Tree>) -> Result<()> {
+    let volume = chunk_tree.store.shared_volume();
+    let mut cursor = chunk_tree.cursor_with(Readahead::Forward);
+    cursor.seek(&Key::MIN)?;
+    while let Some((key, data)) = cursor.current()? {
+        match key.ty {
+            KeyType::CHUNK_ITEM if key.objectid == ObjectId::FIRST_CHUNK_TREE => {
+                let chunk = Chunk::parse(LogicalAddr(key.offset), data)
+                    .map_err(|error| error.in_root(RootId::CHUNK_TREE))?;
+                if volume.chunk_at(chunk.start).is_none_or(|known| *known != chunk) {
+                    volume.add_chunk(chunk)?;
+                }
+            }
+            KeyType::DEV_ITEM => {
+                let item = DevItem::peek(data)?;
+                let _ = item;
+            }
+            _ => {}
+        }
+        cursor.next()?;
+    }
+    Ok(())
+}
