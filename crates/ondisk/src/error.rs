@@ -67,6 +67,20 @@ reasons! {
     Missing => "missing",
     /// A range that is already taken.
     Overlap => "overlapping ranges",
+    /// The WRITTEN flag is not set in a block that was read.
+    NotWritten => "not marked as written",
+    /// An address, offset or length that is no multiple of the sector size.
+    Unaligned => "not aligned",
+    /// A key's offset is not the hash of the item's name.
+    WrongNameHash => "name hash mismatch",
+    /// Inline references are not in their order.
+    RefOrder => "back references out of order",
+    /// A count of references that is zero, or less than what is listed.
+    WrongRefCount => "wrong reference count",
+    /// A file's item that no item of the same inode precedes.
+    NoInode => "item without its inode",
+    /// Feature bits that contradict each other.
+    BadFeatures => "impossible features",
     /// Compressed bytes that do not decode to what was promised.
     BadCompression => "compressed data does not decode",
 }

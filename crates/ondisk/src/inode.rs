@@ -73,6 +73,8 @@ pub mod flags {
     pub const DIRSYNC: u64 = 1 << 10;
     /// Data is compressed.
     pub const COMPRESS: u64 = 1 << 11;
+    /// All of the lower half that Linux knows; others forbid reading the inode.
+    pub const KNOWN: u64 = 0xfff | ROOT_ITEM_INIT;
     /// Set in the inode of a root item.
     pub const ROOT_ITEM_INIT: u64 = 1 << 31;
     /// fs-verity, in the upper (read-only compatible) half.

@@ -77,6 +77,9 @@ impl FileOffset {
     }
 }
 
+/// Quota groups number their level above this bit, so that no subvolume's number reaches it.
+const QGROUP_LEVEL_SHIFT: u32 = 48;
+
 impl RootId {
     /// The tree of tree roots.
     pub const ROOT_TREE: Self = Self(1);
@@ -109,7 +112,7 @@ impl RootId {
 
     /// Whether the tree holds files: the top-level subvolume or one that a user made.
     pub fn is_subvolume(self) -> bool {
-        self == Self::FS_TREE || (256..=ObjectId::LAST_FREE.0).contains(&self.0)
+        self == Self::FS_TREE || (ObjectId::FIRST_FREE.0..1 << QGROUP_LEVEL_SHIFT).contains(&self.0)
     }
 
     /// Whether the tree holds file items: a subvolume, or the data relocation tree.
@@ -124,6 +127,8 @@ impl RootId {
 }
 
 impl ObjectId {
+    /// Inode of the free inode number cache that Linux before 5.11 could keep.
+    pub const FREE_INO: Self = Self(-12_i64 as u64);
     /// Holder of the items of devices in the chunk tree.
     pub const DEV_ITEMS: Self = Self(1);
     /// The directory in the root tree that names the default subvolume.

@@ -1,8 +1,25 @@
 //! The structural checker: bytes become a [`Block`] here or not at all.
+//!
+//! What Linux accepts is accepted here, and what Linux refuses when it reads a block is refused:
+//! every check of its tree checker that needs the block alone. What needs the superblock's
+//! generation or other blocks is the offline checker's.
+
+mod devices;
+mod extents;
+mod files;
+mod leaf;
+mod superblock;
+
+pub use devices::chunk;
+pub use superblock::{
+    NODESIZE_MAX_BYTES, SECTORSIZE_MIN_BYTES, UnknownFeatures, superblock, suspicions,
+    unknown_features,
+};
+
+use leaf::Slot;
 
 use crate::block::{
-    Block, HEADER_BYTES, Header, ITEM_BYTES, Item, KEY_PTR_BYTES, KeyPtr, LEVEL_COUNT_MAX, Leaf,
-    Node,
+    Block, FLAG_WRITTEN, HEADER_BYTES, Header, KEY_PTR_BYTES, KeyPtr, LEVEL_COUNT_MAX, Leaf, Node,
 };
 use crate::csum::{CSUM_FIELD_BYTES, CsumType};
 use crate::error::{Corruption, Reason, Result};
@@ -37,7 +54,8 @@ pub struct Expect {
     pub level: Option<u8>,
     /// Its first key, where known.
     pub first_key: Option<Key>,
-    /// The tree in which it was reached, where its owner must be that tree.
+    /// The tree in which it was reached. The block's owner must be that tree; in a subvolume any
+    /// subvolume, since snapshots share blocks. Log and relocation trees are not judged.
     pub owner: Option<RootId>,
 }
 
@@ -49,7 +67,7 @@ pub fn block(bytes: Box<[u8]>, geometry: &Geometry, expect: &Expect) -> Result<B
     header(&bytes, geometry, expect).map_err(|error| error.in_block(expect.bytenr))?;
     let level = bytes[HEADER_BYTES - 1];
     if level == 0 {
-        leaf_layout(&bytes).map_err(|error| error.in_block(expect.bytenr))?;
+        leaf::check(&bytes, geometry).map_err(|error| error.in_block(expect.bytenr))?;
     } else {
         node_layout(&bytes, geometry).map_err(|error| error.in_block(expect.bytenr))?;
     }
@@ -104,50 +122,26 @@ fn header(bytes: &[u8], geometry: &Geometry, expect: &Expect) -> Result<()> {
         return Err(Corruption::new(Reason::WrongLevel).have(header.level).expect(expected));
     }
     if let Some(owner) = expect.owner
-        && header.owner.get() != owner.0
+        && !may_own(RootId(header.owner.get()), owner)
     {
         return Err(Corruption::new(Reason::WrongOwner).have(header.owner).expect(owner));
+    }
+    if header.flags.get() & FLAG_WRITTEN == 0 {
+        return Err(Corruption::new(Reason::NotWritten)
+            .have(format!("flags {:#x}", header.flags))
+            .expect("the flag WRITTEN"));
     }
     Ok(())
 }
 
-fn leaf_layout(bytes: &[u8]) -> Result<()> {
-    let count = Header::peek(bytes)?.nritems.get() as usize;
-    let capacity = bytes.len() - HEADER_BYTES;
-    if count > capacity / ITEM_BYTES {
-        return Err(Corruption::new(Reason::BadItemCount)
-            .have(count)
-            .expect(format!("at most {}", capacity / ITEM_BYTES)));
+/// Whether a block that `owner` made can be reached in the tree `root`.
+fn may_own(owner: RootId, root: RootId) -> bool {
+    match root {
+        // The owner of their blocks is the tree that they are a log or a copy of.
+        RootId::TREE_LOG | RootId::TREE_RELOC => true,
+        _ if root.is_subvolume() => owner.is_subvolume(),
+        _ => owner == root,
     }
-    let headers = &bytes[HEADER_BYTES..HEADER_BYTES + count * ITEM_BYTES];
-    let items = <[Item]>::ref_from_bytes(headers).expect("the length was computed");
-    let mut data_end = capacity;
-    let mut previous: Option<Key> = None;
-    for (slot, item) in items.iter().enumerate() {
-        let key = item.key.key();
-        if previous.is_some_and(|previous| previous >= key) {
-            return Err(Corruption::new(Reason::KeyOrder)
-                .at_slot(slot)
-                .have(key)
-                .expect(format!("above {:?}", previous.unwrap_or_default())));
-        }
-        previous = Some(key);
-        let offset = item.offset.get() as usize;
-        let len = item.len.get() as usize;
-        if offset.checked_add(len) != Some(data_end) {
-            return Err(Corruption::new(Reason::ItemDataLayout)
-                .at_slot(slot)
-                .have(format!("{len} bytes at {offset}"))
-                .expect(format!("end at {data_end}")));
-        }
-        data_end = offset;
-    }
-    if data_end < count * ITEM_BYTES {
-        return Err(Corruption::new(Reason::ItemDataLayout)
-            .have(format!("data from {data_end} on"))
-            .expect(format!("behind the item headers, which end at {}", count * ITEM_BYTES)));
-    }
-    Ok(())
 }
 
 fn node_layout(bytes: &[u8], geometry: &Geometry) -> Result<()> {
