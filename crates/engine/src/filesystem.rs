@@ -10,6 +10,7 @@ use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_volume::Volume;
 
 use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
+use crate::data::read::DecodedCache;
 use crate::error::{Error, Result};
 
 /// Bytes of tree blocks that are kept in memory unless told otherwise.
@@ -70,6 +71,7 @@ pub struct Filesystem {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) roots: Roots,
+    pub(crate) decoded: Arc<DecodedCache>,
     pub(crate) options: OpenOptions,
     pub(crate) notices: Vec<Notice>,
 }
@@ -129,7 +131,12 @@ impl Filesystem {
         };
         let root_tree = Arc::new(Tree::new(RootId::ROOT_TREE, Arc::clone(&store), root));
         root_tree.lookup(&Key::MIN)?;
-        let inner = Inner { roots: Roots::new(store, root_tree, chunk_tree), options, notices };
+        let inner = Inner {
+            roots: Roots::new(store, root_tree, chunk_tree),
+            decoded: Arc::default(),
+            options,
+            notices,
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 

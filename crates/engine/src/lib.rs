@@ -12,6 +12,12 @@ mod btree;
 pub mod data;
 mod error;
 mod filesystem;
+mod fs;
 
+pub use data::{Mapping, MappingKind};
 pub use error::{Error, Result};
 pub use filesystem::{CACHE_BYTES_DEFAULT, Filesystem, Notice, OpenOptions};
+pub use fs::{
+    DirEntry, File, FileExtents, Inode, InodeId, Link, ReadDir, SpaceUsage, SubvolumeInfo, Usage,
+    device_number,
+};

@@ -1,0 +1,363 @@
+//! Reading a file's bytes: every sector with a checksum is compared with it, every copy tried.
+//!
+//! Plain data goes from the device into the caller's buffer; only sectors that the caller wants
+//! in part go through a buffer here. A compressed extent that is wanted whole is decoded into the
+//! caller's buffer; of one wanted in part the decoded bytes are kept for the next call.
+
+use std::cell::RefCell;
+
+use ubtrfs_ondisk::file_extent::{Compression, FileExtent};
+use ubtrfs_ondisk::{Corruption, CsumType, FileOffset, LogicalAddr, Reason};
+use ubtrfs_rt::{Arc, Mutex};
+
+use super::compression;
+use super::csum::{self, CsumLookup};
+use super::file_extent::{ExtentWalk, ExtentsOf, Mapping, MappingKind};
+use crate::btree::{Store, Tree};
+use crate::error::{Error, Result};
+
+/// Most bytes that one request reads: few enough to be compared while they are in the processor's
+/// cache.
+const REQUEST_BYTES_MAX: usize = 256 << 10;
+/// Unaligned ranges up to this length are read whole into a buffer here, longer ones only at
+/// their ends.
+const BOUNCE_BYTES_MAX: usize = 64 << 10;
+/// Decoded extents that are kept.
+const DECODED_COUNT: usize = 8;
+
+/// Decoded extents of which part was wanted, so that the next read of the same one is a copy.
+#[derive(Debug, Default)]
+pub(crate) struct DecodedCache {
+    slots: Mutex<DecodedSlots>,
+}
+
+#[derive(Debug, Default)]
+struct DecodedSlots {
+    slots: [Option<(DecodedKey, Arc<Vec<u8>>)>; DECODED_COUNT],
+    next: usize,
+}
+
+/// The extent's generation keeps a reused address apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct DecodedKey {
+    disk_bytenr: LogicalAddr,
+    disk_num_bytes: u64,
+    ram_bytes: u64,
+    compression: u8,
+    generation: u64,
+}
+
+impl DecodedCache {
+    fn find(&self, key: &DecodedKey) -> Option<Arc<Vec<u8>>> {
+        let slots = self.slots.lock();
+        let found = slots.slots.iter().flatten().find(|(have, _)| have == key)?;
+        Some(Arc::clone(&found.1))
+    }
+
+    fn keep(&self, key: DecodedKey, bytes: Arc<Vec<u8>>) {
+        let mut slots = self.slots.lock();
+        let place = slots.next;
+        slots.slots[place] = Some((key, bytes));
+        slots.next = (place + 1) % DECODED_COUNT;
+    }
+}
+
+/// What reading needs of a filesystem.
+#[derive(Clone, Debug)]
+pub(crate) struct DataSource {
+    pub(crate) store: Arc<Store>,
+    /// `None` where the tree does not exist: then only data without checksums can be read.
+    pub(crate) csum_tree: Option<Arc<Tree>>,
+    pub(crate) decoded: Arc<DecodedCache>,
+}
+
+/// Buffers that outlive one reader, so that reading many small files allocates nothing.
+#[derive(Default, Debug)]
+struct Scratch {
+    csums: Vec<u8>,
+    sectors: Vec<u8>,
+    compressed: Vec<u8>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Reads one file.
+#[derive(Debug)]
+pub(crate) struct FileReader {
+    source: DataSource,
+    of: ExtentsOf,
+    walk: ExtentWalk,
+    /// `None` for data without checksums.
+    csums: Option<CsumLookup>,
+    csum: CsumType,
+    sectorsize_bytes: usize,
+}
+
+impl FileReader {
+    /// A reader of the file's first `of.size_bytes` bytes.
+    ///
+    /// # Errors
+    /// `Missing` where data has checksums and the filesystem no tree of them.
+    pub(crate) fn new(
+        source: DataSource,
+        tree: &Arc<Tree>,
+        of: ExtentsOf,
+        has_csums: bool,
+    ) -> Result<Self> {
+        let geometry = *source.store.geometry();
+        let csums = match &source.csum_tree {
+            Some(tree) if has_csums => {
+                Some(CsumLookup::new(tree, geometry.csum, of.sectorsize_bytes))
+            }
+            None if has_csums && of.size_bytes > 0 => {
+                return Err(Error::not_found("the tree of checksums"));
+            }
+            _ => None,
+        };
+        let walk = ExtentWalk::new(tree, of, FileOffset(0));
+        Ok(Self {
+            source,
+            of,
+            walk,
+            csums,
+            csum: geometry.csum,
+            sectorsize_bytes: geometry.sectorsize_bytes,
+        })
+    }
+
+    /// Reads from `offset` until `buf` is full or the file ends; returns how much.
+    pub(crate) fn read(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
+        let Some(left) = self.of.size_bytes.checked_sub(offset.0).filter(|left| *left > 0) else {
+            return Ok(0);
+        };
+        let want = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
+        let mut scratch = SCRATCH.take();
+        let done = self.read_all(offset.0, buf, want, &mut scratch);
+        SCRATCH.set(scratch);
+        done.map(|()| want)
+    }
+
+    fn read_all(
+        &mut self,
+        offset: u64,
+        buf: &mut [u8],
+        want: usize,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        self.walk.seek(FileOffset(offset));
+        let mut done = 0;
+        while done < want {
+            let position = offset + done as u64;
+            let Some(mapping) = self.walk.next()? else {
+                buf[done..want].fill(0);
+                break;
+            };
+            let left = want - done;
+            let covered = match mapping.kind {
+                MappingKind::Inline => self.walk.position() - position,
+                _ => mapping.end().0 - position,
+            };
+            let len = usize::try_from(covered).map_or(left, |covered| covered.min(left));
+            let rest = &mut buf[done..];
+            match mapping.kind {
+                MappingKind::Hole | MappingKind::Prealloc => rest[..len].fill(0),
+                MappingKind::Inline => self.read_inline(&mapping, position, &mut rest[..len])?,
+                MappingKind::Data if mapping.compression == Compression::None => {
+                    self.read_plain(&mapping, position, rest, len, scratch)
+                        .map_err(|error| self.place(error, position))?;
+                }
+                MappingKind::Data => {
+                    self.read_compressed(&mapping, position, rest, len, scratch)
+                        .map_err(|error| self.place(error, position))?;
+                }
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    fn read_inline(&self, mapping: &Mapping, position: u64, out: &mut [u8]) -> Result<()> {
+        let item = self.walk.item()?.unwrap_or_default();
+        let FileExtent::Inline { data, .. } = FileExtent::parse(item)? else {
+            return Err(Error::not_found("the inline extent just met"));
+        };
+        let decoded;
+        let bytes = if mapping.compression == Compression::None {
+            data
+        } else {
+            // Bounded when the mapping was made.
+            let mut whole = vec![0; usize::try_from(mapping.ram_bytes).unwrap_or(0)];
+            compression::decompress(mapping.compression, data, &mut whole, self.sectorsize_bytes)
+                .map_err(|error| self.place(error.into(), position))?;
+            decoded = whole;
+            &decoded
+        };
+        let from = usize::try_from(position).unwrap_or(usize::MAX).min(bytes.len());
+        let len = out.len().min(bytes.len() - from);
+        out[..len].copy_from_slice(&bytes[from..from + len]);
+        out[len..].fill(0);
+        Ok(())
+    }
+
+    /// Reads `want` bytes of a plain extent to the front of `buf`. What is behind them in `buf` is
+    /// filled later, or lies behind the end of the file: it may hold the rest of the last sector
+    /// meanwhile, and is zero afterwards.
+    fn read_plain(
+        &mut self,
+        mapping: &Mapping,
+        position: u64,
+        buf: &mut [u8],
+        want: usize,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let sectorsize = self.sectorsize_bytes;
+        let at = mapping.disk_bytenr.0 + mapping.extent_offset + (position - mapping.offset.0);
+        let head = usize::try_from(at % sectorsize as u64).expect("below the sector size");
+        let start = LogicalAddr(at - head as u64);
+        let whole = (head + want).next_multiple_of(sectorsize);
+        if head == 0 && buf.len() >= whole {
+            self.read_sectors(start, &mut buf[..whole], &mut scratch.csums)?;
+            buf[want..whole].fill(0);
+            return Ok(());
+        }
+        if whole <= BOUNCE_BYTES_MAX {
+            scratch.sectors.resize(whole, 0);
+            self.read_sectors(start, &mut scratch.sectors, &mut scratch.csums)?;
+            buf[..want].copy_from_slice(&scratch.sectors[head..head + want]);
+            return Ok(());
+        }
+        // The ends through a sector here, the middle straight into `buf`.
+        scratch.sectors.resize(sectorsize, 0);
+        let mut done = 0;
+        if head > 0 {
+            self.read_sectors(start, &mut scratch.sectors, &mut scratch.csums)?;
+            done = sectorsize - head;
+            buf[..done].copy_from_slice(&scratch.sectors[head..]);
+        }
+        let middle = (want - done) / sectorsize * sectorsize;
+        let at = LogicalAddr(at + done as u64);
+        self.read_sectors(at, &mut buf[done..done + middle], &mut scratch.csums)?;
+        done += middle;
+        if done < want {
+            let at = LogicalAddr(at.0 + middle as u64);
+            self.read_sectors(at, &mut scratch.sectors, &mut scratch.csums)?;
+            buf[done..want].copy_from_slice(&scratch.sectors[..want - done]);
+        }
+        Ok(())
+    }
+
+    fn read_compressed(
+        &mut self,
+        mapping: &Mapping,
+        position: u64,
+        buf: &mut [u8],
+        want: usize,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        // Bounded when the mapping was made.
+        let ram_bytes = usize::try_from(mapping.ram_bytes).expect("at most 128 KiB");
+        let from = mapping.extent_offset + (position - mapping.offset.0);
+        let from = usize::try_from(from).expect("inside the decoded extent");
+        if from == 0 && buf.len() >= ram_bytes {
+            self.decode(mapping, &mut buf[..ram_bytes], scratch)?;
+            buf[want.min(ram_bytes)..ram_bytes].fill(0);
+            return Ok(());
+        }
+        let key = DecodedKey {
+            disk_bytenr: mapping.disk_bytenr,
+            disk_num_bytes: mapping.disk_num_bytes,
+            ram_bytes: mapping.ram_bytes,
+            compression: mapping.compression.to_disk(),
+            generation: self.walk.generation()?,
+        };
+        let decoded = match self.source.decoded.find(&key) {
+            Some(decoded) => decoded,
+            None => {
+                let mut decoded = vec![0; ram_bytes];
+                self.decode(mapping, &mut decoded, scratch)?;
+                let decoded = Arc::new(decoded);
+                // An extent of which this was the last part is not read again soon.
+                if from + want < ram_bytes {
+                    self.source.decoded.keep(key, Arc::clone(&decoded));
+                }
+                decoded
+            }
+        };
+        buf[..want].copy_from_slice(&decoded[from..from + want]);
+        Ok(())
+    }
+
+    fn decode(&mut self, mapping: &Mapping, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+        let len = usize::try_from(mapping.disk_num_bytes).expect("at most 128 KiB");
+        scratch.compressed.resize(len, 0);
+        self.read_sectors(mapping.disk_bytenr, &mut scratch.compressed, &mut scratch.csums)?;
+        compression::decompress(
+            mapping.compression,
+            &scratch.compressed,
+            out,
+            self.sectorsize_bytes,
+        )
+        .map_err(|error| error.in_block(mapping.disk_bytenr).into())
+    }
+
+    /// Reads whole sectors and compares them with their checksums.
+    fn read_sectors(&mut self, at: LogicalAddr, out: &mut [u8], csums: &mut Vec<u8>) -> Result<()> {
+        let mut at = at;
+        for piece in out.chunks_mut(REQUEST_BYTES_MAX) {
+            self.read_request(at, piece, csums)?;
+            at = LogicalAddr(at.0 + piece.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn read_request(&mut self, at: LogicalAddr, out: &mut [u8], csums: &mut Vec<u8>) -> Result<()> {
+        let (csum, sectorsize) = (self.csum, self.sectorsize_bytes);
+        let volume = self.source.store.volume();
+        let Some(lookup) = &mut self.csums else {
+            return volume.read(at, out, &|_| Ok(())).map_err(unread);
+        };
+        lookup.find(at, (out.len() / sectorsize) as u64, csums)?;
+        let whole = volume.read(at, out, &|copy| csum::verify(csum, csums, copy, sectorsize, at));
+        if whole.is_ok() || out.len() == sectorsize {
+            return whole.map_err(unread);
+        }
+        // No copy is whole from end to end, but each sector may be in one of them.
+        let sectors = out.chunks_mut(sectorsize).zip(csums.chunks_exact(csum.len_bytes()));
+        for (index, (sector, stored)) in sectors.enumerate() {
+            let at = LogicalAddr(at.0 + (index * sectorsize) as u64);
+            volume
+                .read(at, sector, &|copy| csum::verify(csum, stored, copy, sectorsize, at))
+                .map_err(unread)?;
+        }
+        Ok(())
+    }
+
+    /// Names the file in what went wrong.
+    #[cold]
+    fn place(&self, error: Error, position: u64) -> Error {
+        let Error::Corrupt(corruption) = error else { return error };
+        let place = format!("inode {}, file offset {position}", self.of.inode);
+        Error::Corrupt(named(corruption.in_root(self.of.root), &place))
+    }
+}
+
+/// Data of which every copy is damaged is damage, not a failed device.
+#[cold]
+fn unread(error: ubtrfs_volume::Error) -> Error {
+    match error {
+        ubtrfs_volume::Error::NoWholeCopy { corruption, .. } => Error::Corrupt(corruption),
+        other => other.into(),
+    }
+}
+
+#[cold]
+fn named(mut corruption: Box<Corruption>, place: &str) -> Box<Corruption> {
+    corruption.have = match (corruption.have.as_str(), corruption.reason) {
+        ("", _) => place.to_owned(),
+        (have, Reason::CsumMismatch) => format!("{have} in {place}"),
+        (have, _) => format!("{have} ({place})"),
+    };
+    corruption
+}

@@ -1,0 +1,138 @@
+//! Directories: finding a name by its hash, listing names by their index.
+
+use ubtrfs_ondisk::dir::{DirEntries, DirEntry as DiskEntry, FileType};
+use ubtrfs_ondisk::hash::name_hash;
+use ubtrfs_ondisk::{Corruption, InodeNo, Key, KeyType, Reason, RootId};
+
+use super::inode::InodeId;
+use crate::btree::Cursor;
+use crate::error::{Error, Result};
+use crate::filesystem::Filesystem;
+
+/// A name in a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DirEntry {
+    /// The name.
+    pub name: Vec<u8>,
+    /// Its place in the directory's order, from 2 on; what to go on from.
+    pub index: u64,
+    /// What it names; of a subvolume, that one's root directory.
+    pub target: InodeId,
+    /// What kind of thing that is.
+    pub file_type: FileType,
+}
+
+/// The names of a directory in the order of their index. Names made or removed meanwhile may or
+/// may not be told; all others are, once.
+#[derive(Debug)]
+pub struct ReadDir {
+    filesystem: Filesystem,
+    dir: InodeId,
+    cursor: Cursor,
+    done: bool,
+}
+
+impl Filesystem {
+    /// What `name` in directory `dir` names. A subvolume's name leads to its root directory, or to
+    /// a stand-in where the subvolume does not belong here: in a snapshot of its parent.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such name, `NotDirectory` when `dir` is none.
+    pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<InodeId> {
+        if let Some((target, _)) = self.find_entry(dir, name)? {
+            return Ok(target);
+        }
+        self.directory(dir)?;
+        Err(Error::not_found(format!("{:?} in {dir}", String::from_utf8_lossy(name))))
+    }
+
+    /// As [`Filesystem::lookup`], with the entry's type, and `None` when there is no such name.
+    pub(crate) fn find_entry(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+    ) -> Result<Option<(InodeId, FileType)>> {
+        let key = dir.key(KeyType::DIR_ITEM, name_hash(name));
+        let Some(item) = self.tree(dir.root)?.lookup(&key)? else {
+            return Ok(None);
+        };
+        for entry in DirEntries::new(&item) {
+            let entry = entry.map_err(|error| error.in_root(dir.root))?;
+            if entry.name == name {
+                return Ok(Some((self.target_of(dir, &entry)?, entry.file_type())));
+            }
+        }
+        Ok(None)
+    }
+
+    fn target_of(&self, dir: InodeId, entry: &DiskEntry<'_>) -> Result<InodeId> {
+        let location = entry.item.location.key();
+        match location.ty {
+            KeyType::INODE_ITEM => {
+                Ok(InodeId { root: dir.root, inode: InodeNo(location.objectid.0) })
+            }
+            KeyType::ROOT_ITEM => {
+                let child = RootId(location.objectid.0);
+                if self.is_child(dir, child, entry.name)? {
+                    Ok(InodeId::root_of(child))
+                } else {
+                    Ok(InodeId::stand_in(dir.root))
+                }
+            }
+            _ => Err(Corruption::new(Reason::BadKey)
+                .in_root(dir.root)
+                .have(format!("an entry of {dir} that names {location}"))
+                .expect("an inode or a root")
+                .into()),
+        }
+    }
+
+    /// The names of directory `dir`, from the first whose index is above `after_index` on; 0 for
+    /// all.
+    ///
+    /// # Errors
+    /// `NotDirectory` when `dir` is none.
+    pub fn read_dir(&self, dir: InodeId, after_index: u64) -> Result<ReadDir> {
+        self.directory(dir)?;
+        let mut cursor = self.tree(dir.root)?.cursor();
+        let done = match after_index.checked_add(1) {
+            Some(from) if !dir.is_stand_in() => {
+                cursor.seek(&dir.key(KeyType::DIR_INDEX, from))?;
+                false
+            }
+            _ => true,
+        };
+        Ok(ReadDir { filesystem: self.clone(), dir, cursor, done })
+    }
+}
+
+impl ReadDir {
+    fn step(&mut self) -> Result<Option<DirEntry>> {
+        let Some((key, data)) = self.cursor.current()? else {
+            return Ok(None);
+        };
+        let Key { objectid, ty, offset: index } = key;
+        if objectid != self.dir.inode.object_id() || ty != KeyType::DIR_INDEX {
+            return Ok(None);
+        }
+        let (entry, _) = DiskEntry::split(data).map_err(|error| error.in_root(self.dir.root))?;
+        let target = self.filesystem.target_of(self.dir, &entry)?;
+        let entry =
+            DirEntry { name: entry.name.to_vec(), index, target, file_type: entry.file_type() };
+        self.cursor.next()?;
+        Ok(Some(entry))
+    }
+}
+
+impl Iterator for ReadDir {
+    type Item = Result<DirEntry>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let step = self.step();
+        self.done = !matches!(step, Ok(Some(_)));
+        step.transpose()
+    }
+}

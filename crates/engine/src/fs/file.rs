@@ -1,0 +1,143 @@
+//! The contents of files and symbolic links.
+
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::{Corruption, FileOffset, Reason, RootId};
+
+use super::inode::{Inode, InodeId};
+use crate::data::file_extent::{ExtentWalk, ExtentsOf, Mapping};
+use crate::data::read::{DataSource, FileReader};
+use crate::error::{Error, Result};
+use crate::filesystem::Filesystem;
+
+/// Longest target of a symbolic link that is read: Linux's PATH_MAX.
+pub(crate) const SYMLINK_BYTES_MAX: usize = 4096;
+
+/// The mappings of a file in order, its holes included up to its size; preallocation may follow
+/// behind that.
+#[derive(Debug)]
+pub struct FileExtents {
+    walk: ExtentWalk,
+    done: bool,
+}
+
+impl Iterator for FileExtents {
+    type Item = Result<Mapping>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let next = self.walk.next();
+        self.done = !matches!(next, Ok(Some(_)));
+        next.transpose()
+    }
+}
+
+impl Filesystem {
+    /// Reads a file from `offset` on until `buf` is full or the file ends, and returns how many
+    /// bytes that were. What has checksums is compared with them; where one copy of the data is
+    /// damaged another is read. Holes read as zeros. Behind the bytes returned, `buf` may be
+    /// overwritten up to the end of the last sector, with zeros.
+    ///
+    /// # Errors
+    /// `Corrupt` that names subvolume, inode, file offset and logical address where no copy is
+    /// whole; `IsDirectory`, or `InvalidArgument` for what is neither file nor symbolic link.
+    pub fn read(&self, id: InodeId, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
+        self.open_file(id)?.read(offset, buf)
+    }
+
+    /// As [`Filesystem::read`], again and again for the same file: spares looking the inode up,
+    /// and finds its place again where the last call ended. The file's size is that of now.
+    ///
+    /// # Errors
+    /// As [`Filesystem::read`].
+    pub fn open_file(&self, id: InodeId) -> Result<File> {
+        let inode = self.inode(id)?;
+        let tree = self.tree(id.root)?;
+        let source = self.data_source()?;
+        let of = self.extents_of(&inode)?;
+        let reader = FileReader::new(source, &tree, of, inode.has_csums())?;
+        Ok(File { inode, reader })
+    }
+
+    /// The file's mappings, from the one that holds `from` on.
+    ///
+    /// # Errors
+    /// As [`Filesystem::read`]; later damage comes out of the iterator.
+    pub fn file_extents(&self, id: InodeId, from: FileOffset) -> Result<FileExtents> {
+        let inode = self.inode(id)?;
+        let of = self.extents_of(&inode)?;
+        let walk = ExtentWalk::new(&self.tree(id.root)?, of, from);
+        Ok(FileExtents { walk, done: false })
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when `id` is none.
+    pub fn read_link(&self, id: InodeId) -> Result<Vec<u8>> {
+        let mut file = self.open_file(id)?;
+        if file.inode.file_type() != FileType::Symlink {
+            return Err(Error::InvalidArgument { what: format!("{id} is not a symbolic link") });
+        }
+        let size_bytes = usize::try_from(file.inode.size_bytes).unwrap_or(usize::MAX);
+        if size_bytes > SYMLINK_BYTES_MAX {
+            return Err(Corruption::new(Reason::BadValue)
+                .in_root(id.root)
+                .have(format!("a symbolic link of {size_bytes} bytes, {id}"))
+                .expect(format!("at most {SYMLINK_BYTES_MAX}"))
+                .into());
+        }
+        let mut target = vec![0; size_bytes];
+        file.read(FileOffset(0), &mut target)?;
+        Ok(target)
+    }
+
+    pub(crate) fn data_source(&self) -> Result<DataSource> {
+        let csum_tree = match self.tree(RootId::CSUM_TREE) {
+            Ok(tree) => Some(tree),
+            Err(Error::NotFound { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(DataSource {
+            store: self.inner.roots.store.clone(),
+            csum_tree,
+            decoded: self.inner.decoded.clone(),
+        })
+    }
+
+    fn extents_of(&self, inode: &Inode) -> Result<ExtentsOf> {
+        match inode.file_type() {
+            FileType::Regular | FileType::Symlink => Ok(ExtentsOf {
+                root: inode.id.root,
+                inode: inode.id.inode,
+                sectorsize_bytes: self.sectorsize_bytes(),
+                size_bytes: inode.size_bytes,
+            }),
+            FileType::Directory => Err(Error::IsDirectory { what: inode.id.to_string() }),
+            _ => Err(Error::InvalidArgument { what: format!("{} has no data", inode.id) }),
+        }
+    }
+}
+
+/// A file opened for reading.
+#[derive(Debug)]
+pub struct File {
+    inode: Inode,
+    reader: FileReader,
+}
+
+impl File {
+    /// The attributes as they were when it was opened.
+    pub fn inode(&self) -> &Inode {
+        &self.inode
+    }
+
+    /// See [`Filesystem::read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
+        self.reader.read(offset, buf)
+    }
+}

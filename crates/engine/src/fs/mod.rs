@@ -1,0 +1,19 @@
+//! Names, inodes, attributes and subvolumes.
+//!
+//! Each file here adds its calls to [`Filesystem`](crate::Filesystem). An inode is named by its
+//! subvolume and its number there; entering a directory entry that names a subvolume leads to that
+//! subvolume's root directory.
+
+pub(crate) mod dir;
+pub(crate) mod file;
+pub(crate) mod inode;
+pub(crate) mod path;
+pub(crate) mod subvolume;
+pub(crate) mod usage;
+pub(crate) mod xattr;
+
+pub use dir::{DirEntry, ReadDir};
+pub use file::{File, FileExtents};
+pub use inode::{Inode, InodeId, Link, device_number};
+pub use subvolume::SubvolumeInfo;
+pub use usage::{SpaceUsage, Usage};
