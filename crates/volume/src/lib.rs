@@ -8,6 +8,9 @@
 mod chunk_map;
 mod device;
 mod error;
+mod kernel;
+mod lock;
+pub mod partition;
 mod stats;
 mod superblocks;
 mod volume;

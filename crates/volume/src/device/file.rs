@@ -12,6 +12,8 @@ use ubtrfs_rt::{AtomicU64, Ordering};
 
 use super::{Device, check_range};
 use crate::error::{Error, Op, Result};
+use crate::kernel::{self, Purpose};
+use crate::{lock, partition};
 
 /// Buffers in one system call, the kernel's limit.
 const IOV_COUNT_MAX: usize = 1024;
@@ -43,6 +45,8 @@ pub enum Window {
         /// Bytes; `None` for all that follow.
         len_bytes: Option<u64>,
     },
+    /// A partition, by its number in the GPT or MBR: logical ones count from 5.
+    Partition(u32),
 }
 
 /// An image file or block device.
@@ -59,17 +63,19 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Opens the file at `path`.
+    /// Opens the file at `path` and keeps others out of it while it is open: everybody when it is
+    /// open for writing, writers when it is open for reading.
+    ///
+    /// What the kernel has mounted is refused, through loop devices too. A filesystem that it has
+    /// mounted read-only may be read.
     ///
     /// # Errors
-    /// `Io` when it cannot be opened; `Partition` when the window is not inside the file.
+    /// `Busy` and `MountedByKernel`; `Partition` when the window is not inside the file or no such
+    /// partition exists; `Io` when the file cannot be opened.
     pub fn open(path: impl AsRef<Path>, mode: OpenMode, window: Window) -> Result<Self> {
         let path = path.as_ref();
         let at_open = |op| move |source| io_error(path, op, source);
-        let mut file = open_file(path, mode).map_err(at_open(Op::Open))?;
-        if let OpenMode::CreateNew { len_bytes } = mode {
-            file.set_len(len_bytes).map_err(at_open(Op::Resize))?;
-        }
+        let mut file = open_file(path, mode)?;
         let metadata = file.metadata().map_err(at_open(Op::Open))?;
         let is_block_device = metadata.file_type().is_block_device();
         if !is_block_device && !metadata.is_file() {
@@ -80,17 +86,57 @@ impl FileDevice {
                 io::Error::new(io::ErrorKind::InvalidInput, what),
             ));
         }
+        let read_only = mode == OpenMode::ReadOnly;
+        lock::lock(&file, path, !read_only, is_block_device)?;
+        if let OpenMode::CreateNew { len_bytes } = mode {
+            file.set_len(len_bytes).map_err(at_open(Op::Resize))?;
+        }
         let file_len_bytes = file.seek(SeekFrom::End(0)).map_err(at_open(Op::Open))?;
-        let (start_bytes, len_bytes) = place_window(path, window, file_len_bytes)?;
-        Ok(Self {
+        let mut device = Self {
             file,
             path: path.to_owned(),
-            start_bytes,
-            len_bytes: AtomicU64::new(len_bytes),
-            resizable: !is_block_device && start_bytes + len_bytes == file_len_bytes,
+            start_bytes: 0,
+            len_bytes: AtomicU64::new(file_len_bytes),
+            resizable: !is_block_device,
             is_block_device,
-            read_only: mode == OpenMode::ReadOnly,
-        })
+            read_only,
+        };
+        device.narrow(window)?;
+        let purpose = if read_only { Purpose::Read } else { Purpose::Write };
+        let end_bytes = device.start_bytes + device.len_bytes();
+        kernel::check_unused(path, device.start_bytes..end_bytes, purpose)?;
+        Ok(device)
+    }
+
+    /// Makes the window, from the whole file, the device.
+    fn narrow(&mut self, window: Window) -> Result<()> {
+        let file_len_bytes = self.len_bytes();
+        let (start_bytes, len_bytes) = match window {
+            Window::Whole => return Ok(()),
+            Window::Offset { start_bytes, len_bytes } => {
+                (start_bytes, len_bytes.unwrap_or(file_len_bytes.saturating_sub(start_bytes)))
+            }
+            Window::Partition(number) => {
+                let found = partition::partition(self, number)?;
+                // The table says how long it is, wherever the file ends.
+                self.resizable = false;
+                (found.start_bytes, found.len_bytes)
+            }
+        };
+        let end = start_bytes.checked_add(len_bytes).filter(|end| *end <= file_len_bytes);
+        let Some(end) = end else {
+            return Err(Error::Partition {
+                device: self.name(),
+                what: format!(
+                    "{len_bytes} bytes from offset {start_bytes} on go past its end at \
+                     {file_len_bytes}"
+                ),
+            });
+        };
+        self.resizable &= end == file_len_bytes;
+        self.start_bytes = start_bytes;
+        self.len_bytes.store(len_bytes, Ordering::Release);
+        Ok(())
     }
 
     /// The file's path.
@@ -115,9 +161,10 @@ impl FileDevice {
     }
 }
 
-fn open_file(path: &Path, mode: OpenMode) -> io::Result<File> {
+fn open_file(path: &Path, mode: OpenMode) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(mode != OpenMode::ReadOnly);
+    let mut alone = false;
     if matches!(mode, OpenMode::CreateNew { .. }) {
         options.create_new(true);
     } else if mode == OpenMode::ReadWrite
@@ -125,26 +172,20 @@ fn open_file(path: &Path, mode: OpenMode) -> io::Result<File> {
     {
         // Only for block devices is O_EXCL defined without O_CREAT: nobody else may hold it.
         options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
+        alone = true;
     }
-    options.open(path)
-}
-
-fn place_window(path: &Path, window: Window, file_len_bytes: u64) -> Result<(u64, u64)> {
-    let (start_bytes, len_bytes) = match window {
-        Window::Whole => (0, file_len_bytes),
-        Window::Offset { start_bytes, len_bytes } => {
-            (start_bytes, len_bytes.unwrap_or(file_len_bytes.saturating_sub(start_bytes)))
-        }
+    let error = match options.open(path) {
+        Ok(file) => return Ok(file),
+        Err(error) => error,
     };
-    if start_bytes.checked_add(len_bytes).is_none_or(|end| end > file_len_bytes) {
-        return Err(Error::Partition {
+    if alone && error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) {
+        kernel::check_unused(path, 0..u64::MAX, Purpose::Write)?;
+        return Err(Error::Busy {
             device: path.display().to_string(),
-            what: format!(
-                "{len_bytes} bytes from offset {start_bytes} on go past its end at {file_len_bytes}"
-            ),
+            holder: "the kernel or another program holds the device".to_owned(),
         });
     }
-    Ok((start_bytes, len_bytes))
+    Err(io_error(path, Op::Open, error))
 }
 
 fn io_error(path: &Path, op: Op, source: io::Error) -> Error {

@@ -1,0 +1,126 @@
+//! Nobody else may write what is open here, and nothing is opened that somebody else writes.
+
+mod common;
+
+use std::path::Path;
+
+use common::{LoopDevice, Mount, judge_kernel_mount, mkfs, run, run_with};
+use ubtrfs_volume::{Device, Error, FileDevice, OpenMode, Result, Window};
+
+fn open(path: &Path, mode: OpenMode) -> Result<FileDevice> {
+    FileDevice::open(path, mode, Window::Whole)
+}
+
+fn assert_mounted_on(point: &Path, result: Result<FileDevice>) {
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::MountedByKernel { .. }), "{error}");
+    assert!(error.to_string().contains(point.to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn open_twice_readers_share_and_writers_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let writer = open(&path, OpenMode::CreateNew { len_bytes: 1 << 20 }).unwrap();
+    for mode in [OpenMode::ReadOnly, OpenMode::ReadWrite] {
+        let error = open(&path, mode).unwrap_err();
+        assert!(matches!(error, Error::Busy { .. }), "{error}");
+        let expect = format!("process {} (", std::process::id());
+        assert!(error.to_string().contains(&expect), "{error}");
+    }
+    drop(writer);
+    let readers = [open(&path, OpenMode::ReadOnly), open(&path, OpenMode::ReadOnly)];
+    assert!(readers.iter().all(Result::is_ok));
+    assert!(matches!(open(&path, OpenMode::ReadWrite), Err(Error::Busy { .. })));
+    drop(readers);
+    open(&path, OpenMode::ReadWrite).unwrap();
+}
+
+#[test]
+fn create_new_over_a_file_is_refused_and_leaves_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    std::fs::write(&path, b"precious").unwrap();
+    assert!(open(&path, OpenMode::CreateNew { len_bytes: 1 << 20 }).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn open_of_what_is_no_image_is_an_error() {
+    for path in ["/", "/dev/null", "/nonexistent"] {
+        let error = open(Path::new(path), OpenMode::ReadOnly).unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        assert!(error.to_string().starts_with(path), "{error}");
+    }
+}
+
+#[test]
+fn open_of_an_image_that_the_kernel_mounted_is_refused_by_name() {
+    if !judge_kernel_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = mkfs(dir.path(), 1, &[]).unwrap().remove(0);
+    let mount = Mount::new("loop", &image, dir.path().join("a mount"));
+    assert_mounted_on(&mount.point, open(&image, OpenMode::ReadWrite));
+    assert_mounted_on(&mount.point, open(&image, OpenMode::ReadOnly));
+    drop(mount);
+    open(&image, OpenMode::ReadWrite).unwrap();
+
+    let mount = Mount::new("loop,ro", &image, dir.path().join("ro"));
+    open(&image, OpenMode::ReadOnly).unwrap();
+    assert_mounted_on(&mount.point, open(&image, OpenMode::ReadWrite));
+}
+
+#[test]
+fn open_of_any_device_of_a_mounted_filesystem_is_refused() {
+    if !judge_kernel_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = mkfs(dir.path(), 2, &["-m", "raid1", "-d", "raid1"]).unwrap();
+    let loops: Vec<LoopDevice> = images.iter().map(|image| LoopDevice::new(image, &[])).collect();
+    let options = format!("device={},device={}", loops[0].path.display(), loops[1].path.display());
+    let mount = Mount::new(&options, &loops[0].path, dir.path().join("mnt"));
+    for path in images.iter().chain(loops.iter().map(|device| &device.path)) {
+        for mode in [OpenMode::ReadOnly, OpenMode::ReadWrite] {
+            assert_mounted_on(&mount.point, open(path, mode));
+        }
+    }
+    drop(mount);
+    for device in &loops {
+        let device = open(&device.path, OpenMode::ReadWrite).unwrap();
+        assert_eq!(device.len_bytes(), 512 << 20);
+        assert!(device.is_block_device());
+        assert!(device.resize(1 << 20).is_err());
+    }
+    run("btrfs", &["device", "scan", "--forget"]);
+}
+
+#[test]
+fn open_of_the_partition_beside_the_mounted_one_is_allowed() {
+    if !judge_kernel_mount() || !common::judge(&["sfdisk", "partx"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk");
+    std::fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    let table = "label: gpt\nstart=2048, size=400000\nstart=409600, size=400000\n";
+    run_with("sfdisk", &["-q", image.to_str().unwrap()], table);
+    let disk = LoopDevice::new(&image, &[]);
+    run("partx", &["-u", disk.path.to_str().unwrap()]);
+    let partition = Path::new(&format!("{}p1", disk.path.display())).to_owned();
+    run("mkfs.btrfs", &["-q", partition.to_str().unwrap()]);
+    let mount = Mount::new("rw", &partition, dir.path().join("mnt"));
+    for path in [&image, &disk.path] {
+        for mode in [OpenMode::ReadOnly, OpenMode::ReadWrite] {
+            let open = |window| FileDevice::open(path, mode, window);
+            assert_mounted_on(&mount.point, open(Window::Partition(1)));
+            let offset = Window::Offset { start_bytes: 2048 * 512, len_bytes: None };
+            assert_mounted_on(&mount.point, open(offset));
+            if path == &image || mode == OpenMode::ReadOnly {
+                assert_eq!(open(Window::Partition(2)).unwrap().len_bytes(), 400000 * 512);
+            }
+        }
+    }
+}
