@@ -22,6 +22,7 @@ pub mod hash;
 pub mod inode;
 pub mod key;
 pub mod misc;
+pub mod print;
 pub mod root;
 pub mod superblock;
 pub mod types;
