@@ -103,7 +103,7 @@ pub enum Error {
     /// A device of the filesystem was not named, or is out of date.
     #[error(
         "device {} of filesystem {fsid} is missing: name it too (--device FILE), \
-         or ask for a degraded open where the profile keeps another copy",
+         or open with --degraded, which works where the profile keeps another copy",
         name_device(*devid, *device_uuid)
     )]
     MissingDevice {
@@ -117,7 +117,7 @@ pub enum Error {
     /// A device missed commits that another one has.
     #[error(
         "{device}: out of date: it holds generation {have}, another device of the filesystem \
-         holds {newest}; leave it out and open degraded, then replace it"
+         holds {newest}; leave it out and open with --degraded, then replace it"
     )]
     StaleDevice {
         /// The device's name.

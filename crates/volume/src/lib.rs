@@ -10,6 +10,7 @@ mod device;
 mod error;
 mod kernel;
 mod lock;
+mod missing;
 pub mod partition;
 mod stats;
 mod superblocks;

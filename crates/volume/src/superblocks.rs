@@ -61,7 +61,7 @@ pub(crate) fn read(device: &dyn Device, copy: usize) -> Result<Box<Superblock>> 
             copy,
             corruption,
             hint: format!(
-                "copy {other} is whole, of generation {}: open from that one",
+                "copy {other} is whole, of generation {}: open with --super-copy {other}",
                 superblock.generation
             ),
         }),

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::misc::DevItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_OFFSETS, Superblock};
-use ubtrfs_ondisk::verify::Geometry;
+use ubtrfs_ondisk::verify::{self, Geometry};
 use ubtrfs_ondisk::{
     Corruption, CsumType, DeviceId, Generation, LogicalAddr, PhysicalAddr, Reason, Uuid,
 };
@@ -17,6 +17,7 @@ use ubtrfs_rt::{Arc, Mutex, RwLock};
 use crate::chunk_map::{ChunkMap, Place, Run};
 use crate::device::Device;
 use crate::error::{Error, Op, Result};
+use crate::missing;
 use crate::stats::{Counters, DeviceStats};
 use crate::superblocks::{self, Seen};
 
@@ -92,18 +93,18 @@ impl Volume {
         }
         let newest = newest_of(&found)?;
         superblocks::check_features(&newest, options.read_only)?;
-        let geometry = geometry_of(&newest)?;
         let volume = Self {
             options: *options,
-            geometry,
+            geometry: geometry_of(&newest)?,
             members: RwLock::default(),
             map: RwLock::default(),
             superblock: RwLock::new(newest.clone()),
         };
         for (device, superblock) in found {
+            verify::superblock(&superblock)?;
             volume.take_member(device, &superblock, &newest)?;
         }
-        volume.check_all_there(&newest)?;
+        let volume = volume.with_all_members(&newest)?;
         for chunk in newest.sys_chunks()? {
             volume.add_chunk(chunk)?;
         }
@@ -550,7 +551,8 @@ impl Volume {
         Ok(())
     }
 
-    fn check_all_there(&self, newest: &Superblock) -> Result<()> {
+    /// Finds out which devices are missing, if any are, and takes them in as such.
+    fn with_all_members(mut self, newest: &Superblock) -> Result<Self> {
         let expect = newest.num_devices.get();
         let have = self.members.read().len() as u64;
         if have > expect {
@@ -559,19 +561,39 @@ impl Volume {
                 .expect(format!("{expect}, as the superblock says"))
                 .into());
         }
-        if have == expect || self.options.degraded {
-            return Ok(());
+        if have == expect {
+            return Ok(self);
         }
-        let chunks = newest.sys_chunks().unwrap_or_default();
+        let options = self.options;
+        // Reads what there is, so as to know what there is not.
+        self.options = VolumeOptions { read_only: true, degraded: true, ..options };
+        let mut unreadable = None;
+        for chunk in newest.sys_chunks()? {
+            self.add_chunk(chunk)?;
+        }
+        match missing::device_items(&self) {
+            Ok(items) => {
+                for item in items {
+                    let devid = DeviceId(item.devid.get());
+                    if self.device(devid).is_none() {
+                        self.set_device_item(item);
+                    }
+                }
+            }
+            Err(error) => unreadable = Some(error),
+        }
+        self.options = options;
+        if options.degraded {
+            return Ok(self);
+        }
         let members = self.members.read();
-        let absent = chunks
-            .iter()
-            .flat_map(|chunk| &chunk.stripes)
-            .find(|stripe| !members.contains_key(&stripe.device));
-        Err(Error::MissingDevice {
-            fsid: Uuid(newest.fsid),
-            devid: absent.map(|stripe| stripe.device),
-            device_uuid: absent.map(|stripe| stripe.device_uuid),
+        let absent = members.values().find(|member| member.device.is_none());
+        Err(match (absent, unreadable) {
+            (Some(member), _) => self.missing_error(member),
+            (None, Some(error @ Error::Io { .. })) => error,
+            (None, _) => {
+                Error::MissingDevice { fsid: Uuid(newest.fsid), devid: None, device_uuid: None }
+            }
         })
     }
 

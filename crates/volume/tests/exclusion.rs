@@ -36,6 +36,27 @@ fn open_twice_readers_share_and_writers_are_refused() {
     open(&path, OpenMode::ReadWrite).unwrap();
 }
 
+/// Starting a program copies the open files into the new process for a moment. The lock must end
+/// with the device all the same, not with that moment.
+#[test]
+fn open_after_close_while_programs_start_is_never_busy() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    drop(open(&path, OpenMode::CreateNew { len_bytes: 1 << 20 }).unwrap());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    std::process::Command::new("true").status().unwrap();
+                }
+            });
+        }
+        for _ in 0..20_000 {
+            drop(open(&path, OpenMode::ReadWrite).unwrap());
+        }
+    });
+}
+
 #[test]
 fn create_new_over_a_file_is_refused_and_leaves_it() {
     let dir = tempfile::tempdir().unwrap();

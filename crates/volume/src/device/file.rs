@@ -192,6 +192,14 @@ fn io_error(path: &Path, op: Op, source: io::Error) -> Error {
     Error::Io { device: path.display().to_string(), op, offset: PhysicalAddr(0), source }
 }
 
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        // Closing alone would not do: a child process that is being started holds the file, and
+        // with it the lock, until it runs its own program.
+        let _ = self.file.unlock();
+    }
+}
+
 impl Device for FileDevice {
     fn name(&self) -> String {
         match self.start_bytes {
