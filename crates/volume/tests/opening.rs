@@ -1,0 +1,244 @@
+//! Opening: devices that do not fit together, superblocks that are damaged, images cut short.
+
+mod common;
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use common::{READ_ONLY, judge, mkfs, open_devices};
+use proptest::prelude::*;
+use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;
+use ubtrfs_ondisk::features::{CompatRo, Incompat};
+use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use ubtrfs_ondisk::{CsumType, DeviceId, PhysicalAddr};
+use ubtrfs_volume::{
+    Device, Error, FileDevice, MemDevice, OpenMode, Result, Volume, VolumeOptions, Window,
+};
+
+const WRITE: VolumeOptions = VolumeOptions { read_only: false, degraded: false, super_copy: None };
+const DEGRADED: VolumeOptions = VolumeOptions { degraded: true, ..WRITE };
+
+fn open_one(path: &Path, mode: OpenMode, options: &VolumeOptions) -> Result<Volume> {
+    Volume::open(vec![Arc::new(FileDevice::open(path, mode, Window::Whole)?)], options)
+}
+
+fn write(path: &Path, at: PhysicalAddr, bytes: &[u8]) {
+    let device = FileDevice::open(path, OpenMode::ReadWrite, Window::Whole).unwrap();
+    device.write_at(at, bytes).unwrap();
+}
+
+/// Changes each copy of the superblock and gives it the right checksum again.
+fn edit_superblocks(path: &Path, edit: impl Fn(&mut Superblock)) {
+    let device = FileDevice::open(path, OpenMode::ReadWrite, Window::Whole).unwrap();
+    for at in SUPERBLOCK_OFFSETS.into_iter().filter(|at| at.0 < device.len_bytes()) {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        device.read_at(at, &mut bytes).unwrap();
+        let mut superblock = Superblock::parse(&bytes, at).unwrap();
+        edit(&mut superblock);
+        superblock.seal(at).unwrap();
+        device.write_at(at, zerocopy::IntoBytes::as_bytes(&*superblock)).unwrap();
+    }
+}
+
+#[test]
+fn open_of_no_filesystem_is_not_btrfs() {
+    for len_bytes in [0, 1, 65536, 65536 + 4095, 1 << 20, 128 << 20] {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(len_bytes));
+        let error = Volume::open(vec![device], &READ_ONLY).unwrap_err();
+        assert!(matches!(error, Error::NotBtrfs { .. }), "{error}");
+    }
+    assert!(Volume::open(Vec::new(), &READ_ONLY).is_err());
+}
+
+#[test]
+fn open_with_a_damaged_primary_says_which_copy_is_whole_and_opens_from_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 1, &[]) else { return };
+    for damage in [&[0_u8; 4096][..], &[1; 1]] {
+        write(
+            &images[0],
+            PhysicalAddr(SUPERBLOCK_OFFSETS[0].0 + 4096 - damage.len() as u64),
+            damage,
+        );
+        let error = open_one(&images[0], OpenMode::ReadOnly, &READ_ONLY).unwrap_err();
+        assert!(matches!(error, Error::BadSuperblock { copy: 0, .. }), "{error}");
+        assert!(error.to_string().contains("--super-copy 1"), "{error}");
+        let options = VolumeOptions { super_copy: Some(1), ..WRITE };
+        let volume = open_one(&images[0], OpenMode::ReadWrite, &options).unwrap();
+        volume.write_superblocks(&volume.superblock()).unwrap();
+        drop(volume);
+        open_one(&images[0], OpenMode::ReadOnly, &READ_ONLY).unwrap();
+    }
+    if judge(&["btrfs"]) {
+        common::run("btrfs", &["check", "--readonly", images[0].to_str().unwrap()]);
+    }
+    for copy in [2, 3] {
+        let options = VolumeOptions { super_copy: Some(copy), ..READ_ONLY };
+        open_one(&images[0], OpenMode::ReadOnly, &options).unwrap_err();
+    }
+}
+
+#[test]
+fn open_of_an_image_cut_short_is_refused_for_writing_and_possible_for_reading() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 1, &[]) else { return };
+    std::fs::File::options().write(true).open(&images[0]).unwrap().set_len(256 << 20).unwrap();
+    let error = open_one(&images[0], OpenMode::ReadWrite, &WRITE).unwrap_err();
+    assert!(matches!(error, Error::TooShort { .. }), "{error}");
+    open_one(&images[0], OpenMode::ReadOnly, &READ_ONLY).unwrap();
+}
+
+#[test]
+fn open_for_writing_of_devices_opened_for_reading_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 1, &[]) else { return };
+    let error = open_one(&images[0], OpenMode::ReadOnly, &WRITE).unwrap_err();
+    assert!(matches!(error, Error::ReadOnly { .. }), "{error}");
+    let volume = open_one(&images[0], OpenMode::ReadWrite, &READ_ONLY).unwrap();
+    let error = volume.write_superblocks(&volume.superblock()).unwrap_err();
+    assert!(matches!(error, Error::ReadOnly { .. }), "{error}");
+}
+
+#[test]
+fn open_of_devices_that_do_not_belong_together_is_refused_by_name() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(first) = mkfs(dirs[0].path(), 2, &["-m", "raid1"]) else { return };
+    let Some(second) = mkfs(dirs[1].path(), 1, &[]) else { return };
+    let devices = open_devices(&[first[0].clone(), second[0].clone()], OpenMode::ReadOnly);
+    let error = Volume::open(devices, &READ_ONLY).unwrap_err();
+    assert!(matches!(error, Error::OtherFilesystem { .. }), "{error}");
+    assert!(error.to_string().contains(second[0].to_str().unwrap()), "{error}");
+
+    let devices = open_devices(&[first[0].clone(), first[0].clone()], OpenMode::ReadOnly);
+    let error = Volume::open(devices, &READ_ONLY).unwrap_err();
+    assert!(matches!(error, Error::DuplicateDevice { devid: DeviceId(1), .. }), "{error}");
+}
+
+#[test]
+fn open_names_a_missing_device_that_holds_no_system_chunk() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 2, &["-m", "single", "-d", "single"]) else { return };
+    let error = open_one(&images[0], OpenMode::ReadOnly, &READ_ONLY).unwrap_err();
+    let Error::MissingDevice { devid, device_uuid, .. } = error else { panic!("{error}") };
+    assert_eq!(devid, Some(DeviceId(2)));
+    let volume = Volume::open(open_devices(&images, OpenMode::ReadOnly), &READ_ONLY).unwrap();
+    let item = volume.device_items()[1];
+    assert_eq!(device_uuid.map(|uuid| uuid.0), Some(item.uuid));
+}
+
+#[test]
+fn degraded_writes_go_on_and_the_device_that_missed_them_is_stale() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 2, &["-m", "raid1", "-d", "raid1"]) else { return };
+    let volume = open_one(&images[0], OpenMode::ReadWrite, &DEGRADED).unwrap();
+    assert_eq!(volume.missing_devices(), [DeviceId(2)]);
+    let mut superblock = volume.superblock();
+    for _ in 0..2 {
+        superblock.generation += 1;
+        let chunk = volume.chunks()[0].clone();
+        volume.write(ubtrfs_ondisk::LogicalAddr(chunk.end().0 - 4096), &[1; 4096]).unwrap();
+        volume.write_superblocks(&superblock).unwrap();
+    }
+    drop(volume);
+    let devices = open_devices(&images, OpenMode::ReadWrite);
+    let error = Volume::open(devices.clone(), &WRITE).unwrap_err();
+    assert!(matches!(error, Error::StaleDevice { .. }), "{error}");
+    assert!(error.to_string().contains(images[1].to_str().unwrap()), "{error}");
+    let volume = Volume::open(devices, &DEGRADED).unwrap();
+    assert_eq!(volume.missing_devices(), [DeviceId(2)]);
+    assert_eq!(volume.superblock().generation, superblock.generation);
+}
+
+/// A power cut between the superblocks of two devices must leave a filesystem that opens.
+#[test]
+fn open_with_one_device_a_commit_behind_takes_the_newer_superblock() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 2, &["-m", "raid0", "-d", "raid0"]) else { return };
+    edit_superblocks(&images[1], |superblock| superblock.generation += 1);
+    let volume = Volume::open(open_devices(&images, OpenMode::ReadWrite), &WRITE).unwrap();
+    let superblock = volume.superblock();
+    assert_eq!(superblock.dev_item.devid.get(), 2);
+    volume.write_superblocks(&superblock).unwrap();
+    drop(volume);
+    let volume = Volume::open(open_devices(&images, OpenMode::ReadOnly), &READ_ONLY).unwrap();
+    assert_eq!(volume.superblock().generation, superblock.generation);
+}
+
+#[test]
+fn open_with_features_that_are_not_built_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 1, &[]) else { return };
+    let original = std::cell::Cell::new((0, 0));
+    edit_superblocks(&images[0], |sb| {
+        original.set((sb.incompat_flags.get(), sb.compat_ro_flags.get()));
+    });
+    let with = |incompat: u64, compat_ro: u64| {
+        edit_superblocks(&images[0], |sb| {
+            sb.incompat_flags = (original.get().0 | incompat).into();
+            sb.compat_ro_flags = (original.get().1 | compat_ro).into();
+        });
+        let message = |result: Result<Volume>| result.err().map(|error| error.to_string());
+        let read = message(open_one(&images[0], OpenMode::ReadOnly, &READ_ONLY));
+        let write = message(open_one(&images[0], OpenMode::ReadWrite, &WRITE));
+        [read, write]
+    };
+    for (bit, name) in [
+        (Incompat::ZONED, "ZONED"),
+        (Incompat::EXTENT_TREE_V2, "EXTENT_TREE_V2"),
+        (Incompat::RAID_STRIPE_TREE, "RAID_STRIPE_TREE"),
+        (Incompat(1 << 40), "0x10000000000"),
+    ] {
+        for error in with(bit.0, 0) {
+            assert!(error.as_ref().is_some_and(|error| error.contains(name)), "{error:?}");
+        }
+    }
+    let [read, write] = with(0, 1 << 40);
+    assert!(read.is_none(), "{read:?}");
+    assert!(write.is_some_and(|error| error.contains("0x10000000000")));
+    let [read, write] = with(0, CompatRo::FREE_SPACE_TREE.0);
+    assert!(read.is_none() && write.is_none());
+}
+
+/// The first megabytes of a filesystem, as mkfs.btrfs made it.
+fn image_head() -> Option<&'static [u8]> {
+    static HEAD: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+    let make = || {
+        let dir = tempfile::tempdir().unwrap();
+        let images = mkfs(dir.path(), 1, &[])?;
+        let file = std::fs::File::open(&images[0]).unwrap();
+        let mut head = vec![0; 1 << 20];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut head, 0).unwrap();
+        Some(head)
+    };
+    HEAD.get_or_init(make).as_deref()
+}
+
+proptest! {
+    #[test]
+    fn open_of_a_hostile_superblock_never_panics(
+        damage in proptest::collection::vec((CSUM_FIELD_BYTES..SUPERBLOCK_BYTES, any::<u8>()), 1..12),
+        chunk_damage in proptest::collection::vec((0x32b..0x32b + 160_usize, any::<u8>()), 0..4),
+        degraded in any::<bool>(), read_only in any::<bool>(),
+    ) {
+        let Some(head) = image_head() else { return Ok(()) };
+        let device = MemDevice::new(512 << 20);
+        device.write_at(PhysicalAddr(0), head).unwrap();
+        let at = SUPERBLOCK_OFFSETS[0];
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        device.read_at(at, &mut bytes).unwrap();
+        for (offset, byte) in damage.into_iter().chain(chunk_damage) {
+            bytes[offset] = byte;
+        }
+        let csum = CsumType::Crc32c.compute(&bytes[CSUM_FIELD_BYTES..]);
+        bytes[..CSUM_FIELD_BYTES].copy_from_slice(&csum);
+        device.write_at(at, &bytes).unwrap();
+        let options = VolumeOptions { read_only, degraded, super_copy: None };
+        if let Ok(volume) = Volume::open(vec![Arc::new(device)], &options) {
+            let mut buf = vec![0; 4096];
+            for chunk in volume.chunks() {
+                let _ = volume.read_mirror(chunk.start, 0, &mut buf);
+                let _ = volume.superblock_ranges(chunk.start);
+            }
+        }
+    }
+}
