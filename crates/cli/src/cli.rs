@@ -1,0 +1,183 @@
+//! The command line: what can be said, and who answers it.
+
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::commands;
+use crate::failure::{Exit, Failure, Result};
+use crate::output::{Output, quote};
+
+const ABOUT: &str = "btrfs in user space: make, fill and read btrfs images without root";
+
+const LONG_ABOUT: &str = "\
+btrfs in user space. ubtrfs opens a btrfs filesystem that lies in an image file, in a partition of
+one, or on block devices, and makes, fills, lists and reads it, with no root, no mount and no kernel
+driver. What it writes, Linux mounts; what Linux writes, it opens.
+
+IMAGE is an image file or a block device. A PATH inside it is written as from the root of the mounted
+filesystem, with or without a leading slash.";
+
+const EXAMPLES: &str = "\
+Examples:
+  ubtrfs import --mkfs disk.img photos/       make disk.img from a directory
+  ubtrfs import --mkfs root.img root.tar.zst  ... or from a tar archive
+  ubtrfs ls -l disk.img /                     list it
+  ubtrfs cat disk.img /notes.txt              print a file
+  ubtrfs export disk.img / backup.tar.zst     get everything out again
+
+More:
+  ubtrfs help COMMAND      what a command does and takes
+  ubtrfs help exit-codes   what the exit codes mean
+  ubtrfs help topics       everything else there is help on";
+
+/// What stands on the command line.
+#[derive(Parser)]
+#[command(
+    name = "ubtrfs",
+    version,
+    about = ABOUT,
+    long_about = LONG_ABOUT,
+    after_help = EXAMPLES,
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Ls(commands::ls::Args),
+    Tree(commands::tree::Args),
+    Cat(commands::cat::Args),
+    Stat(commands::stat::Args),
+    Df(commands::df::Args),
+    Du(commands::du::Args),
+    Subvolume(commands::subvolume::Args),
+    Inspect(commands::inspect::Args),
+    Help(commands::help::Args),
+    #[command(hide = true)]
+    Generate(commands::generate::Args),
+}
+
+impl Command {
+    fn run(self, out: &mut Output) -> Result<Exit> {
+        match self {
+            Self::Ls(args) => commands::ls::run(&args, out),
+            Self::Tree(args) => commands::tree::run(&args, out),
+            Self::Cat(args) => commands::cat::run(&args, out),
+            Self::Stat(args) => commands::stat::run(&args, out),
+            Self::Df(args) => commands::df::run(&args, out),
+            Self::Du(args) => commands::du::run(&args, out),
+            Self::Subvolume(args) => commands::subvolume::run(&args, out),
+            Self::Inspect(args) => commands::inspect::run(&args, out),
+            Self::Help(args) => commands::help::run(&args, out),
+            Self::Generate(args) => commands::generate::run(&args, out),
+        }
+    }
+}
+
+/// The whole command: reads the process's arguments, does it, reports.
+pub fn main() -> ExitCode {
+    let parsed = definition_for_terminals()
+        .try_get_matches_from(std::env::args_os())
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => return report_usage(&error).into(),
+    };
+    let mut out = Output::new();
+    let result = cli.command.run(&mut out).and_then(|exit| {
+        out.flush()?;
+        Ok(exit.max(out.exit()))
+    });
+    match result {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            // What was written before the failure comes first; a failure to write is the lesser one.
+            let _ = out.flush();
+            failure.report();
+            failure.exit.max(out.exit()).into()
+        }
+    }
+}
+
+/// The tree of commands, for man pages and completions.
+pub fn definition() -> clap::Command {
+    Cli::command()
+}
+
+/// The same for help at a terminal: one compact form, whether by `-h`, `--help` or `help`, that
+/// begins with the whole description.
+pub fn definition_for_terminals() -> clap::Command {
+    compact(definition())
+}
+
+fn compact(mut command: clap::Command) -> clap::Command {
+    let children: Vec<String> =
+        command.get_subcommands().map(|child| child.get_name().to_owned()).collect();
+    for child in children {
+        command = command.mut_subcommand(child, compact);
+    }
+    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string);
+    command
+        .help_template(format!(
+            "{}\n\n{{usage-heading}} {{usage}}\n\n{{all-args}}{{after-help}}",
+            about.unwrap_or_default()
+        ))
+        .long_about(None::<&str>)
+}
+
+/// Prints what clap has to say: help and versions on stdout, errors as ours on stderr.
+fn report_usage(error: &clap::Error) -> Exit {
+    let text = error.render();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let mut out = Output::new();
+            let written = out.text(&text.to_string()).and_then(|()| out.flush());
+            written.map_or_else(
+                |failure| {
+                    failure.report();
+                    failure.exit
+                },
+                |()| Exit::Done,
+            )
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            eprint!("{text}");
+            Exit::Usage
+        }
+        ErrorKind::InvalidSubcommand => {
+            no_such_command(error).report();
+            Exit::Usage
+        }
+        _ => {
+            let text = text.to_string();
+            eprint!("ubtrfs: {}", text.strip_prefix("error: ").unwrap_or(&text));
+            Exit::Usage
+        }
+    }
+}
+
+/// A command of another version, or a slip of the finger.
+fn no_such_command(error: &clap::Error) -> Failure {
+    let word = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(word)) => quote::for_message(word.as_bytes()),
+        _ => "?".to_owned(),
+    };
+    let similar = match error.get(ContextKind::SuggestedSubcommand) {
+        Some(ContextValue::Strings(words)) => words.as_slice(),
+        _ => &[],
+    };
+    let mut advice = String::new();
+    if !similar.is_empty() {
+        advice = format!("Did you mean {}? ", similar.join(" or "));
+    }
+    advice.push_str("`ubtrfs --help` lists the commands there are.");
+    Failure::usage(word, "this version has no such command").advice(advice)
+}

@@ -1,0 +1,34 @@
+//! `ubtrfs inspect`: what lies on the medium, for those who look under the hood.
+
+mod chunks;
+mod fiemap;
+mod superblock;
+
+use clap::Subcommand;
+
+use crate::failure::{Exit, Result};
+use crate::output::Output;
+
+/// Show what lies on the medium: superblock, trees, chunks, extents of a file
+#[derive(clap::Args)]
+#[command(arg_required_else_help = true)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Super(superblock::Args),
+    Chunks(chunks::Args),
+    Fiemap(fiemap::Args),
+}
+
+/// Shows it.
+pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
+    match &args.what {
+        What::Super(args) => superblock::run(args, out),
+        What::Chunks(args) => chunks::run(args, out),
+        What::Fiemap(args) => fiemap::run(args, out),
+    }
+}

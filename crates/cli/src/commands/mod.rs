@@ -1,0 +1,12 @@
+//! The commands, one file each.
+
+pub mod cat;
+pub mod df;
+pub mod du;
+pub mod generate;
+pub mod help;
+pub mod inspect;
+pub mod ls;
+pub mod stat;
+pub mod subvolume;
+pub mod tree;

@@ -1,0 +1,354 @@
+//! IMAGE on the command line: which bytes, how they are opened, and questions about what is there.
+
+use std::path::{Path, PathBuf};
+
+use ubtrfs_engine::{Filesystem, InodeId, OpenOptions};
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::{InodeNo, PhysicalAddr, RootId};
+use ubtrfs_rt::{Arc, Runtime};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+use crate::facts::Facts;
+use crate::failure::{Exit, Failure, Result};
+use crate::output::{mode, quote};
+use crate::walk::Child;
+
+/// Symbolic links followed for one path, as Linux limits it.
+const SYMLINKS_MAX: usize = 40;
+
+/// Where in a file or device the filesystem lies.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Image options")]
+pub struct WindowArgs {
+    /// Open partition N of the image, as its GPT or MBR numbers it
+    #[arg(long, value_name = "N", conflicts_with = "offset", value_parser = clap::value_parser!(u32).range(1..))]
+    partition: Option<u32>,
+    /// The filesystem begins BYTES into the image
+    #[arg(long, value_name = "BYTES", value_parser = crate::size::parse)]
+    offset: Option<u64>,
+}
+
+/// How a filesystem is opened.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Image options")]
+pub struct OpenArgs {
+    #[command(flatten)]
+    window: WindowArgs,
+    /// Another device of the same filesystem; repeat for each
+    #[arg(long, value_name = "FILE")]
+    device: Vec<PathBuf>,
+    /// Open although devices are missing, where copies allow
+    #[arg(long)]
+    degraded: bool,
+    /// Open with copy N of the superblock: 0 the main one, 1 at 64M, 2 at 256G
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
+    super_copy: Option<u8>,
+    /// Memory for tree blocks that were read [default: 128M]
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    cache: Option<u64>,
+}
+
+/// Where paths begin.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Image options")]
+pub struct StartArgs {
+    /// Start paths at subvolume ID, not at the default one; 5 is the top level
+    #[arg(long, value_name = "ID")]
+    subvolid: Option<u64>,
+}
+
+impl StartArgs {
+    /// The top level, whatever the default subvolume is.
+    pub fn top_level() -> Self {
+        Self { subvolid: Some(RootId::FS_TREE.0) }
+    }
+}
+
+impl WindowArgs {
+    /// The window of the volume's devices.
+    pub fn window(&self) -> Window {
+        match (self.partition, self.offset) {
+            (Some(number), _) => Window::Partition(number),
+            (None, Some(start_bytes)) => Window::Offset { start_bytes, len_bytes: None },
+            (None, None) => Window::Whole,
+        }
+    }
+}
+
+impl OpenArgs {
+    /// Opens the devices and matches them to one volume.
+    pub fn volume(&self, path: &Path, mode: OpenMode) -> Result<Volume> {
+        let mut devices: Vec<Arc<dyn Device>> = Vec::with_capacity(1 + self.device.len());
+        devices.push(Arc::new(open_device(path, mode, self.window.window())?));
+        for other in &self.device {
+            devices.push(Arc::new(open_device(other, mode, Window::Whole)?));
+        }
+        let options = VolumeOptions {
+            read_only: mode == OpenMode::ReadOnly,
+            degraded: self.degraded,
+            super_copy: self.super_copy.map(usize::from),
+        };
+        Volume::open(devices, &options)
+            .map_err(|error| Failure::volume("opening", &error).at_path(path))
+    }
+
+    /// How the engine opens the volume.
+    pub fn engine_options(&self, read_only: bool, runtime: Arc<Runtime>) -> Result<OpenOptions> {
+        let mut options = OpenOptions { read_only, runtime, ..OpenOptions::default() };
+        if let Some(bytes) = self.cache {
+            options.cache_bytes =
+                usize::try_from(bytes).map_err(|_| Failure::usage("--cache", "too large"))?;
+        }
+        Ok(options)
+    }
+
+    /// Opens the filesystem and passes on what its user should know.
+    pub fn filesystem(
+        &self,
+        path: &Path,
+        mode: OpenMode,
+        runtime: Arc<Runtime>,
+    ) -> Result<Filesystem> {
+        let volume = self.volume(path, mode)?;
+        let options = self.engine_options(mode == OpenMode::ReadOnly, runtime)?;
+        let filesystem = Filesystem::open(volume, options)
+            .map_err(|error| Failure::engine("opening", error).at_path(path))?;
+        for notice in filesystem.notices() {
+            eprintln!("ubtrfs: note: {}: {notice}", quote::path(path));
+        }
+        Ok(filesystem)
+    }
+}
+
+/// Opens one file or device.
+pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDevice> {
+    FileDevice::open(path, mode, window)
+        .map_err(|error| Failure::volume("opening", &error).at_path(path))
+}
+
+/// An open filesystem, and the place in it where paths begin.
+pub struct Image {
+    filesystem: Filesystem,
+    path: PathBuf,
+    start: InodeId,
+}
+
+impl Image {
+    /// Opens it for reading.
+    pub fn open_read(path: &Path, open: &OpenArgs, start: &StartArgs) -> Result<Self> {
+        let runtime = Arc::new(Runtime::system());
+        let filesystem = open.filesystem(path, OpenMode::ReadOnly, runtime)?;
+        Self::new(filesystem, path, start)
+    }
+
+    /// Takes an open filesystem.
+    pub fn new(filesystem: Filesystem, path: &Path, start: &StartArgs) -> Result<Self> {
+        let start = match start.subvolid {
+            Some(id) => subvolume_root(&filesystem, path, RootId(id))?,
+            None => filesystem.default_subvolume().map_err(|error| {
+                Failure::engine("finding the default subvolume", error).at_path(path)
+            })?,
+        };
+        Ok(Self { filesystem, path: path.into(), start })
+    }
+
+    /// The engine's side.
+    pub fn filesystem(&self) -> &Filesystem {
+        &self.filesystem
+    }
+
+    /// Where paths begin.
+    pub fn start(&self) -> InodeId {
+        self.start
+    }
+
+    /// The image's own path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of a sector.
+    pub fn sectorsize_bytes(&self) -> u64 {
+        self.filesystem.sectorsize_bytes()
+    }
+
+    /// A failure of the engine at a path inside.
+    pub fn failure(&self, what: &str, path: &[u8], error: ubtrfs_engine::Error) -> Failure {
+        Failure::engine(what, error).at_name(path).at_path(&self.path)
+    }
+
+    /// What `path` names; a symbolic link at its end is not followed, those on the way are.
+    pub fn resolve(&self, path: &[u8]) -> Result<InodeId> {
+        self.find(path, LastLink::Keep)
+    }
+
+    /// What `path` names when symbolic links at its end are followed, too.
+    pub fn resolve_following(&self, path: &[u8]) -> Result<InodeId> {
+        self.find(path, LastLink::Follow)
+    }
+
+    /// Goes along `path`. The start is its root: absolute links begin there, and `..` does not
+    /// lead out of it.
+    fn find(&self, path: &[u8], last_link: LastLink) -> Result<InodeId> {
+        let failed = |error| self.failure("finding", path, error);
+        let mut here = self.start;
+        let mut rest: Vec<Vec<u8>> = components_reversed(path);
+        let mut links = 0;
+        while let Some(name) = rest.pop() {
+            if name == b".." {
+                if here != self.start {
+                    here = self.filesystem.parent(here).map_err(failed)?;
+                }
+                continue;
+            }
+            let found = self.filesystem.lookup(here, &name).map_err(failed)?;
+            let is_link = mode::is_symlink(self.filesystem.inode(found).map_err(failed)?.mode);
+            if !is_link || (rest.is_empty() && last_link == LastLink::Keep) {
+                here = found;
+                continue;
+            }
+            links += 1;
+            if links > SYMLINKS_MAX {
+                return Err(Failure::new(Exit::Io, "finding", "too many levels of symbolic links")
+                    .at_name(path)
+                    .at_path(&self.path));
+            }
+            let target = self.filesystem.read_link(found).map_err(failed)?;
+            if target.starts_with(b"/") {
+                here = self.start;
+            }
+            rest.extend(components_reversed(&target));
+        }
+        if path.ends_with(b"/") && !mode::is_directory(self.facts(here, path)?.mode) {
+            return Err(self.failure(
+                "finding",
+                path,
+                ubtrfs_engine::Error::NotDirectory { what: quote::for_message(path) },
+            ));
+        }
+        Ok(here)
+    }
+
+    /// The directory above `id`.
+    pub fn parent(&self, id: InodeId, path: &[u8]) -> Result<InodeId> {
+        if id == self.start {
+            return Ok(id);
+        }
+        self.filesystem
+            .parent(id)
+            .map_err(|error| self.failure("finding", &[path, b"/.."].concat(), error))
+    }
+
+    /// The facts of an inode; `path` is for messages.
+    pub fn facts(&self, id: InodeId, path: &[u8]) -> Result<Facts> {
+        let inode =
+            self.filesystem.inode(id).map_err(|error| self.failure("reading", path, error))?;
+        Ok(Facts {
+            id,
+            mode: inode.mode,
+            nlink: inode.nlink,
+            uid: inode.uid,
+            gid: inode.gid,
+            size_bytes: inode.size_bytes,
+            nbytes: inode.nbytes,
+            rdev: inode.rdev,
+            flags: inode.flags,
+            generation: inode.generation.0,
+            transid: inode.transid.0,
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: inode.ctime,
+            otime: inode.otime,
+        })
+    }
+
+    /// A symbolic link's target.
+    pub fn read_link(&self, id: InodeId, path: &[u8]) -> Result<Vec<u8>> {
+        self.filesystem
+            .read_link(id)
+            .map_err(|error| self.failure("reading the symbolic link", path, error))
+    }
+
+    /// Whether an access control list says more than the permissions do.
+    pub fn has_acl(&self, id: InodeId, path: &[u8]) -> Result<bool> {
+        for name in [&b"system.posix_acl_access"[..], b"system.posix_acl_default"] {
+            let value = self
+                .filesystem
+                .xattr(id, name)
+                .map_err(|error| self.failure("reading the access control list", path, error))?;
+            if value.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The entries of a directory, as they come.
+    pub fn entries(&self, id: InodeId, path: &[u8]) -> Result<Vec<Child>> {
+        let failed = |error| self.failure("reading the directory", path, error);
+        let mut children = Vec::new();
+        for entry in self.filesystem.read_dir(id, 0).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            children.push(Child {
+                is_directory: entry.file_type == FileType::Directory,
+                is_symlink: entry.file_type == FileType::Symlink,
+                name: entry.name,
+                id: entry.target,
+            });
+        }
+        Ok(children)
+    }
+}
+
+/// What to do with a symbolic link at the end of a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LastLink {
+    Keep,
+    Follow,
+}
+
+/// The names in a path, last first; empty ones and `.` say nothing.
+fn components_reversed(path: &[u8]) -> Vec<Vec<u8>> {
+    let names = path.split(|byte| *byte == b'/');
+    names.filter(|name| !matches!(*name, b"" | b".")).map(<[u8]>::to_vec).rev().collect()
+}
+
+fn subvolume_root(filesystem: &Filesystem, path: &Path, root: RootId) -> Result<InodeId> {
+    let id = InodeId { root, inode: InodeNo::SUBVOLUME_ROOT };
+    if !root.is_subvolume() {
+        return Err(Failure::usage("--subvolid", format!("{root} is no subvolume's number")));
+    }
+    filesystem.inode(id).map_err(|error| {
+        Failure::engine("--subvolid", error)
+            .at(root)
+            .at_path(path)
+            .advice(format!("`ubtrfs subvolume list {}` lists the subvolumes.", quote::path(path)))
+    })?;
+    Ok(id)
+}
+
+/// The bytes of an image, without opening the filesystem in it.
+pub struct Raw {
+    device: FileDevice,
+    path: PathBuf,
+}
+
+impl Raw {
+    /// Opens the window of `path` for reading.
+    pub fn open(path: &Path, window: &WindowArgs) -> Result<Self> {
+        let device = open_device(path, OpenMode::ReadOnly, window.window())?;
+        Ok(Self { device, path: path.into() })
+    }
+
+    /// Bytes of the window.
+    pub fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+
+    /// Fills `buf` from `at` in the window.
+    pub fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> Result<()> {
+        self.device
+            .read_at(at, buf)
+            .map_err(|error| Failure::io("reading", &error).at_path(&self.path))
+    }
+}

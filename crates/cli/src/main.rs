@@ -1,0 +1,17 @@
+//! The `ubtrfs` command: arguments to engine calls, answers to a terminal or to JSON.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod commands;
+mod facts;
+mod failure;
+mod image;
+mod output;
+mod size;
+mod walk;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

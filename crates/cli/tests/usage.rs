@@ -1,0 +1,110 @@
+//! Help, usage errors, and errors that need no filesystem.
+
+mod support;
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
+use support::{ubtrfs, ubtrfs_in};
+
+/// Every command and subcommand.
+const COMMANDS: &[&[&str]] = &[
+    &["ls"],
+    &["tree"],
+    &["cat"],
+    &["stat"],
+    &["df"],
+    &["du"],
+    &["subvolume"],
+    &["subvolume", "list"],
+    &["subvolume", "show"],
+    &["subvolume", "get-default"],
+    &["inspect"],
+    &["inspect", "super"],
+    &["inspect", "chunks"],
+    &["inspect", "fiemap"],
+    &["help"],
+];
+
+#[test]
+fn help_every_command_explains_itself() {
+    for words in COMMANDS {
+        let by_flag = ubtrfs(words.iter().chain(&["--help"])).ok();
+        assert!(by_flag.text().contains("Usage: ubtrfs"), "{words:?}");
+        let by_help = ubtrfs(["help"].iter().chain(*words)).ok();
+        assert_eq!(by_help.text(), by_flag.text(), "{words:?}");
+        assert!(by_flag.text().lines().all(|line| line.chars().count() <= 100), "{words:?}");
+    }
+}
+
+#[test]
+fn help_topics_are_all_there() {
+    let list = ubtrfs(["help", "topics"]).ok();
+    let names: Vec<&str> =
+        list.text().lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(names.contains(&"exit-codes"));
+    for name in names {
+        assert!(!ubtrfs(["help", name]).ok().stdout.is_empty());
+    }
+    ubtrfs(["help", "nonsense"]).fails(2).says("no command or topic 'nonsense'");
+}
+
+#[test]
+fn no_arguments_prints_help_and_fails() {
+    let ran = ubtrfs::<&str>([]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("Usage: ubtrfs <COMMAND>"));
+}
+
+#[test]
+fn unknown_command_says_it_is_not_there() {
+    for name in ["mount", "send", "receive", "check", "scrub", "nonsense"] {
+        ubtrfs([name]).fails(2).says(&format!("{name}: this version has no such command"));
+    }
+    ubtrfs(["lss"]).fails(2).says("Did you mean ls");
+    ubtrfs(["subvolume", "create"]).fails(2).says("no such command");
+}
+
+#[test]
+fn usage_errors_exit_2_with_our_name_in_front() {
+    ubtrfs(["ls"]).fails(2).says("IMAGE");
+    ubtrfs(["ls", "--nonsense", "x.img"]).fails(2).says("--nonsense");
+    ubtrfs(["ls", "--offset", "12x", "x.img"]).fails(2).says("unknown suffix 'x'");
+    ubtrfs(["ls", "--offset", "1", "--partition", "1", "x.img"]).fails(2);
+    ubtrfs(["ls", "--super-copy", "3", "x.img"]).fails(2);
+}
+
+#[test]
+fn image_missing_empty_or_something_else_exits_4() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("empty"), b"").unwrap();
+    fs::write(path("text"), vec![b'x'; 1 << 20]).unwrap();
+    let run = |name| ubtrfs_in(directory.path(), ["ls", name]);
+    run("missing.img").fails(4).says("opening: missing.img: No such file or directory");
+    run("empty").fails(4).says("empty");
+    run("text").fails(4).says("text: no btrfs filesystem");
+    run(".").fails(4).says("neither a file nor a block device");
+}
+
+#[test]
+fn image_name_that_is_no_text_is_quoted_in_messages() {
+    let name = std::ffi::OsStr::from_bytes(b"caf\xe9\x1b.img");
+    ubtrfs([std::ffi::OsStr::new("ls"), name]).fails(4).says("'caf'$'\\351\\033''.img'");
+}
+
+#[test]
+fn generate_writes_man_pages_and_completions() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |what| ubtrfs_in(directory.path(), ["generate", what, what]).ok();
+    run("man");
+    run("completions");
+    let page = fs::read_to_string(directory.path().join("man/ubtrfs-inspect-super.1")).unwrap();
+    assert!(page.contains(".SH EXAMPLES") || page.contains(".SH \"EXAMPLES\""));
+    let pages = fs::read_dir(directory.path().join("man")).unwrap().count();
+    assert_eq!(pages, COMMANDS.len() + 1);
+    for name in ["ubtrfs.bash", "_ubtrfs", "ubtrfs.fish"] {
+        let text = fs::read_to_string(directory.path().join("completions").join(name)).unwrap();
+        assert!(text.contains("subvolume"), "{name}");
+    }
+}
