@@ -1,0 +1,35 @@
+//! What ubtrfs's tests judge by: the kernel's own btrfs, `btrfs check`, comparable snapshots of
+//! whole trees, directories full of odd files, images that the kernel wrote, seeded randomness.
+//!
+//! A test that needs a judge begins with
+//!
+//! ```text
+//! if !oracle::require(Oracle::KernelBtrfs) { return; }
+//! ```
+//!
+//! which says SKIPPED where it is missing, and panics where `UBTRFS_REQUIRE_ORACLES=1` is set.
+//!
+//! The crate is for tests: its functions panic with what went wrong.
+#![forbid(unsafe_code)]
+
+mod check;
+pub mod collections;
+pub mod corpus;
+mod mkfs;
+mod mount;
+pub mod odd;
+pub mod oracle;
+mod prng;
+mod run;
+pub mod snapshot;
+
+pub use check::{CheckMode, CheckOutcome, assert_checks_clean, btrfs_check};
+pub use mkfs::MkfsBtrfs;
+pub use mount::{KernelMount, LoopDevice};
+pub use oracle::Oracle;
+pub use prng::Prng;
+pub use run::{command, run};
+pub use snapshot::{Compare, TreeSnapshot};
+
+#[cfg(test)]
+mod tests;

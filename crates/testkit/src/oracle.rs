@@ -1,0 +1,111 @@
+//! Which judges this machine has.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use crate::collections;
+use crate::run::command;
+
+/// Something outside of this project that a test needs to judge by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Oracle {
+    /// `btrfs check` and the rest of the installed btrfs-progs.
+    BtrfsProgs,
+    /// A newer btrfs-progs, which `scripts/fetch-collections` unpacks.
+    NewBtrfsProgs,
+    /// `mkfs.btrfs`.
+    MkfsBtrfs,
+    /// The kernel's btrfs, mounted through a loop device: needs root.
+    KernelBtrfs,
+    /// Root itself: to make device nodes, to own files of others.
+    Root,
+    /// The images of btrfs-progs's tests, which `scripts/fetch-collections` unpacks.
+    ImageCollections,
+    /// GNU tar.
+    Tar,
+}
+
+/// Whether the judge is there. Where it is not, says so as a line that begins with SKIPPED.
+///
+/// # Panics
+/// If it is missing and `UBTRFS_REQUIRE_ORACLES=1` is set.
+#[must_use]
+pub fn require(oracle: Oracle) -> bool {
+    let Err(why) = available(oracle) else { return true };
+    let required = std::env::var("UBTRFS_REQUIRE_ORACLES").is_ok_and(|value| value == "1");
+    assert!(!required, "{oracle:?} is required and missing: {why}");
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test").to_owned();
+    // Not by eprintln, whose text the test harness keeps back when a test passes.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: no {oracle:?}: {why}");
+    false
+}
+
+/// Whether all of them are there, as [`require`].
+///
+/// # Panics
+/// As [`require`].
+#[must_use]
+pub fn require_all(oracles: &[Oracle]) -> bool {
+    oracles.iter().all(|oracle| require(*oracle))
+}
+
+/// The directory that holds a newer `btrfs` and `mkfs.btrfs`, if it was fetched.
+pub fn new_btrfs_progs() -> Option<PathBuf> {
+    let directory = collections::directory()?.join("btrfs-progs");
+    directory.join("sbin/mkfs.btrfs").exists().then_some(directory)
+}
+
+fn available(oracle: Oracle) -> Result<(), String> {
+    match oracle {
+        Oracle::BtrfsProgs => has_tool("btrfs"),
+        Oracle::MkfsBtrfs => has_tool("mkfs.btrfs"),
+        Oracle::Tar => has_tool("tar"),
+        Oracle::NewBtrfsProgs => new_btrfs_progs()
+            .map(|_| ())
+            .ok_or_else(|| "scripts/fetch-collections has not run".to_owned()),
+        Oracle::ImageCollections => collections::directory()
+            .map(|_| ())
+            .ok_or_else(|| "scripts/fetch-collections has not run".to_owned()),
+        Oracle::Root => is_root(),
+        Oracle::KernelBtrfs => {
+            static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
+            ANSWER.get_or_init(kernel_btrfs).clone()
+        }
+    }
+}
+
+fn is_root() -> Result<(), String> {
+    if rustix::process::geteuid().is_root() { Ok(()) } else { Err("not root".to_owned()) }
+}
+
+fn kernel_btrfs() -> Result<(), String> {
+    is_root()?;
+    for tool in ["mount", "umount", "losetup", "mkfs.btrfs", "btrfs"] {
+        has_tool(tool)?;
+    }
+    let knows = || {
+        std::fs::read_to_string("/proc/filesystems")
+            .is_ok_and(|list| list.lines().any(|line| line.ends_with("\tbtrfs")))
+    };
+    if !knows() {
+        // A kernel that has it as a module; failure shows in the next look.
+        let _ = command("modprobe").arg("btrfs").output();
+    }
+    if !knows() {
+        return Err("the kernel has no btrfs".to_owned());
+    }
+    match std::fs::exists("/dev/loop-control") {
+        Ok(true) => Ok(()),
+        _ => Err("no loop devices".to_owned()),
+    }
+}
+
+fn has_tool(name: &str) -> Result<(), String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|directory| directory.join(name).is_file());
+    if found { Ok(()) } else { Err(format!("no {name} (scripts/setup installs it)")) }
+}
