@@ -1,5 +1,5 @@
 # Entry points. Each does its own set-up on a machine that has a Rust toolchain.
-.PHONY: build test lint tidy doc deny
+.PHONY: build test lint tidy doc deny fuzz
 
 build:
 	scripts/setup build
@@ -27,3 +27,8 @@ tidy:
 deny:
 	scripts/setup deny
 	cargo deny --workspace check bans licenses sources
+
+# Each target for SECONDS_EACH seconds; findings land in fuzz/artifacts.
+fuzz:
+	scripts/setup build
+	fuzz/run
