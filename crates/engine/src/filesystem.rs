@@ -5,13 +5,15 @@ use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::misc::{DevItem, OnDisk};
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::superblock::Superblock;
-use ubtrfs_ondisk::{CsumType, Generation, Key, KeyType, LogicalAddr, ObjectId, RootId};
+use ubtrfs_ondisk::{CsumType, Generation, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid};
 use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_volume::Volume;
 
+use crate::alloc::{AllocOptions, Allocator};
 use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
 use crate::data::read::DecodedCache;
 use crate::error::{Error, Result};
+use crate::txn::{self, Core, Reservation};
 
 /// Bytes of tree blocks that are kept in memory unless told otherwise.
 pub const CACHE_BYTES_DEFAULT: usize = 128 << 20;
@@ -25,6 +27,12 @@ pub struct OpenOptions {
     pub cache_bytes: usize,
     /// Time, threads and identifiers.
     pub runtime: Arc<Runtime>,
+    /// Let an image file, if it is the only device, grow when it is full.
+    pub grow_device: bool,
+    /// Remember the form in which each block group's free space is kept. Off only to measure what
+    /// that saves.
+    #[doc(hidden)]
+    pub cache_free_space_form: bool,
 }
 
 impl Default for OpenOptions {
@@ -33,6 +41,8 @@ impl Default for OpenOptions {
             read_only: false,
             cache_bytes: CACHE_BYTES_DEFAULT,
             runtime: Arc::new(Runtime::system()),
+            grow_device: false,
+            cache_free_space_form: true,
         }
     }
 }
@@ -70,10 +80,17 @@ pub struct Filesystem {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) roots: Roots,
+    pub(crate) core: Core,
     pub(crate) decoded: Arc<DecodedCache>,
     pub(crate) options: OpenOptions,
     pub(crate) notices: Vec<Notice>,
+}
+
+/// The right to change a filesystem, for one operation or a few. Dropping it ends it.
+#[derive(Debug)]
+pub struct Handle<'a> {
+    pub(crate) fs: &'a Filesystem,
+    pub(crate) txn: txn::Handle<'a>,
 }
 
 /// Features that are read; another bit is refused.
@@ -131,13 +148,24 @@ impl Filesystem {
         };
         let root_tree = Arc::new(Tree::new(RootId::ROOT_TREE, Arc::clone(&store), root));
         root_tree.lookup(&Key::MIN)?;
-        let inner = Inner {
-            roots: Roots::new(store, root_tree, chunk_tree),
-            decoded: Arc::default(),
-            options,
-            notices,
+        let chunk_block = chunk_tree.store.read(&chunk_root, RootId::CHUNK_TREE, None)?;
+        let chunk_tree_uuid = Uuid(chunk_block.header().chunk_tree_uuid);
+        let alloc_options = AllocOptions {
+            cache_free_space_form: options.cache_free_space_form,
+            grow_device: options.grow_device,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let alloc = Allocator::new(Arc::clone(&store), &superblock, chunk_tree_uuid, alloc_options);
+        let read_only = read_only_reason(store.volume(), &options, &notices);
+        let core = Core::new(
+            Roots::new(store, root_tree, chunk_tree),
+            alloc,
+            Arc::clone(&options.runtime),
+            superblock,
+            read_only,
+            options.cache_bytes as u64,
+        );
+        let decoded = Arc::default();
+        Ok(Self { inner: Arc::new(Inner { core, decoded, options, notices }) })
     }
 
     /// What the user should know of this filesystem.
@@ -152,22 +180,22 @@ impl Filesystem {
 
     /// The devices and the chunk map.
     pub fn volume(&self) -> &Volume {
-        self.inner.roots.store.volume()
+        self.inner.core.roots.store.volume()
     }
 
     /// Bytes of a sector, the unit of data.
     pub fn sectorsize_bytes(&self) -> u64 {
-        self.inner.roots.store.geometry().sectorsize_bytes as u64
+        self.inner.core.roots.store.geometry().sectorsize_bytes as u64
     }
 
     /// Bytes of a tree block.
     pub fn nodesize_bytes(&self) -> u64 {
-        self.inner.roots.store.geometry().nodesize_bytes as u64
+        self.inner.core.roots.store.geometry().nodesize_bytes as u64
     }
 
     /// The checksum of blocks and data.
     pub fn csum_type(&self) -> CsumType {
-        self.inner.roots.store.geometry().csum
+        self.inner.core.roots.store.geometry().csum
     }
 
     /// Features that a reader must know.
@@ -182,7 +210,7 @@ impl Filesystem {
 
     /// Tree blocks read from the devices so far.
     pub fn blocks_read(&self) -> u64 {
-        self.inner.roots.store.blocks_read()
+        self.inner.core.roots.store.blocks_read()
     }
 
     /// Time, threads and identifiers.
@@ -190,12 +218,48 @@ impl Filesystem {
         &self.inner.options.runtime
     }
 
+    /// Opens a handle for the operations that `reservation` names. Nothing that is done through it
+    /// is durable before [`Filesystem::commit`].
+    ///
+    /// The thread that holds a handle must not open another: the second may wait for a commit,
+    /// which waits for the first.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `Aborted`, or `NoSpace` when the worst case does not fit.
+    pub fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
+        Ok(Handle { fs: self, txn: self.inner.core.begin(reservation)? })
+    }
+
+    /// Makes durable all that was done through handles closed before the call.
+    ///
+    /// # Errors
+    /// `Aborted`, with its first cause: the medium then holds the last commit.
+    pub fn commit(&self) -> Result<()> {
+        self.inner.core.commit()
+    }
+
+    /// Cuts the only device off behind the last byte that chunks use, commits, and returns the
+    /// length that the image can be truncated to.
+    ///
+    /// # Errors
+    /// As [`Filesystem::commit`]; `Unsupported` with several devices.
+    pub fn shrink_to_fit(&self) -> Result<u64> {
+        if self.volume().device_count() != 1 {
+            return Err(Error::Unsupported { what: "shrinking several devices".to_owned() });
+        }
+        let handle = self.begin(Reservation::items(1))?;
+        let len_bytes = self.inner.core.alloc.shrink_device_to_fit()?;
+        drop(handle);
+        self.commit()?;
+        Ok(len_bytes)
+    }
+
     /// The tree `root`, read from its root item when first asked for.
     ///
     /// # Errors
     /// `NotFound` when there is no such tree; corruption where its root item is damaged.
     pub(crate) fn tree(&self, root: RootId) -> Result<Arc<Tree>> {
-        self.inner.roots.tree(root)
+        self.inner.core.roots.tree(root)
     }
 
     /// The root item of a tree and its key.
@@ -203,8 +267,21 @@ impl Filesystem {
     /// # Errors
     /// A damaged block or item.
     pub(crate) fn root_item(&self, root: RootId) -> Result<Option<(Key, RootItem)>> {
-        self.inner.roots.root_item(root)
+        self.inner.core.roots.root_item(root)
     }
+}
+
+/// Why the filesystem cannot be written, if it cannot.
+fn read_only_reason(volume: &Volume, options: &OpenOptions, notices: &[Notice]) -> Option<String> {
+    if options.read_only || volume.is_read_only() {
+        return Some("opened read-only".to_owned());
+    }
+    if let Some(notice) = notices.first() {
+        return Some(notice.to_string());
+    }
+    let incompat = Incompat(volume.superblock().incompat_flags.get());
+    let unwritten = Incompat(incompat.0 & INCOMPAT_READ_ONLY.0);
+    (!unwritten.is_empty()).then(|| format!("feature {unwritten} is read but not written"))
 }
 
 fn notices_of(superblock: &Superblock) -> Vec<Notice> {
@@ -234,8 +311,7 @@ fn load_chunks(chunk_tree: &Arc<Tree>) -> Result<()> {
                 }
             }
             KeyType::DEV_ITEM => {
-                let item = DevItem::peek(data)?;
-                let _ = item;
+                volume.set_device_item(*DevItem::peek(data)?);
             }
             _ => {}
         }

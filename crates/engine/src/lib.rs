@@ -8,16 +8,21 @@
 #![forbid(unsafe_code)]
 #![allow(dead_code, unused_imports)] // The write side lands next and uses the rest.
 
+mod alloc;
 mod btree;
 pub mod data;
 mod error;
 mod filesystem;
 mod fs;
+mod mkfs;
+mod txn;
 
 pub use data::{Mapping, MappingKind};
 pub use error::{Error, Result};
-pub use filesystem::{CACHE_BYTES_DEFAULT, Filesystem, Notice, OpenOptions};
+pub use filesystem::{CACHE_BYTES_DEFAULT, Filesystem, Handle, Notice, OpenOptions};
 pub use fs::{
     DirEntry, File, FileExtents, Inode, InodeId, Link, ReadDir, SpaceUsage, SubvolumeInfo, Usage,
     device_number,
 };
+pub use mkfs::{MkfsOptions, mkfs};
+pub use txn::Reservation;

@@ -3,7 +3,7 @@
 //! Invariants:
 //!
 //! 1. A block that a superblock can reach is never changed: an edit first copies it to a new
-//!    address. Blocks of the running transaction lie in their tree's dirty map and
+//!    address ([`edit`]). Blocks of the running transaction lie in their tree's dirty map and
 //!    nowhere else; clean blocks lie in the [`store`].
 //! 2. A block enters either place verified; nothing checks its structure again.
 //! 3. Blocks are shared by `Arc`. A reader that holds a dirty block keeps that moment's bytes: the
@@ -13,12 +13,15 @@
 //! No lock is held between two calls on a [`Cursor`], nor while a block is read from the volume.
 
 pub(crate) mod cursor;
+pub(crate) mod edit;
 pub(crate) mod readahead;
 pub(crate) mod roots;
+mod split;
 pub(crate) mod store;
 pub(crate) mod tree;
 
 pub(crate) use cursor::{Cursor, ItemBytes};
+pub(crate) use edit::Editor;
 pub(crate) use readahead::Readahead;
 pub(crate) use roots::Roots;
 pub(crate) use store::{BlockPtr, Store};

@@ -7,6 +7,7 @@ use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, RootId};
 use ubtrfs_rt::{Arc, AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::cursor::{Cursor, ItemBytes};
+use super::edit::{FINGER_COUNT, Finger};
 use super::readahead::Readahead;
 use super::store::{BlockPtr, Store};
 use crate::error::Result;
@@ -29,10 +30,14 @@ pub(crate) struct Tree {
 #[derive(Debug)]
 pub(crate) struct TreeState {
     pub(crate) root: BlockPtr,
+    /// The root as the root item, or the superblock, last said.
+    pub(crate) recorded: (BlockPtr, u64),
     /// The blocks of the running transaction, by address.
     pub(crate) dirty: FxHashMap<LogicalAddr, Arc<Block>>,
     /// Bytes of all blocks of the tree, as its root item says.
     pub(crate) bytes_used: u64,
+    pub(crate) fingers: [Option<Finger>; FINGER_COUNT],
+    pub(crate) next_finger: usize,
 }
 
 /// The blocks from the root (last) to a leaf (first), each with the slot taken.
@@ -88,7 +93,14 @@ impl TreeState {
 impl Tree {
     /// A tree whose root block lies on the volume.
     pub(crate) fn new(id: RootId, store: Arc<Store>, root: BlockPtr) -> Self {
-        let state = TreeState { root, dirty: FxHashMap::default(), bytes_used: 0 };
+        let state = TreeState {
+            root,
+            recorded: (root, 0),
+            dirty: FxHashMap::default(),
+            bytes_used: 0,
+            fingers: Default::default(),
+            next_finger: 0,
+        };
         Self {
             id,
             store,
@@ -107,7 +119,9 @@ impl Tree {
         last_snapshot: Generation,
     ) -> Self {
         self.root_key = root_key;
-        self.state.get_mut().bytes_used = bytes_used;
+        let state = self.state.get_mut();
+        state.bytes_used = bytes_used;
+        state.recorded.1 = bytes_used;
         self.last_snapshot = AtomicU64::new(last_snapshot.0);
         self
     }
@@ -120,6 +134,7 @@ impl Tree {
         let mut tree = Self::new(id, store, root);
         let state = tree.state.get_mut();
         state.bytes_used = nodesize_bytes;
+        state.recorded = (root, nodesize_bytes);
         state.dirty.insert(root.addr, Arc::new(block));
         tree
     }
@@ -138,6 +153,11 @@ impl Tree {
         let guard = self.state.write();
         self.version.fetch_add(1, Ordering::Release);
         guard
+    }
+
+    /// Locks for what no cursor can notice: sealing a block, recording the root.
+    pub(crate) fn read_mut_quietly(&self) -> RwLockWriteGuard<'_, TreeState> {
+        self.state.write()
     }
 
     /// Changes whenever the tree may have.

@@ -100,7 +100,7 @@ impl Filesystem {
             Err(error) => return Err(error),
         };
         Ok(DataSource {
-            store: self.inner.roots.store.clone(),
+            store: self.inner.core.roots.store.clone(),
             csum_tree,
             decoded: self.inner.decoded.clone(),
         })

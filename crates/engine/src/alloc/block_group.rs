@@ -1,0 +1,77 @@
+//! Block groups in memory.
+
+use ubtrfs_ondisk::LogicalAddr;
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+
+use super::free_space::FreeSpace;
+
+/// How the free space tree keeps a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FreeSpaceForm {
+    pub(crate) start: LogicalAddr,
+    pub(crate) len_bytes: u64,
+    /// Whether it is kept in bitmaps: set at the first look-up of the group's FREE_SPACE_INFO and
+    /// at each conversion, so that a change of free space needs no search to learn the form.
+    pub(crate) uses_bitmaps: Option<bool>,
+    /// Free extents as the tree counts them, known when `uses_bitmaps` is.
+    pub(crate) extent_count: u32,
+}
+
+impl FreeSpaceForm {
+    /// End of the group in logical space.
+    pub(crate) fn end(&self) -> LogicalAddr {
+        LogicalAddr(self.start.0 + self.len_bytes)
+    }
+}
+
+/// A block group as the allocator knows it.
+#[derive(Debug)]
+pub(crate) struct BlockGroup {
+    pub(crate) start: LogicalAddr,
+    pub(crate) len_bytes: u64,
+    pub(crate) flags: BlockGroupFlags,
+    /// Bytes of extents in the extent tree, as of the delayed refs run so far.
+    pub(crate) used_bytes: u64,
+    /// Bytes that copies of the superblock shadow.
+    pub(crate) super_bytes: u64,
+    /// Whether its item must be written before the next superblock.
+    pub(crate) is_dirty: bool,
+    /// Whether its chunk, device extents and items are yet to be inserted.
+    pub(crate) is_new: bool,
+    /// Free space, once it was loaded; only then is anything allocated here.
+    pub(crate) free: Option<FreeSpace>,
+    /// How the free space tree keeps this group.
+    pub(crate) form: FreeSpaceForm,
+}
+
+impl BlockGroup {
+    /// A group just read from its item, or just made.
+    pub(crate) fn new(
+        start: LogicalAddr,
+        len_bytes: u64,
+        flags: BlockGroupFlags,
+        used_bytes: u64,
+    ) -> Self {
+        Self {
+            start,
+            len_bytes,
+            flags,
+            used_bytes,
+            super_bytes: 0,
+            is_dirty: false,
+            is_new: false,
+            free: None,
+            form: FreeSpaceForm { start, len_bytes, uses_bitmaps: None, extent_count: 0 },
+        }
+    }
+
+    /// End in logical space.
+    pub(crate) fn end(&self) -> LogicalAddr {
+        LogicalAddr(self.start.0 + self.len_bytes)
+    }
+
+    /// Bytes that can be allocated at once.
+    pub(crate) fn loaded_free_bytes(&self) -> u64 {
+        self.free.as_ref().map_or(0, FreeSpace::free_bytes)
+    }
+}

@@ -1,0 +1,334 @@
+//! Allocating chunks: where on the devices, how large, and for what.
+//!
+//! A new chunk is in the chunk map and can be used at once; its items in the chunk tree, device
+//! tree, block group tree and free space tree are inserted by the commit ([`super::settle`]), as
+//! nothing durable refers to it before.
+
+use std::collections::BTreeMap;
+
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_ondisk::chunk::{Chunk, ChunkStripe, STRIPE_LEN_BYTES};
+use ubtrfs_ondisk::misc::DevItem;
+use ubtrfs_ondisk::{Corruption, DeviceId, LogicalAddr, PhysicalAddr, Reason, RootId, Uuid};
+
+use super::block_group::BlockGroup;
+use super::{Allocator, Class, State};
+use crate::btree::Roots;
+use crate::error::{Error, Result};
+
+/// The first bytes of a device, which no chunk takes.
+pub(crate) const DEVICE_RESERVED_BYTES: u64 = 1 << 20;
+/// The first logical address that a chunk gets in a new filesystem.
+const FIRST_LOGICAL: u64 = 1 << 20;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// A filesystem larger than this gets metadata chunks of 1 GiB.
+const LARGE_FILESYSTEM_BYTES: u64 = 50 * GIB;
+/// The least that a chunk may be, unless that is all that is left.
+const CHUNK_BYTES_MIN: u64 = MIB;
+/// By how much an image grows that may grow.
+const GROWTH_BYTES: u64 = 256 * MIB;
+
+/// One device's allocated ranges.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceSpace {
+    pub(crate) item: DevItem,
+    /// Start to end of each device extent.
+    extents: BTreeMap<u64, u64>,
+    /// Whether the device's item must be written before the next superblock.
+    pub(crate) is_dirty: bool,
+}
+
+impl DeviceSpace {
+    pub(crate) fn new(item: DevItem) -> Self {
+        Self { item, extents: BTreeMap::new(), is_dirty: false }
+    }
+
+    /// Enters a device extent.
+    ///
+    /// # Errors
+    /// `Overlap` with another.
+    pub(crate) fn occupy(&mut self, start: u64, len_bytes: u64) -> Result<()> {
+        let end = start.checked_add(len_bytes).filter(|end| *end > start);
+        let before_end = self.extents.range(..=start).next_back().map_or(0, |(_, end)| *end);
+        let behind = self.extents.range(start..).next().map_or(u64::MAX, |(start, _)| *start);
+        match end {
+            Some(end) if before_end <= start && end <= behind => {
+                self.extents.insert(start, end);
+                Ok(())
+            }
+            _ => Err(Error::Corrupt(
+                Corruption::new(Reason::Overlap)
+                    .in_root(RootId::DEV_TREE)
+                    .have(format!("device extent of {len_bytes} bytes at {start}"))
+                    .expect("a range of its own"),
+            )),
+        }
+    }
+
+    /// The first free range of at least `len_bytes`, or the largest there is.
+    fn find(&self, len_bytes: u64) -> (u64, u64) {
+        let mut at = DEVICE_RESERVED_BYTES;
+        let mut largest = (at, 0);
+        let end = (self.item.total_bytes.get(), self.item.total_bytes.get());
+        for (start, extent_end) in self.extents.iter().map(|(s, e)| (*s, *e)).chain([end]) {
+            let free = start.saturating_sub(at) / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
+            if free >= len_bytes {
+                return (at, len_bytes);
+            }
+            if free > largest.1 {
+                largest = (at, free);
+            }
+            at = at.max(extent_end.next_multiple_of(STRIPE_LEN_BYTES));
+        }
+        largest
+    }
+
+    /// End of the last device extent.
+    pub(crate) fn allocated_end(&self) -> u64 {
+        self.extents.values().next_back().copied().unwrap_or(DEVICE_RESERVED_BYTES)
+    }
+
+    fn total_bytes(&self) -> u64 {
+        self.item.total_bytes.get()
+    }
+}
+
+/// Copies that a profile keeps, and whether all lie on one device.
+fn copies(profile: BlockGroupFlags) -> Result<(usize, bool)> {
+    match profile {
+        BlockGroupFlags(0) => Ok((1, true)),
+        BlockGroupFlags::DUP => Ok((2, true)),
+        BlockGroupFlags::RAID1 => Ok((2, false)),
+        BlockGroupFlags::RAID1C3 => Ok((3, false)),
+        BlockGroupFlags::RAID1C4 => Ok((4, false)),
+        other => Err(Error::Unsupported {
+            what: format!(
+                "allocating a chunk with profile {}",
+                other.profile_name().unwrap_or("of several bits")
+            ),
+        }),
+    }
+}
+
+/// Bytes that a new chunk should have: a tenth of the devices at most, and no more than its class
+/// is given.
+///
+/// Source: the sizes that Linux uses since 2018 (data 1 GiB, metadata 256 MiB or 1 GiB, system
+/// 32 MiB).
+fn wanted_bytes(class: Class, devices_bytes: u64) -> u64 {
+    let most = match class {
+        Class::Data => GIB,
+        Class::Metadata if devices_bytes > LARGE_FILESYSTEM_BYTES => GIB,
+        Class::Metadata => 256 * MIB,
+        Class::System => 32 * MIB,
+    };
+    let tenth = devices_bytes / 10 / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
+    most.min(tenth).max(CHUNK_BYTES_MIN)
+}
+
+impl Allocator {
+    /// Adds a block group of `class`, of the profile that its groups have. Returns false when the
+    /// devices have no room.
+    ///
+    /// # Errors
+    /// `Unsupported` for a profile that is not allocated yet; or the volume's error.
+    pub(super) fn allocate_chunk(&self, _roots: &Roots, class: Class) -> Result<bool> {
+        let flags = {
+            let state = self.state();
+            let group = state.groups.values().rev();
+            group
+                .map(|group| group.flags)
+                .find(|flags| Self::class_of_group(*flags) == class)
+                .unwrap_or(default_flags(class, self.is_mixed))
+        };
+        if class != Class::System && !self.has_room_in_system(flags)? {
+            return Ok(false);
+        }
+        let devices_bytes = self.state().devices.values().map(DeviceSpace::total_bytes).sum();
+        self.add_chunk(flags, wanted_bytes(class, devices_bytes))
+    }
+
+    /// Makes sure that the chunk tree can take the items of one more chunk.
+    fn has_room_in_system(&self, flags: BlockGroupFlags) -> Result<bool> {
+        let needed = 16 * self.nodesize_bytes();
+        let (free, system) = {
+            let state = self.state();
+            let groups = state.groups.values().rev();
+            let system = groups
+                .map(|group| group.flags)
+                .find(|flags| Self::class_of_group(*flags) == Class::System);
+            (state.spaces[Class::System.index()].loaded_free_bytes, system)
+        };
+        if free >= needed {
+            return Ok(true);
+        }
+        let system = system.unwrap_or(BlockGroupFlags::SYSTEM | flags.profile());
+        let devices_bytes = self.state().devices.values().map(DeviceSpace::total_bytes).sum();
+        self.add_chunk(system, wanted_bytes(Class::System, devices_bytes))
+    }
+
+    /// Adds a block group of `flags` with at most `wanted_bytes`. Returns false when the devices
+    /// have no room.
+    ///
+    /// # Errors
+    /// `Unsupported` for a profile that is not allocated yet; or the volume's error.
+    pub(crate) fn add_chunk(&self, flags: BlockGroupFlags, wanted_bytes: u64) -> Result<bool> {
+        let mut state = self.state();
+        let found = match place(&state, flags, wanted_bytes)? {
+            Some(found) => Some(found),
+            None if self.options.grow_device && state.devices.len() == 1 => {
+                self.grow(&mut state, flags, wanted_bytes)?;
+                place(&state, flags, wanted_bytes)?
+            }
+            None => None,
+        };
+        let Some((stripes, len_bytes)) = found else { return Ok(false) };
+        let last = state.groups.values().next_back();
+        let start = LogicalAddr(last.map_or(FIRST_LOGICAL, |group| group.end().0));
+        let sector_size = u32::try_from(self.sectorsize_bytes()).expect("at most 64 KiB");
+        let chunk = Chunk {
+            start,
+            len_bytes,
+            stripe_len_bytes: STRIPE_LEN_BYTES,
+            flags,
+            io_align: u32::try_from(STRIPE_LEN_BYTES).expect("64 KiB"),
+            io_width: u32::try_from(STRIPE_LEN_BYTES).expect("64 KiB"),
+            sector_size,
+            sub_stripes: 1,
+            stripes: stripes.clone(),
+        };
+        self.store.volume().add_chunk(chunk)?;
+        for stripe in &stripes {
+            let device = state.devices.get_mut(&stripe.device).expect("placed on it");
+            device.occupy(stripe.offset.0, len_bytes)?;
+            device.item.bytes_used += len_bytes;
+            device.is_dirty = true;
+            self.store.volume().set_device_item(device.item);
+        }
+        let mut group = BlockGroup::new(start, len_bytes, flags, 0);
+        group.is_new = true;
+        state.groups.insert(start, group);
+        drop(state);
+        self.enter_free_space(start, &[(start.0, start.0 + len_bytes)])?;
+        Ok(true)
+    }
+
+    /// Makes the only device longer, so that a chunk of `wanted_bytes` fits behind what is there.
+    fn grow(&self, state: &mut State, flags: BlockGroupFlags, wanted_bytes: u64) -> Result<()> {
+        let (copies, _) = copies(flags.profile())?;
+        let (devid, device) = state.devices.iter_mut().next().expect("the only device");
+        let needed = device.allocated_end() + wanted_bytes * copies as u64;
+        let total = needed.max(device.total_bytes() + GROWTH_BYTES).next_multiple_of(MIB);
+        self.store.volume().resize_device(*devid, total)?;
+        device.item.total_bytes = total.into();
+        device.is_dirty = true;
+        self.store.volume().set_device_item(device.item);
+        Ok(())
+    }
+
+    /// Cuts the only device off behind its last device extent. Returns its new length.
+    ///
+    /// # Errors
+    /// The device's error.
+    pub(crate) fn shrink_device_to_fit(&self) -> Result<u64> {
+        let mut state = self.state();
+        let Some((devid, device)) = state.devices.iter_mut().next() else { return Ok(0) };
+        let total = device.allocated_end().next_multiple_of(self.sectorsize_bytes());
+        device.item.total_bytes = total.into();
+        device.is_dirty = true;
+        self.store.volume().set_device_item(device.item);
+        let _ = devid;
+        Ok(total)
+    }
+
+    /// Bytes of all devices.
+    pub(crate) fn devices_bytes(&self) -> u64 {
+        self.state().devices.values().map(DeviceSpace::total_bytes).sum()
+    }
+
+    /// Enters a device of a filesystem that is being made.
+    pub(crate) fn add_device(&self, item: DevItem) {
+        let mut state = self.state();
+        let mut space = DeviceSpace::new(item);
+        space.is_dirty = true;
+        state.devices.insert(DeviceId(item.devid.get()), space);
+        state.is_loaded = true;
+        self.store.volume().set_device_item(item);
+    }
+}
+
+/// Places the stripes of a chunk of at most `wanted_bytes`.
+fn place(
+    state: &State,
+    flags: BlockGroupFlags,
+    wanted_bytes: u64,
+) -> Result<Option<(Vec<ChunkStripe>, u64)>> {
+    let (copies, on_one) = copies(flags.profile())?;
+    let mut devices: Vec<&DeviceSpace> = state.devices.values().collect();
+    // The emptiest first, so that devices fill evenly; by number where equal.
+    devices.sort_by_key(|device| {
+        let unallocated = device.total_bytes().saturating_sub(device.item.bytes_used.get());
+        (std::cmp::Reverse(unallocated), device.item.devid.get())
+    });
+    let mut len_bytes = wanted_bytes;
+    loop {
+        let mut stripes = Vec::with_capacity(copies);
+        let mut least = len_bytes;
+        if on_one {
+            for device in &devices {
+                let mut trial = (*device).clone();
+                stripes.clear();
+                for _ in 0..copies {
+                    let (offset, found) = trial.find(len_bytes);
+                    least = least.min(found);
+                    if found < len_bytes {
+                        break;
+                    }
+                    trial.occupy(offset, len_bytes)?;
+                    stripes.push(stripe(device, offset));
+                }
+                if stripes.len() == copies {
+                    break;
+                }
+            }
+        } else {
+            for device in &devices {
+                let (offset, found) = device.find(len_bytes);
+                if found >= len_bytes {
+                    stripes.push(stripe(device, offset));
+                    if stripes.len() == copies {
+                        break;
+                    }
+                } else {
+                    least = least.min(found);
+                }
+            }
+        }
+        if stripes.len() == copies {
+            return Ok(Some((stripes, len_bytes)));
+        }
+        // Nothing that large: half of it, or what the last look found, whichever is less.
+        len_bytes = least.min(len_bytes / 2) / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
+        if len_bytes < CHUNK_BYTES_MIN {
+            return Ok(None);
+        }
+    }
+}
+
+fn stripe(device: &DeviceSpace, offset: u64) -> ChunkStripe {
+    ChunkStripe {
+        device: DeviceId(device.item.devid.get()),
+        offset: PhysicalAddr(offset),
+        device_uuid: Uuid(device.item.uuid),
+    }
+}
+
+fn default_flags(class: Class, is_mixed: bool) -> BlockGroupFlags {
+    match class {
+        Class::Data => BlockGroupFlags::DATA,
+        Class::Metadata if is_mixed => BlockGroupFlags::DATA | BlockGroupFlags::METADATA,
+        Class::Metadata => BlockGroupFlags::METADATA | BlockGroupFlags::DUP,
+        Class::System => BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP,
+    }
+}

@@ -1,0 +1,142 @@
+//! Delayed references: what the extent tree is still to be told.
+//!
+//! A change of references is queued here, by extent, and merged: an extent that was allocated and
+//! freed within a transaction never reaches the extent tree. The queue is run in address order by
+//! [`super::extent_tree`], additions before drops, until it stays empty.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+use ubtrfs_ondisk::extent::BackRef;
+use ubtrfs_ondisk::{Key, LogicalAddr};
+
+/// What an extent is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ExtentKind {
+    /// A tree block.
+    Block {
+        level: u8,
+        /// Kept by filesystems without SKINNY_METADATA.
+        first_key: Key,
+    },
+    /// File data.
+    Data,
+}
+
+/// The pending changes of one extent.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) len_bytes: u64,
+    pub(crate) kind: ExtentKind,
+    /// Allocated in this transaction and not in the extent tree yet.
+    pub(crate) is_new: bool,
+    /// Net change by reference; the count inside each `BackRef` is 1 and means nothing.
+    pub(crate) changes: SmallVec<[(BackRef, i64); 1]>,
+}
+
+/// What became of a queued change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Queued {
+    /// It waits to be run.
+    Pending,
+    /// It undid the extent's allocation: the extent never was, its space is free at once.
+    Cancelled,
+}
+
+/// All pending changes.
+#[derive(Debug, Default)]
+pub(crate) struct DelayedRefs {
+    heads: BTreeMap<LogicalAddr, Head>,
+}
+
+impl DelayedRefs {
+    /// Number of extents with pending changes.
+    pub(crate) fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// Takes everything queued so far.
+    pub(crate) fn take(&mut self) -> BTreeMap<LogicalAddr, Head> {
+        std::mem::take(&mut self.heads)
+    }
+
+    /// Queues the first reference of an extent that was just allocated.
+    pub(crate) fn add_extent(
+        &mut self,
+        addr: LogicalAddr,
+        len_bytes: u64,
+        kind: ExtentKind,
+        reference: BackRef,
+        count: i64,
+    ) {
+        let changes = SmallVec::from_elem((reference, count), 1);
+        let head = Head { len_bytes, kind, is_new: true, changes };
+        let before = self.heads.insert(addr, head);
+        debug_assert!(before.is_none(), "extent {addr} was allocated twice");
+    }
+
+    /// Queues a change of `count` references, negative to drop.
+    pub(crate) fn change(
+        &mut self,
+        addr: LogicalAddr,
+        len_bytes: u64,
+        kind: ExtentKind,
+        reference: BackRef,
+        count: i64,
+    ) -> Queued {
+        let head = self.heads.entry(addr).or_insert_with(|| Head {
+            len_bytes,
+            kind,
+            is_new: false,
+            changes: SmallVec::new(),
+        });
+        match head.changes.iter_mut().find(|(known, _)| *known == reference) {
+            Some((_, pending)) => *pending += count,
+            None => head.changes.push((reference, count)),
+        }
+        head.changes.retain(|(_, pending)| *pending != 0);
+        if !head.changes.is_empty() {
+            return Queued::Pending;
+        }
+        let was_new = head.is_new;
+        self.heads.remove(&addr);
+        if was_new { Queued::Cancelled } else { Queued::Pending }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ubtrfs_ondisk::RootId;
+
+    const BLOCK: ExtentKind = ExtentKind::Block { level: 0, first_key: Key::MIN };
+
+    fn of(root: u64) -> BackRef {
+        BackRef::TreeBlock { root: RootId(root) }
+    }
+
+    #[test]
+    fn change_that_undoes_an_allocation_cancels_it() {
+        let mut refs = DelayedRefs::default();
+        refs.add_extent(LogicalAddr(4096), 4096, BLOCK, of(5), 1);
+        assert_eq!(refs.change(LogicalAddr(4096), 4096, BLOCK, of(5), -1), Queued::Cancelled);
+        assert_eq!(refs.len(), 0);
+    }
+
+    #[test]
+    fn change_of_an_old_extent_that_cancels_leaves_nothing_to_run() {
+        let mut refs = DelayedRefs::default();
+        assert_eq!(refs.change(LogicalAddr(4096), 4096, BLOCK, of(5), 1), Queued::Pending);
+        assert_eq!(refs.change(LogicalAddr(4096), 4096, BLOCK, of(5), -1), Queued::Pending);
+        assert_eq!(refs.len(), 0);
+    }
+
+    #[test]
+    fn change_of_different_references_keeps_both() {
+        let mut refs = DelayedRefs::default();
+        refs.change(LogicalAddr(4096), 4096, BLOCK, of(5), -1);
+        refs.change(LogicalAddr(4096), 4096, BLOCK, of(6), 1);
+        let heads = refs.take();
+        assert_eq!(heads[&LogicalAddr(4096)].changes.len(), 2);
+    }
+}

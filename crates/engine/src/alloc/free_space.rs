@@ -1,0 +1,150 @@
+//! The free extents of one block group, in memory.
+
+use std::collections::BTreeMap;
+
+/// Disjoint free ranges, merged where they touch.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FreeSpace {
+    /// Start to end.
+    extents: BTreeMap<u64, u64>,
+    free_bytes: u64,
+    /// Where the last allocation ended; the next is sought from here.
+    cursor: u64,
+}
+
+impl FreeSpace {
+    /// Bytes that are free.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.free_bytes
+    }
+
+    /// The ranges, ascending.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.extents.iter().map(|(start, end)| (*start, *end))
+    }
+
+    /// Adds a range, none of which may be free already.
+    pub(crate) fn add(&mut self, mut start: u64, mut end: u64) {
+        if start >= end {
+            return;
+        }
+        self.free_bytes += end - start;
+        if let Some((&before, &before_end)) = self.extents.range(..start).next_back() {
+            debug_assert!(before_end <= start, "freed twice");
+            if before_end == start {
+                self.extents.remove(&before);
+                start = before;
+            }
+        }
+        if let Some((&after, &after_end)) = self.extents.range(start..).next() {
+            debug_assert!(end <= after, "freed twice");
+            if after == end {
+                self.extents.remove(&after);
+                end = after_end;
+            }
+        }
+        self.extents.insert(start, end);
+    }
+
+    /// Takes a range out, whatever of it is free.
+    pub(crate) fn remove(&mut self, start: u64, end: u64) {
+        let first = self.extents.range(..=start).next_back().map_or(start, |(first, _)| *first);
+        let hit: Vec<(u64, u64)> = self
+            .extents
+            .range(first..end)
+            .map(|(start, end)| (*start, *end))
+            .filter(|(_, hit_end)| *hit_end > start)
+            .collect();
+        for (hit_start, hit_end) in hit {
+            self.extents.remove(&hit_start);
+            self.free_bytes -= hit_end.min(end) - hit_start.max(start);
+            if hit_start < start {
+                self.extents.insert(hit_start, start);
+            }
+            if end < hit_end {
+                self.extents.insert(end, hit_end);
+            }
+        }
+    }
+
+    /// Takes a range of `max_bytes`, or the largest of at least `min_bytes` where there is none,
+    /// its start a multiple of `align_bytes`. Seeks from where the last one ended.
+    pub(crate) fn take(
+        &mut self,
+        min_bytes: u64,
+        max_bytes: u64,
+        align_bytes: u64,
+    ) -> Option<(u64, u64)> {
+        let mut largest: Option<(u64, u64)> = None;
+        let around = self
+            .extents
+            .range(..=self.cursor)
+            .next_back()
+            .filter(|(_, end)| **end > self.cursor)
+            .map(|(start, _)| *start);
+        let from = around.unwrap_or(self.cursor);
+        let candidates = self.extents.range(from..).chain(self.extents.range(..from));
+        for (&start, &end) in candidates {
+            let aligned = start.next_multiple_of(align_bytes);
+            let len = end.saturating_sub(aligned);
+            if len >= max_bytes {
+                largest = Some((aligned, max_bytes));
+                break;
+            }
+            if len >= min_bytes && largest.is_none_or(|(_, best)| len > best) {
+                largest = Some((aligned, len));
+            }
+        }
+        let (start, len) = largest?;
+        let len = len.min(max_bytes);
+        self.remove(start, start + len);
+        self.cursor = start + len;
+        Some((start, len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn add_neighbours_merge_to_one_range() {
+        let mut free = FreeSpace::default();
+        free.add(0, 10);
+        free.add(20, 30);
+        free.add(10, 20);
+        assert_eq!(free.ranges().collect::<Vec<_>>(), [(0, 30)]);
+        assert_eq!(free.free_bytes(), 30);
+    }
+
+    #[test]
+    fn remove_across_several_keeps_the_outside() {
+        let mut free = FreeSpace::default();
+        free.add(0, 10);
+        free.add(20, 30);
+        free.add(40, 50);
+        free.remove(5, 45);
+        assert_eq!(free.ranges().collect::<Vec<_>>(), [(0, 5), (45, 50)]);
+        assert_eq!(free.free_bytes(), 10);
+    }
+
+    #[test]
+    fn take_goes_on_where_the_last_ended_and_wraps() {
+        let mut free = FreeSpace::default();
+        free.add(0, 100);
+        assert_eq!(free.take(10, 10, 1), Some((0, 10)));
+        assert_eq!(free.take(10, 10, 1), Some((10, 10)));
+        free.add(0, 10);
+        assert_eq!(free.take(80, 80, 1), Some((20, 80)));
+        assert_eq!(free.take(1, 80, 1), Some((0, 20)));
+        assert_eq!(free.take(1, 80, 1), None);
+    }
+
+    #[test]
+    fn take_aligned_leaves_the_rest_free() {
+        let mut free = FreeSpace::default();
+        free.add(4, 100);
+        assert_eq!(free.take(16, 16, 16), Some((16, 16)));
+        assert_eq!(free.free_bytes(), 80);
+    }
+}

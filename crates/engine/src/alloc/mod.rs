@@ -1,0 +1,339 @@
+//! Space: block groups, extents and their references, the free space tree, chunks.
+//!
+//! Invariants:
+//!
+//! 1. Copying a block changes only what is in memory here and queues delayed refs. The extent
+//!    tree, the free space tree, block group items and chunks are edited by [`settle`] alone,
+//!    which the commit runs.
+//! 2. Space is given out only from groups whose free space is loaded. Loading happens in
+//!    [`load`], before a transaction's handle is granted, when no tree is locked.
+//! 3. Space freed in a transaction is pinned: it becomes free when the superblock that no longer
+//!    reaches it is durable. Space that was allocated and freed within one transaction, and never
+//!    written, is free at once.
+//! 4. A handle exists only for a reservation that was granted, and granting keeps back what the
+//!    commit itself needs. So an allocation under a handle, or in the commit, does not fail.
+//!
+//! The one lock here is innermost: nothing else is locked while it is held.
+//!
+//! A crash leaves what the last superblock says; all of this is memory.
+
+pub(crate) mod block_group;
+pub(crate) mod chunk;
+pub(crate) mod delayed_ref;
+mod extent_tree;
+mod free_space;
+mod free_space_tree;
+mod load;
+pub(crate) mod settle;
+mod space_info;
+
+use std::collections::BTreeMap;
+
+use ubtrfs_ondisk::block::{Block, NewBlock};
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_ondisk::extent::{BackRef, ExtentItem, InlineRefs, flags};
+use ubtrfs_ondisk::features::{CompatRo, Incompat};
+use ubtrfs_ondisk::misc::OnDisk;
+use ubtrfs_ondisk::superblock::Superblock;
+use ubtrfs_ondisk::{
+    DeviceId, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid,
+};
+use ubtrfs_rt::{Arc, Mutex, MutexGuard};
+
+use crate::btree::{BlockPtr, Roots, Store, Tree};
+use crate::error::{Error, Result};
+use block_group::BlockGroup;
+use chunk::DeviceSpace;
+use delayed_ref::{DelayedRefs, ExtentKind, Queued};
+use space_info::SpaceInfo;
+pub(crate) use space_info::{Class, Usage};
+
+/// Options of the allocator that only measurements and image builders change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct AllocOptions {
+    /// Remember the form of each group's free space (see [`free_space_tree`]).
+    pub(crate) cache_free_space_form: bool,
+    /// Let the only device, an image file, grow when no space is left on it.
+    pub(crate) grow_device: bool,
+}
+
+impl Default for AllocOptions {
+    fn default() -> Self {
+        Self { cache_free_space_form: true, grow_device: false }
+    }
+}
+
+/// The allocator of one filesystem.
+#[derive(Debug)]
+pub(crate) struct Allocator {
+    store: Arc<Store>,
+    pub(crate) options: AllocOptions,
+    fsid: Uuid,
+    chunk_tree_uuid: Uuid,
+    is_skinny: bool,
+    is_mixed: bool,
+    has_free_space_tree: bool,
+    has_block_group_tree: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_loaded: bool,
+    groups: BTreeMap<LogicalAddr, BlockGroup>,
+    spaces: [SpaceInfo; Class::COUNT],
+    refs: DelayedRefs,
+    /// Ranges freed in the running transaction.
+    pinned: Vec<(u64, u64)>,
+    devices: BTreeMap<DeviceId, DeviceSpace>,
+    /// Bytes of metadata promised to open handles.
+    reserved_bytes: u64,
+    /// Metadata blocks allocated since the transaction began.
+    allocated_blocks: u64,
+}
+
+impl Allocator {
+    /// An allocator that has loaded nothing yet. `chunk_tree_uuid` is what block headers carry.
+    pub(crate) fn new(
+        store: Arc<Store>,
+        superblock: &Superblock,
+        chunk_tree_uuid: Uuid,
+        options: AllocOptions,
+    ) -> Self {
+        let incompat = Incompat(superblock.incompat_flags.get());
+        let compat_ro = CompatRo(superblock.compat_ro_flags.get());
+        let valid_free_space_tree = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
+        Self {
+            store,
+            options,
+            fsid: superblock.header_fsid(),
+            chunk_tree_uuid,
+            is_skinny: incompat.contains(Incompat::SKINNY_METADATA),
+            is_mixed: incompat.contains(Incompat::MIXED_GROUPS),
+            has_free_space_tree: compat_ro.contains(valid_free_space_tree),
+            has_block_group_tree: compat_ro.contains(CompatRo::BLOCK_GROUP_TREE),
+            state: Mutex::new(State::default()),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    fn nodesize_bytes(&self) -> u64 {
+        self.store.geometry().nodesize_bytes as u64
+    }
+
+    fn sectorsize_bytes(&self) -> u64 {
+        self.store.geometry().sectorsize_bytes as u64
+    }
+
+    /// What a block of `owner` at `bytenr` begins with.
+    pub(crate) fn new_block(
+        &self,
+        bytenr: LogicalAddr,
+        generation: Generation,
+        owner: RootId,
+    ) -> NewBlock {
+        NewBlock {
+            fsid: self.fsid,
+            chunk_tree_uuid: self.chunk_tree_uuid,
+            bytenr,
+            generation,
+            owner,
+            nodesize_bytes: self.store.geometry().nodesize_bytes,
+        }
+    }
+
+    fn class_of_tree(root: RootId) -> Class {
+        if root == RootId::CHUNK_TREE { Class::System } else { Class::Metadata }
+    }
+
+    /// The class that data is allocated from: that of metadata where groups are mixed.
+    fn data_class(&self) -> Class {
+        if self.is_mixed { Class::Metadata } else { Class::Data }
+    }
+
+    fn class_of_group(flags: BlockGroupFlags) -> Class {
+        if flags.contains(BlockGroupFlags::SYSTEM) {
+            Class::System
+        } else if flags.contains(BlockGroupFlags::METADATA) {
+            Class::Metadata
+        } else {
+            Class::Data
+        }
+    }
+
+    /// Gives out a block and queues its reference.
+    ///
+    /// # Errors
+    /// `NoSpace`, which a reservation rules out.
+    pub(crate) fn allocate_block(
+        &self,
+        root: RootId,
+        level: u8,
+        first_key: Key,
+    ) -> Result<LogicalAddr> {
+        let nodesize = self.nodesize_bytes();
+        let mut state = self.state();
+        let class = Self::class_of_tree(root);
+        let (start, _) = state.take(class, nodesize, nodesize, nodesize)?;
+        let addr = LogicalAddr(start);
+        let kind = ExtentKind::Block { level, first_key };
+        state.refs.add_extent(addr, nodesize, kind, BackRef::TreeBlock { root }, 1);
+        state.allocated_blocks += 1;
+        Ok(addr)
+    }
+
+    /// Takes back a tree's reference to a block. One that never was on the medium leaves no trace.
+    pub(crate) fn free_block(&self, root: RootId, ptr: &BlockPtr) {
+        let nodesize = self.nodesize_bytes();
+        let kind = ExtentKind::Block { level: ptr.level, first_key: Key::MIN };
+        let mut state = self.state();
+        let reference = BackRef::TreeBlock { root };
+        if state.refs.change(ptr.addr, nodesize, kind, reference, -1) == Queued::Cancelled {
+            state.give(ptr.addr.0, nodesize);
+        }
+    }
+
+    /// Refuses a block that a snapshot may share: copying it would need references added below
+    /// it, which this version does not do.
+    ///
+    /// # Errors
+    /// `Unsupported`; or what stops the look-up.
+    pub(crate) fn check_unshared(&self, roots: &Roots, tree: &Tree, block: &Block) -> Result<()> {
+        if !tree.id.is_subvolume() || block.generation() > tree.last_snapshot() {
+            return Ok(());
+        }
+        let extent_tree = roots.tree(RootId::EXTENT_TREE)?;
+        let objectid = ObjectId(block.bytenr().0);
+        let level = u64::from(block.level());
+        let skinny = Key::new(objectid, KeyType::METADATA_ITEM, level);
+        let long = Key::new(objectid, KeyType::EXTENT_ITEM, self.nodesize_bytes());
+        for key in [skinny, long] {
+            let Some(bytes) = extent_tree.lookup(&key)? else { continue };
+            let item = ExtentItem::peek(&bytes)?;
+            let mut inline = InlineRefs::of_item(key.ty, &bytes)?;
+            let own = BackRef::TreeBlock { root: tree.id };
+            let is_own = matches!(inline.next(), Some(Ok(reference)) if reference == own);
+            if item.refs.get() == 1 && item.flags.get() & flags::FULL_BACKREF == 0 && is_own {
+                return Ok(());
+            }
+        }
+        Err(Error::Unsupported {
+            what: format!(
+                "changing subvolume {}, which shares tree blocks with a snapshot (block {})",
+                tree.id,
+                block.bytenr()
+            ),
+        })
+    }
+
+    /// Gives out space for data: `max_bytes`, or the largest free extent of at least `min_bytes`.
+    /// The space has no reference yet: [`Allocator::add_data`] or [`Allocator::release_data`]
+    /// must follow before the transaction commits.
+    ///
+    /// # Errors
+    /// `NoSpace` where neither loaded groups nor a new chunk have it.
+    pub(crate) fn allocate_data(
+        &self,
+        roots: &Roots,
+        min_bytes: u64,
+        max_bytes: u64,
+    ) -> Result<(LogicalAddr, u64)> {
+        let class = self.data_class();
+        let align = self.sectorsize_bytes();
+        loop {
+            if let Ok((start, len)) = self.state().take(class, max_bytes, max_bytes, align) {
+                return Ok((LogicalAddr(start), len));
+            }
+            if self.load_free_space(roots, class)? || self.allocate_chunk(roots, class)? {
+                continue;
+            }
+            let (start, len) = self.state().take(class, min_bytes, max_bytes, align)?;
+            return Ok((LogicalAddr(start), len));
+        }
+    }
+
+    /// Gives back space of [`Allocator::allocate_data`] that was not used.
+    pub(crate) fn release_data(&self, start: LogicalAddr, len_bytes: u64) {
+        self.state().give(start.0, len_bytes);
+    }
+
+    /// Queues the first reference of a data extent: `count` file extents of `inode` in `root`.
+    /// `offset` is the file offset minus the offset in the extent.
+    pub(crate) fn add_data(
+        &self,
+        start: LogicalAddr,
+        len_bytes: u64,
+        root: RootId,
+        inode: InodeNo,
+        offset: u64,
+    ) {
+        let reference = BackRef::ExtentData { root, inode, offset, count: 1 };
+        self.state().refs.add_extent(start, len_bytes, ExtentKind::Data, reference, 1);
+    }
+
+    /// Blocks allocated since the transaction began, and extents with references still to run:
+    /// what decides when a transaction is large enough.
+    pub(crate) fn pending(&self) -> (u64, usize) {
+        let state = self.state();
+        (state.allocated_blocks, state.refs.len())
+    }
+
+    /// What each class of space holds.
+    pub(crate) fn usage(&self) -> Vec<Usage> {
+        self.state().usage()
+    }
+}
+
+impl State {
+    /// Takes space of a class out of a loaded group.
+    fn take(
+        &mut self,
+        class: Class,
+        min_bytes: u64,
+        max_bytes: u64,
+        align_bytes: u64,
+    ) -> Result<(u64, u64)> {
+        let space = &mut self.spaces[class.index()];
+        let hint = space.hint;
+        let behind = self.groups.range(hint..).map(|(start, _)| *start);
+        let before = self.groups.range(..hint).map(|(start, _)| *start);
+        let order: smallvec::SmallVec<[LogicalAddr; 8]> = behind.chain(before).collect();
+        for start in order {
+            let group = self.groups.get_mut(&start).expect("a key of the map");
+            if Allocator::class_of_group(group.flags) != class
+                || group.loaded_free_bytes() < min_bytes
+            {
+                continue;
+            }
+            let free = group.free.as_mut().expect("has loaded free bytes");
+            if let Some((at, len)) = free.take(min_bytes, max_bytes, align_bytes) {
+                space.hint = start;
+                space.loaded_free_bytes -= len;
+                return Ok((at, len));
+            }
+        }
+        Err(Error::NoSpace {
+            what: class.name(),
+            needed_bytes: min_bytes,
+            available_bytes: space.loaded_free_bytes,
+        })
+    }
+
+    /// Makes a range free at once.
+    fn give(&mut self, start: u64, len_bytes: u64) {
+        let Some(group) = self.group_at_mut(start) else { return };
+        let class = Allocator::class_of_group(group.flags);
+        if let Some(free) = group.free.as_mut() {
+            free.add(start, start + len_bytes);
+            self.spaces[class.index()].loaded_free_bytes += len_bytes;
+        }
+    }
+
+    fn group_at_mut(&mut self, addr: u64) -> Option<&mut BlockGroup> {
+        let (_, group) = self.groups.range_mut(..=LogicalAddr(addr)).next_back()?;
+        (addr < group.end().0).then_some(group)
+    }
+}

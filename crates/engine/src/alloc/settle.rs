@@ -1,0 +1,314 @@
+//! Settling: what the allocator did in memory becomes items. Only the commit runs this, with no
+//! handle open; each pass may queue more, and the commit repeats until a pass finds nothing.
+
+use ubtrfs_ondisk::block_group::{BlockGroupFlags, BlockGroupItem};
+use ubtrfs_ondisk::chunk::Chunk;
+use ubtrfs_ondisk::misc::{DevExtent, DevItem, OnDisk};
+use ubtrfs_ondisk::{
+    Corruption, DeviceId, Generation, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId,
+};
+use ubtrfs_rt::Arc;
+use zerocopy::IntoBytes;
+
+use super::block_group::{BlockGroup, FreeSpaceForm};
+use super::chunk::DeviceSpace;
+use super::extent_tree::{self, Form, Outcome};
+use super::free_space_tree::{Delta, FreeSpaceTree};
+use super::{Allocator, Class};
+use crate::btree::{Editor, Roots, Tree};
+use crate::error::{Error, Result};
+
+impl Allocator {
+    /// One pass: items of new chunks, delayed refs, free space, block groups, devices. Returns
+    /// whether there was anything to do.
+    ///
+    /// # Errors
+    /// What stops an edit; the transaction must then not commit.
+    pub(crate) fn settle(&self, roots: &Roots, generation: Generation) -> Result<bool> {
+        let mut did = self.insert_new_groups(roots, generation)?;
+        while self.run_delayed_refs(roots, generation)? {
+            did = true;
+        }
+        did |= self.write_groups(roots, generation)?;
+        did |= self.write_devices(roots, generation)?;
+        Ok(did)
+    }
+
+    fn edit<'a>(&'a self, roots: &'a Roots, tree: &'a Tree, generation: Generation) -> Editor<'a> {
+        Editor::new(tree, roots, self, generation)
+    }
+
+    fn group_items_tree(&self, roots: &Roots) -> Result<Arc<Tree>> {
+        roots.tree(if self.has_block_group_tree {
+            RootId::BLOCK_GROUP_TREE
+        } else {
+            RootId::EXTENT_TREE
+        })
+    }
+
+    fn insert_new_groups(&self, roots: &Roots, generation: Generation) -> Result<bool> {
+        let new: Vec<(LogicalAddr, u64, BlockGroupFlags, FreeSpaceForm)> = {
+            let mut state = self.state();
+            let new = state.groups.values_mut().filter(|group| group.is_new);
+            new.map(|group| {
+                group.is_new = false;
+                (group.start, group.len_bytes, group.flags, group.form)
+            })
+            .collect()
+        };
+        for (start, len_bytes, flags, mut form) in new.iter().copied() {
+            let chunk = self.store.volume().chunk_at(start).ok_or_else(|| no_chunk(start))?;
+            self.insert_chunk(roots, generation, &chunk)?;
+            let item = BlockGroupItem {
+                used: 0.into(),
+                chunk_objectid: ObjectId::FIRST_CHUNK_TREE.0.into(),
+                flags: flags.0.into(),
+            };
+            let tree = self.group_items_tree(roots)?;
+            let key = Key::new(ObjectId(start.0), KeyType::BLOCK_GROUP_ITEM, len_bytes);
+            self.edit(roots, &tree, generation).insert(key, size_of_val(&item), |to| {
+                to.copy_from_slice(item.as_bytes());
+            })?;
+            if self.has_free_space_tree {
+                let tree = roots.tree(RootId::FREE_SPACE_TREE)?;
+                let mut editor = self.edit(roots, &tree, generation);
+                self.free_space_tree(&mut editor).add_group(&mut form)?;
+                drop(editor);
+                self.set_form(form);
+            }
+        }
+        Ok(!new.is_empty())
+    }
+
+    fn insert_chunk(&self, roots: &Roots, generation: Generation, chunk: &Chunk) -> Result<()> {
+        let bytes = chunk.to_bytes();
+        let key = Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, chunk.start.0);
+        let mut editor = self.edit(roots, &roots.chunk_tree, generation);
+        editor.insert(key, bytes.len(), |to| to.copy_from_slice(&bytes))?;
+        drop(editor);
+        let tree = roots.tree(RootId::DEV_TREE)?;
+        let mut editor = self.edit(roots, &tree, generation);
+        for stripe in &chunk.stripes {
+            let extent = DevExtent {
+                chunk_tree: RootId::CHUNK_TREE.0.into(),
+                chunk_objectid: ObjectId::FIRST_CHUNK_TREE.0.into(),
+                chunk_offset: chunk.start.0.into(),
+                length: stripe_len_bytes(chunk).into(),
+                chunk_tree_uuid: self.chunk_tree_uuid.0,
+            };
+            let key = Key::new(ObjectId(stripe.device.0), KeyType::DEV_EXTENT, stripe.offset.0);
+            editor.insert(key, size_of_val(&extent), |to| to.copy_from_slice(extent.as_bytes()))?;
+        }
+        Ok(())
+    }
+
+    fn free_space_tree<'e, 'a>(&self, editor: &'e mut Editor<'a>) -> FreeSpaceTree<'e, 'a> {
+        FreeSpaceTree {
+            editor,
+            sectorsize_bytes: self.sectorsize_bytes(),
+            is_form_cached: self.options.cache_free_space_form,
+            form_searches: 0,
+        }
+    }
+
+    fn set_form(&self, form: FreeSpaceForm) {
+        if let Some(group) = self.state().groups.get_mut(&form.start) {
+            group.form = form;
+        }
+    }
+
+    /// Runs what is queued now, in address order. Returns whether anything was.
+    fn run_delayed_refs(&self, roots: &Roots, generation: Generation) -> Result<bool> {
+        let heads = self.state().refs.take();
+        if heads.is_empty() {
+            return Ok(false);
+        }
+        let form =
+            Form { is_skinny: self.is_skinny, nodesize_bytes: self.nodesize_bytes(), generation };
+        let tree = roots.tree(RootId::EXTENT_TREE)?;
+        let mut deltas = Vec::new();
+        let mut editor = self.edit(roots, &tree, generation);
+        for (addr, head) in &heads {
+            let is_free = match extent_tree::run(&mut editor, &form, *addr, head)? {
+                Outcome::Changed => continue,
+                Outcome::Allocated => false,
+                Outcome::Freed => true,
+            };
+            deltas.push(Delta { start: addr.0, end: addr.0 + head.len_bytes, is_free });
+        }
+        drop(editor);
+        self.account(&deltas)?;
+        if self.has_free_space_tree {
+            self.apply_free_space(roots, generation, &merge(deltas))?;
+        }
+        Ok(true)
+    }
+
+    /// Changes what block groups say is used, and pins what was freed.
+    fn account(&self, deltas: &[Delta]) -> Result<()> {
+        let mut state = self.state();
+        for delta in deltas {
+            let len = delta.end - delta.start;
+            let group = state
+                .group_at_mut(delta.start)
+                .ok_or_else(|| no_chunk(LogicalAddr(delta.start)))?;
+            group.is_dirty = true;
+            let used = if delta.is_free {
+                group.used_bytes.checked_sub(len)
+            } else {
+                group.used_bytes.checked_add(len).filter(|used| *used <= group.len_bytes)
+            };
+            group.used_bytes = used.ok_or_else(|| {
+                Error::Corrupt(
+                    Corruption::new(Reason::BadValue)
+                        .have(format!("block group {} used {}", group.start, group.used_bytes))
+                        .expect(format!("room to change by {len}")),
+                )
+            })?;
+            if delta.is_free {
+                state.pinned.push((delta.start, delta.end));
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_free_space(
+        &self,
+        roots: &Roots,
+        generation: Generation,
+        deltas: &[Delta],
+    ) -> Result<()> {
+        let tree = roots.tree(RootId::FREE_SPACE_TREE)?;
+        let mut rest = deltas;
+        while let Some(first) = rest.first() {
+            let form = {
+                let mut state = self.state();
+                let group = state.group_at_mut(first.start);
+                group.ok_or_else(|| no_chunk(LogicalAddr(first.start)))?.form
+            };
+            let count = rest.partition_point(|delta| delta.start < form.end().0);
+            let (own, others) = rest.split_at(count);
+            let mut form = form;
+            let mut editor = self.edit(roots, &tree, generation);
+            self.free_space_tree(&mut editor).apply(&mut form, own)?;
+            drop(editor);
+            self.set_form(form);
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn write_groups(&self, roots: &Roots, generation: Generation) -> Result<bool> {
+        let dirty: Vec<(LogicalAddr, u64, BlockGroupItem)> = {
+            let mut state = self.state();
+            let dirty = state.groups.values_mut().filter(|group| group.is_dirty);
+            dirty.map(item_of).collect()
+        };
+        let tree = self.group_items_tree(roots)?;
+        let mut editor = self.edit(roots, &tree, generation);
+        for (start, len_bytes, item) in &dirty {
+            let key = Key::new(ObjectId(start.0), KeyType::BLOCK_GROUP_ITEM, *len_bytes);
+            editor.update(&key, |to| {
+                if let Ok(to) = BlockGroupItem::peek_mut(to) {
+                    to.used = item.used;
+                }
+            })?;
+        }
+        Ok(!dirty.is_empty())
+    }
+
+    fn write_devices(&self, roots: &Roots, generation: Generation) -> Result<bool> {
+        let dirty: Vec<DevItem> = {
+            let mut state = self.state();
+            let dirty = state.devices.values_mut().filter(|device| device.is_dirty);
+            dirty
+                .map(|device: &mut DeviceSpace| {
+                    device.is_dirty = false;
+                    device.item
+                })
+                .collect()
+        };
+        let mut editor = self.edit(roots, &roots.chunk_tree, generation);
+        for item in &dirty {
+            let key = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, item.devid.get());
+            match editor.update(&key, |to| to.copy_from_slice(item.as_bytes())) {
+                Err(Error::NotFound { .. }) => {
+                    editor.insert(key, size_of_val(item), |to| {
+                        to.copy_from_slice(item.as_bytes());
+                    })?;
+                }
+                other => other?,
+            }
+        }
+        Ok(!dirty.is_empty())
+    }
+
+    /// Bytes of all extents, and of all devices, for the superblock.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let state = self.state();
+        let used = state.groups.values().map(|group| group.used_bytes).sum();
+        let total = state.devices.values().map(|device| device.item.total_bytes.get()).sum();
+        (used, total)
+    }
+
+    /// After the superblock is durable: what the transaction freed is free.
+    pub(crate) fn unpin(&self) {
+        let mut state = self.state();
+        for (start, end) in std::mem::take(&mut state.pinned) {
+            self.store.forget(LogicalAddr(start));
+            state.give(start, end - start);
+        }
+        state.allocated_blocks = 0;
+    }
+
+    /// The chunks that the superblock must carry: those of the chunk tree.
+    pub(crate) fn system_chunks(&self) -> Vec<Chunk> {
+        let chunks = self.store.volume().chunks();
+        chunks
+            .iter()
+            .filter(|chunk| Self::class_of_group(chunk.flags) == Class::System)
+            .map(|chunk| Chunk::clone(chunk))
+            .collect()
+    }
+
+    /// The device numbers, for checks of a filesystem that is being made.
+    pub(crate) fn device_ids(&self) -> Vec<DeviceId> {
+        self.state().devices.keys().copied().collect()
+    }
+}
+
+fn item_of(group: &mut BlockGroup) -> (LogicalAddr, u64, BlockGroupItem) {
+    group.is_dirty = false;
+    let item = BlockGroupItem {
+        used: group.used_bytes.into(),
+        chunk_objectid: ObjectId::FIRST_CHUNK_TREE.0.into(),
+        flags: group.flags.0.into(),
+    };
+    (group.start, group.len_bytes, item)
+}
+
+/// Merges changes of one kind that touch; they come in address order.
+fn merge(deltas: Vec<Delta>) -> Vec<Delta> {
+    let mut merged: Vec<Delta> = Vec::with_capacity(deltas.len());
+    for delta in deltas {
+        match merged.last_mut() {
+            Some(last) if last.end == delta.start && last.is_free == delta.is_free => {
+                last.end = delta.end;
+            }
+            _ => merged.push(delta),
+        }
+    }
+    merged
+}
+
+/// Bytes of a chunk on each of its devices: profiles that are allocated here keep whole copies.
+fn stripe_len_bytes(chunk: &Chunk) -> u64 {
+    chunk.len_bytes
+}
+
+#[cold]
+fn no_chunk(at: LogicalAddr) -> Error {
+    Error::Corrupt(
+        Corruption::new(Reason::Missing).have(format!("address {at}")).expect("a block group"),
+    )
+}

@@ -1,0 +1,142 @@
+//! Space by class, and the promises made of it.
+//!
+//! A handle is granted only when the loaded free space of metadata covers, besides what was
+//! promised before: the operation's worst case, and what the commit will need to write down what
+//! has happened so far ([`commit_reserve_bytes`]).
+
+use ubtrfs_ondisk::LogicalAddr;
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+
+use super::{Allocator, State};
+use crate::btree::Roots;
+use crate::error::{Error, Result};
+
+/// What a block group is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    /// File data.
+    Data,
+    /// Trees, and data too where groups are mixed.
+    Metadata,
+    /// The chunk tree.
+    System,
+}
+
+impl Class {
+    pub(super) const COUNT: usize = 3;
+
+    pub(super) fn index(self) -> usize {
+        match self {
+            Self::Data => 0,
+            Self::Metadata => 1,
+            Self::System => 2,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Metadata => "metadata",
+            Self::System => "the chunk tree",
+        }
+    }
+}
+
+/// One class's counters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SpaceInfo {
+    /// Free bytes of the groups whose free space is loaded.
+    pub(super) loaded_free_bytes: u64,
+    /// The group that the last allocation came from.
+    pub(super) hint: LogicalAddr,
+}
+
+/// Bytes of one kind of block group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Usage {
+    /// Type and profile.
+    pub flags: BlockGroupFlags,
+    /// Bytes in block groups.
+    pub total_bytes: u64,
+    /// Bytes of extents in them.
+    pub used_bytes: u64,
+}
+
+/// Blocks that a commit may have to copy whatever it holds: the way to a leaf, and its
+/// neighbours, in each tree that it edits.
+const COMMIT_BLOCKS_BASE: u64 = 96;
+/// Bytes of items that one pending extent adds to the extent tree and the free space tree, where
+/// leaves may end up half empty.
+const COMMIT_BYTES_AN_EXTENT: u64 = 512;
+
+impl State {
+    /// Bytes of metadata that the commit may need for what is pending: the copies of the leaves
+    /// that it touches, at most three an extent and at most all there are, and the new items.
+    fn commit_reserve_bytes(&self, nodesize_bytes: u64, tree_bytes: u64) -> u64 {
+        let pending = self.refs.len() as u64;
+        let copies = (pending * 3 * nodesize_bytes).min(tree_bytes);
+        COMMIT_BLOCKS_BASE * nodesize_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
+    }
+
+    pub(super) fn usage(&self) -> Vec<Usage> {
+        let mut rows: Vec<Usage> = Vec::new();
+        for group in self.groups.values() {
+            match rows.iter_mut().find(|row| row.flags == group.flags) {
+                Some(row) => {
+                    row.total_bytes += group.len_bytes;
+                    row.used_bytes += group.used_bytes;
+                }
+                None => rows.push(Usage {
+                    flags: group.flags,
+                    total_bytes: group.len_bytes,
+                    used_bytes: group.used_bytes,
+                }),
+            }
+        }
+        rows.sort_by_key(|row| row.flags);
+        rows
+    }
+}
+
+impl Allocator {
+    /// Promises `bytes` of metadata, loading groups and allocating chunks until they are there.
+    /// Returns false where committing might free what is missing.
+    ///
+    /// # Errors
+    /// `NoSpace`; or what stops the loading of a group.
+    pub(crate) fn reserve(&self, roots: &Roots, bytes: u64, tree_bytes: u64) -> Result<bool> {
+        let nodesize = self.nodesize_bytes();
+        loop {
+            let (needed, free, has_pinned) = {
+                let mut state = self.state();
+                let free = state.spaces[Class::Metadata.index()].loaded_free_bytes;
+                let commit = state.commit_reserve_bytes(nodesize, tree_bytes);
+                let needed = state.reserved_bytes + bytes + commit;
+                if needed <= free {
+                    state.reserved_bytes += bytes;
+                    return Ok(true);
+                }
+                (needed, free, !state.pinned.is_empty() || state.refs.len() > 0)
+            };
+            if self.load_free_space(roots, Class::Metadata)?
+                || self.allocate_chunk(roots, Class::Metadata)?
+            {
+                continue;
+            }
+            if has_pinned {
+                return Ok(false);
+            }
+            return Err(Error::NoSpace {
+                what: Class::Metadata.name(),
+                needed_bytes: needed,
+                available_bytes: free,
+            });
+        }
+    }
+
+    /// Takes a promise back.
+    pub(crate) fn unreserve(&self, bytes: u64) {
+        let mut state = self.state();
+        state.reserved_bytes = state.reserved_bytes.saturating_sub(bytes);
+    }
+}

@@ -1,0 +1,196 @@
+//! A handle: the right to change trees in the running transaction.
+
+use ubtrfs_ondisk::block::Leaf;
+use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::root::RootItem;
+use ubtrfs_ondisk::{Generation, Key, KeyType, RootId};
+use ubtrfs_rt::{Arc, Time};
+use zerocopy::IntoBytes;
+
+use super::Core;
+use crate::btree::{Editor, Tree};
+use crate::error::{Error, Result};
+
+/// An open handle. While it lives, the transaction does not commit.
+#[derive(Debug)]
+pub(crate) struct Handle<'a> {
+    core: &'a Core,
+    generation: Generation,
+    reserved_bytes: u64,
+    /// The commit's own handle is not counted.
+    is_counted: bool,
+    /// The tree of the last edit, so that a run of edits in one tree finds it once.
+    last_tree: Option<Arc<Tree>>,
+}
+
+impl<'a> Handle<'a> {
+    pub(super) fn new(core: &'a Core, generation: Generation) -> Self {
+        Self { core, generation, reserved_bytes: 0, is_counted: true, last_tree: None }
+    }
+
+    /// The handle with which the commit flushes what was held back.
+    pub(super) fn of_commit(core: &'a Core, generation: Generation) -> Self {
+        let mut handle = Self::new(core, generation);
+        handle.is_counted = false;
+        handle
+    }
+
+    pub(super) fn with_reserved(mut self, bytes: u64) -> Self {
+        self.reserved_bytes = bytes;
+        self
+    }
+
+    /// What the whole filesystem shares.
+    pub(crate) fn core(&self) -> &'a Core {
+        self.core
+    }
+
+    /// The running transaction.
+    pub(crate) fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// The time now.
+    pub(crate) fn now(&self) -> Time {
+        self.core.runtime.clock.now()
+    }
+
+    /// Locks a tree for several edits in a row.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such tree.
+    pub(crate) fn edit<T>(
+        &mut self,
+        root: RootId,
+        edit: impl FnOnce(&mut Editor<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let tree = match &self.last_tree {
+            Some(tree) if tree.id == root => Arc::clone(tree),
+            _ => self.core.roots.tree(root)?,
+        };
+        let result = {
+            let mut editor =
+                Editor::new(&tree, &self.core.roots, &self.core.alloc, self.generation);
+            edit(&mut editor)
+        };
+        self.last_tree = Some(tree);
+        self.guard(result)
+    }
+
+    /// Inserts an item.
+    ///
+    /// # Errors
+    /// `Exists`, `TooLong`, with nothing changed; anything else aborts the transaction.
+    pub(crate) fn insert(&mut self, root: RootId, key: Key, data: &[u8]) -> Result<()> {
+        self.edit(root, |editor| {
+            editor.insert(key, data.len(), |bytes| bytes.copy_from_slice(data))
+        })
+    }
+
+    /// Inserts an item that `fill` writes in place.
+    ///
+    /// # Errors
+    /// As [`Handle::insert`].
+    pub(crate) fn insert_with(
+        &mut self,
+        root: RootId,
+        key: Key,
+        len_bytes: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        self.edit(root, |editor| editor.insert(key, len_bytes, fill))
+    }
+
+    /// Changes an item in place.
+    ///
+    /// # Errors
+    /// `NotFound`, with nothing changed; anything else aborts the transaction.
+    pub(crate) fn update<T>(
+        &mut self,
+        root: RootId,
+        key: Key,
+        change: impl FnOnce(&mut [u8]) -> T,
+    ) -> Result<T> {
+        self.edit(root, |editor| editor.update(&key, change))
+    }
+
+    /// Gives an item other data, of any length.
+    ///
+    /// # Errors
+    /// `NotFound`, with nothing changed; anything else aborts the transaction.
+    pub(crate) fn replace(&mut self, root: RootId, key: Key, data: &[u8]) -> Result<()> {
+        self.edit(root, |editor| editor.replace(&key, data))
+    }
+
+    /// Removes an item.
+    ///
+    /// # Errors
+    /// `NotFound`, with nothing changed; anything else aborts the transaction.
+    pub(crate) fn remove(&mut self, root: RootId, key: Key) -> Result<()> {
+        self.edit(root, |editor| editor.remove(&key))
+    }
+
+    /// Makes an empty tree and enters its root item, whose place, level and generation are set
+    /// here.
+    ///
+    /// # Errors
+    /// As [`Handle::insert`].
+    pub(crate) fn create_tree(&mut self, root: RootId, item: &RootItem) -> Result<Arc<Tree>> {
+        let alloc = &self.core.alloc;
+        let result = alloc.allocate_block(root, 0, Key::MIN);
+        let addr = self.guard(result)?;
+        let leaf = Leaf::new(&alloc.new_block(addr, self.generation, root));
+        let tree = Tree::new_empty(root, Arc::clone(&self.core.roots.store), leaf);
+        let tree = self.core.roots.insert(tree);
+        let nodesize_bytes = self.core.roots.store.geometry().nodesize_bytes as u64;
+        let item = RootItem {
+            bytenr: addr.0.into(),
+            level: 0,
+            generation: self.generation.0.into(),
+            generation_v2: self.generation.0.into(),
+            bytes_used: nodesize_bytes.into(),
+            ..*item
+        };
+        let key = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);
+        self.insert(RootId::ROOT_TREE, key, item.as_bytes())?;
+        Ok(tree)
+    }
+
+    /// Sets feature bits that follow from what is being written.
+    pub(crate) fn set_incompat(&mut self, bits: Incompat) {
+        let mut superblock = self.core.superblock.lock();
+        superblock.incompat_flags = (superblock.incompat_flags.get() | bits.0).into();
+    }
+
+    /// Aborts the transaction, as an operation that failed half way must.
+    pub(crate) fn abort(&self, cause: Error) -> Error {
+        self.core.abort(cause)
+    }
+
+    /// Lets through what changed nothing; anything else aborts the transaction.
+    fn guard<T>(&self, result: Result<T>) -> Result<T> {
+        match result {
+            Err(
+                error @ (Error::Exists { .. }
+                | Error::NotFound { .. }
+                | Error::TooLong { .. }
+                | Error::InvalidArgument { .. }
+                | Error::Aborted { .. }),
+            ) => Err(error),
+            Err(error) => {
+                self.core.abort(error.clone());
+                Err(error)
+            }
+            Ok(value) => Ok(value),
+        }
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        self.core.alloc.unreserve(self.reserved_bytes);
+        if self.is_counted {
+            self.core.leave();
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Transactions: handles, the commit, and what happens when one fails.
+//!
+//! States, and the functions that move between them:
+//!
+//! ```text
+//! Running --begin--> Running (one more handle) --drop of Handle--> Running
+//! Running --commit--> Committing (no handle is open, begin waits) --> Running, generation + 1
+//! any     --abort--> Aborted (reads go on, begin and commit fail with the first cause)
+//! ```
+//!
+//! Invariants:
+//!
+//! 1. While a handle is open no commit runs, so what a handle changed becomes durable all at once
+//!    or not at all.
+//! 2. A handle exists only for a reservation that was granted. Whoever holds one does not call
+//!    [`Core::begin`] or [`Core::commit`]: a public handle borrows its filesystem's gate.
+//! 3. The order on the medium is that of [`commit`]: data was written when it was appended; then
+//!    tree blocks, a flush, the superblocks, a flush; only then is freed space given out again.
+//!
+//! A crash before the superblock leaves the last commit; nothing that it reaches was touched.
+
+pub(crate) mod commit;
+mod handle;
+mod reservation;
+mod writeout;
+
+use ubtrfs_ondisk::superblock::Superblock;
+use ubtrfs_ondisk::{Generation, RootId};
+use ubtrfs_rt::{Arc, Condvar, Mutex, Runtime};
+
+use crate::alloc::Allocator;
+use crate::btree::Roots;
+use crate::error::{Error, Result};
+
+pub(crate) use handle::Handle;
+pub use reservation::Reservation;
+
+/// What every layer of an open filesystem shares: trees, allocator, the running transaction.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) roots: Roots,
+    pub(crate) alloc: Allocator,
+    pub(crate) runtime: Arc<Runtime>,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+    /// The superblock to be written by the next commit.
+    pub(crate) superblock: Mutex<Box<Superblock>>,
+    /// What keeps changes in memory that must become items before a commit.
+    flusher: Mutex<Option<Arc<dyn Flush>>>,
+    /// Bytes of dirty blocks at which a transaction commits by itself.
+    commit_bytes: u64,
+}
+
+/// Something above that holds changes back until the commit asks for them.
+pub(crate) trait Flush: std::fmt::Debug + Send + Sync {
+    /// Turns all that is held back into items.
+    ///
+    /// # Errors
+    /// What stops an edit; the transaction is then aborted.
+    fn flush(&self, handle: &mut Handle<'_>) -> Result<()>;
+}
+
+#[derive(Debug)]
+struct Gate {
+    /// The running transaction.
+    generation: Generation,
+    open_handles: usize,
+    is_committing: bool,
+    is_dirty: bool,
+    read_only: Option<String>,
+    first_cause: Option<(Generation, Arc<Error>)>,
+}
+
+impl Core {
+    /// The state of a filesystem whose last commit is `superblock`.
+    pub(crate) fn new(
+        roots: Roots,
+        alloc: Allocator,
+        runtime: Arc<Runtime>,
+        superblock: Superblock,
+        read_only: Option<String>,
+        commit_bytes: u64,
+    ) -> Self {
+        let generation = Generation(superblock.generation.get() + 1);
+        let gate = Gate {
+            generation,
+            open_handles: 0,
+            is_committing: false,
+            is_dirty: false,
+            read_only,
+            first_cause: None,
+        };
+        Self {
+            roots,
+            alloc,
+            runtime,
+            gate: Mutex::new(gate),
+            changed: Condvar::new(),
+            superblock: Mutex::new(Box::new(superblock)),
+            flusher: Mutex::new(None),
+            commit_bytes,
+        }
+    }
+
+    /// Names who holds changes back. Called once, at open.
+    pub(crate) fn install(&self, flusher: Arc<dyn Flush>) {
+        *self.flusher.lock() = Some(flusher);
+    }
+
+    /// Opens a handle in the running transaction, for what `reservation` says. Commits first when
+    /// the transaction is large, or when only a commit frees enough space.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `Aborted`, `NoSpace`; or what stops the loading of space or the commit.
+    pub(crate) fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
+        if self.is_large() {
+            self.commit()?;
+        }
+        let mut has_committed = false;
+        loop {
+            let handle = self.enter()?;
+            let bytes = reservation.bytes(self.roots.store.geometry().nodesize_bytes as u64);
+            self.alloc.load(&self.roots)?;
+            if self.alloc.reserve(&self.roots, bytes, self.bookkeeping_bytes()?)? {
+                return Ok(handle.with_reserved(bytes));
+            }
+            drop(handle);
+            if has_committed {
+                return Err(Error::NoSpace {
+                    what: "metadata",
+                    needed_bytes: bytes,
+                    available_bytes: 0,
+                });
+            }
+            self.commit()?;
+            has_committed = true;
+        }
+    }
+
+    /// The handle of a filesystem's first transaction: there is no extent tree yet that a
+    /// reservation could be reckoned with.
+    pub(crate) fn begin_first(&self) -> Result<Handle<'_>> {
+        self.enter()
+    }
+
+    fn enter(&self) -> Result<Handle<'_>> {
+        let mut gate = self.gate.lock();
+        while gate.is_committing {
+            self.changed.wait(&mut gate);
+        }
+        gate.check()?;
+        gate.open_handles += 1;
+        gate.is_dirty = true;
+        Ok(Handle::new(self, gate.generation))
+    }
+
+    fn leave(&self) {
+        let mut gate = self.gate.lock();
+        gate.open_handles -= 1;
+        if gate.open_handles == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Bytes of the trees that a commit edits by itself: an upper bound for what it copies.
+    fn bookkeeping_bytes(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for root in [RootId::EXTENT_TREE, RootId::FREE_SPACE_TREE] {
+            match self.roots.tree(root) {
+                Ok(tree) => bytes += tree.read().bytes_used,
+                Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn is_large(&self) -> bool {
+        let (blocks, extents) = self.alloc.pending();
+        let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
+        blocks * nodesize + extents as u64 * EXTENT_MEMORY_BYTES > self.commit_bytes
+    }
+
+    /// Stops all further changes; reads go on. Returns what every later call will fail with.
+    pub(crate) fn abort(&self, cause: Error) -> Error {
+        let mut gate = self.gate.lock();
+        let generation = gate.generation;
+        let (generation, first_cause) =
+            gate.first_cause.get_or_insert_with(|| (generation, Arc::new(cause))).clone();
+        Error::Aborted { generation, first_cause }
+    }
+
+    /// Whether changes are possible.
+    ///
+    /// # Errors
+    /// `ReadOnly` or `Aborted`.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.gate.lock().check()
+    }
+
+    /// The running transaction.
+    pub(crate) fn generation(&self) -> Generation {
+        self.gate.lock().generation
+    }
+}
+
+/// Memory that a pending delayed ref takes, about.
+const EXTENT_MEMORY_BYTES: u64 = 256;
+
+impl Gate {
+    fn check(&self) -> Result<()> {
+        if let Some((generation, first_cause)) = &self.first_cause {
+            return Err(Error::Aborted {
+                generation: *generation,
+                first_cause: Arc::clone(first_cause),
+            });
+        }
+        match &self.read_only {
+            Some(why) => Err(Error::ReadOnly { why: why.clone() }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Writing the dirty blocks: sealed, in address order, neighbours in one request.
+
+use ubtrfs_ondisk::LogicalAddr;
+use ubtrfs_ondisk::block::Block;
+use ubtrfs_rt::Arc;
+
+use super::Core;
+use crate::error::Result;
+
+/// Most blocks of one request.
+const RUN_BLOCKS_MAX: usize = 256;
+
+impl Core {
+    /// Writes every dirty block, each copy of it. They stay dirty until [`Core::retire_blocks`].
+    pub(super) fn write_blocks(&self) -> Result<()> {
+        let geometry = *self.roots.store.geometry();
+        let mut blocks: Vec<Arc<Block>> = Vec::new();
+        for tree in self.all_trees() {
+            let mut state = tree.read_mut_quietly();
+            for block in state.dirty.values_mut() {
+                Arc::make_mut(block).seal(geometry.csum);
+                blocks.push(Arc::clone(block));
+            }
+        }
+        blocks.sort_unstable_by_key(|block| block.bytenr());
+        let volume = self.roots.store.volume();
+        let nodesize = geometry.nodesize_bytes as u64;
+        let mut rest = &blocks[..];
+        while let Some(first) = rest.first() {
+            let start = first.bytenr();
+            let chunk_end = volume.chunk_at(start).map_or(LogicalAddr(u64::MAX), |c| c.end());
+            let count = rest
+                .iter()
+                .zip(0..)
+                .take(RUN_BLOCKS_MAX)
+                .take_while(|(block, at)| {
+                    let expected = start.0 + at * nodesize;
+                    block.bytenr().0 == expected && expected < chunk_end.0
+                })
+                .count();
+            let (run, others) = rest.split_at(count);
+            let bytes: Vec<&[u8]> = run.iter().map(|block| block.as_bytes()).collect();
+            volume.write_vectored(start, &bytes)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Moves the dirty blocks, which are durable now, to the clean ones.
+    pub(super) fn retire_blocks(&self) {
+        for tree in self.all_trees() {
+            let mut state = tree.write();
+            for (_, block) in std::mem::take(&mut state.dirty) {
+                self.roots.store.insert(block);
+            }
+            state.fingers = Default::default();
+        }
+    }
+}
