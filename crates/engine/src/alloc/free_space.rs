@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(free.take(10, 10, 1), Some((10, 10)));
         free.add(0, 10);
         assert_eq!(free.take(80, 80, 1), Some((20, 80)));
-        assert_eq!(free.take(1, 80, 1), Some((0, 20)));
+        assert_eq!(free.take(1, 80, 1), Some((0, 10)));
         assert_eq!(free.take(1, 80, 1), None);
     }
 
