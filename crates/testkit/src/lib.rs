@@ -15,6 +15,7 @@
 mod check;
 pub mod collections;
 pub mod corpus;
+mod isolate;
 mod mkfs;
 mod mount;
 pub mod odd;
@@ -24,6 +25,7 @@ mod run;
 pub mod snapshot;
 
 pub use check::{CheckMode, CheckOutcome, assert_checks_clean, btrfs_check};
+pub use isolate::{Ending, Limits, run_limited};
 pub use mkfs::MkfsBtrfs;
 pub use mount::{KernelMount, LoopDevice};
 pub use oracle::Oracle;

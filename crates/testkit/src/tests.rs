@@ -2,8 +2,8 @@ use std::fs;
 
 use crate::snapshot::{ContentHash, Entry, Kind, TreeBuilder, hash_content, normal_ranges};
 use crate::{
-    CheckMode, Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, assert_checks_clean,
-    btrfs_check, collections, corpus, odd, oracle,
+    CheckMode, Compare, Ending, KernelMount, Limits, MkfsBtrfs, Oracle, Prng, TreeSnapshot,
+    assert_checks_clean, btrfs_check, collections, corpus, odd, oracle, run_limited,
 };
 
 fn hash_of(bytes: &[u8], borders: &[u64]) -> ContentHash {
@@ -138,4 +138,14 @@ fn collections_as_fetched_are_there() {
     let images = collections::images();
     assert!(images.len() > 100, "{} images", images.len());
     assert!(images.iter().all(|image| image.path.exists()));
+}
+
+#[test]
+fn limits_of_time_and_memory_end_a_program() {
+    let limits = Limits { seconds: 1, memory_bytes: 100 << 20 };
+    let run = |script: &str| run_limited("sh".as_ref(), ["-c", script], &[], limits).0;
+    assert_eq!(run("exit 3"), Ending::Exited(3));
+    assert_eq!(run("sleep 30"), Ending::TimedOut);
+    assert_eq!(run("kill -ABRT $$"), Ending::Killed);
+    assert_ne!(run("x=$(head -c 200000000 /dev/zero | tr '\\0' a)"), Ending::Exited(0));
 }
