@@ -89,7 +89,7 @@ pub(super) fn load(
         }
         match key.ty {
             KeyType::FREE_SPACE_EXTENT => {
-                let to = key.objectid.0.checked_add(key.offset).unwrap_or(u64::MAX);
+                let to = key.objectid.0.saturating_add(key.offset);
                 push(key.objectid.0, to)?;
             }
             KeyType::FREE_SPACE_BITMAP => {
