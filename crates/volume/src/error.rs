@@ -79,14 +79,17 @@ pub enum Error {
     },
     /// There is no btrfs filesystem.
     #[error(
-        "{device}: no btrfs filesystem: no btrfs magic number at offset {at}; \
-         if it is in a partition, name it with --partition or --offset"
+        "{device}: no btrfs filesystem: {}; \
+         if it is in a partition, name it with --partition or --offset",
+        name_found(*found, *at)
     )]
     NotBtrfs {
         /// The device's name.
         device: String,
         /// Where it was looked for.
         at: PhysicalAddr,
+        /// What is there instead, where that is known.
+        found: Option<&'static str>,
     },
     /// The superblock that was asked for is damaged.
     #[error("{device}: superblock copy {copy}: {corruption}; {hint}")]
@@ -228,6 +231,13 @@ pub enum Error {
         /// What is wrong, and which partitions there are.
         what: String,
     },
+}
+
+fn name_found(found: Option<&str>, at: PhysicalAddr) -> String {
+    match found {
+        Some(found) => format!("it is {found}"),
+        None => format!("no btrfs magic number at offset {at}"),
+    }
 }
 
 fn name_device(devid: Option<DeviceId>, uuid: Option<Uuid>) -> String {

@@ -12,6 +12,7 @@ mod kernel;
 mod lock;
 mod missing;
 pub mod partition;
+pub mod probe;
 mod stats;
 mod superblocks;
 mod volume;

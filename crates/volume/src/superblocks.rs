@@ -16,6 +16,7 @@ use zerocopy::IntoBytes;
 
 use crate::device::Device;
 use crate::error::{Error, Op, Result};
+use crate::probe::{self, Contents};
 
 /// What tells one state of a superblock from another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +50,14 @@ pub(crate) fn read(device: &dyn Device, copy: usize) -> Result<Box<Superblock>> 
         .find_map(|other| Some((other, read_copy(device, SUPERBLOCK_OFFSETS[other]).ok()?)));
     let no_trace = matches!(corruption.reason, Reason::BadMagic | Reason::Truncated);
     match whole {
-        None if no_trace => Err(Error::NotBtrfs { device: device.name(), at }),
+        None if no_trace => {
+            let found = match probe::contents(device) {
+                Ok(Contents::Known(found)) => Some(found),
+                Ok(Contents::Empty) => Some("empty"),
+                _ => None,
+            };
+            Err(Error::NotBtrfs { device: device.name(), at, found })
+        }
         None => Err(Error::BadSuperblock {
             device: device.name(),
             copy,

@@ -666,7 +666,8 @@ type Found = (Arc<dyn Device>, Box<Superblock>);
 /// The superblock of the highest generation, once all are of one filesystem.
 fn newest_of(found: &[Found]) -> Result<Box<Superblock>> {
     let Some((_, first)) = found.first() else {
-        return Err(Error::NotBtrfs { device: "(no device)".to_owned(), at: PhysicalAddr(0) });
+        let device = "(no device)".to_owned();
+        return Err(Error::NotBtrfs { device, at: SUPERBLOCK_OFFSETS[0], found: None });
     };
     for (device, superblock) in found {
         if superblock.fsid != first.fsid {
