@@ -139,9 +139,29 @@ impl Allocator {
         drop(editor);
         self.account(&deltas)?;
         if self.has_free_space_tree {
-            self.apply_free_space(roots, generation, &merge(deltas))?;
+            self.apply_free_space(roots, generation, &self.merge(deltas))?;
         }
         Ok(true)
+    }
+
+    /// Merges changes of one kind that touch, within a group; they come in address order.
+    fn merge(&self, deltas: Vec<Delta>) -> Vec<Delta> {
+        let state = self.state();
+        let mut merged: Vec<Delta> = Vec::with_capacity(deltas.len());
+        for delta in deltas {
+            let begins_group = state.groups.contains_key(&LogicalAddr(delta.start));
+            match merged.last_mut() {
+                Some(last)
+                    if last.end == delta.start
+                        && last.is_free == delta.is_free
+                        && !begins_group =>
+                {
+                    last.end = delta.end;
+                }
+                _ => merged.push(delta),
+            }
+        }
+        merged
     }
 
     /// Changes what block groups say is used, and pins what was freed.
@@ -243,6 +263,15 @@ impl Allocator {
         Ok(!dirty.is_empty())
     }
 
+    /// Whether anything was allocated, freed or grown since the last commit.
+    pub(crate) fn has_changes(&self) -> bool {
+        let state = self.state();
+        state.allocated_blocks > 0
+            || state.refs.len() > 0
+            || state.groups.values().any(|group| group.is_new || group.is_dirty)
+            || state.devices.values().any(|device| device.is_dirty)
+    }
+
     /// Bytes of all extents, and of all devices, for the superblock.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let state = self.state();
@@ -285,20 +314,6 @@ fn item_of(group: &mut BlockGroup) -> (LogicalAddr, u64, BlockGroupItem) {
         flags: group.flags.0.into(),
     };
     (group.start, group.len_bytes, item)
-}
-
-/// Merges changes of one kind that touch; they come in address order.
-fn merge(deltas: Vec<Delta>) -> Vec<Delta> {
-    let mut merged: Vec<Delta> = Vec::with_capacity(deltas.len());
-    for delta in deltas {
-        match merged.last_mut() {
-            Some(last) if last.end == delta.start && last.is_free == delta.is_free => {
-                last.end = delta.end;
-            }
-            _ => merged.push(delta),
-        }
-    }
-    merged
 }
 
 /// Bytes of a chunk on each of its devices: profiles that are allocated here keep whole copies.

@@ -32,6 +32,8 @@ pub(crate) struct Finger {
     low: Key,
     /// First key that belongs to the next leaf.
     high: Option<Key>,
+    /// The key last inserted through this finger: one right behind it is part of a run.
+    last: Option<Key>,
 }
 
 /// Blocks from root (first) to leaf (last), with the slot taken in each.
@@ -75,12 +77,17 @@ impl<'a> Editor<'a> {
         len_bytes: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
-        if let Some(leaf) = self.finger_leaf(&key)
-            && leaf.free_bytes() >= ITEM_BYTES + len_bytes
-        {
-            let slot = free_slot(leaf, &key)?;
-            fill(leaf.insert(slot, key, len_bytes));
-            return Ok(());
+        let mut last = None;
+        if let Some(at) = self.finger_for(&key) {
+            let finger = self.state.fingers[at].as_mut().expect("just found");
+            last = finger.last.replace(key);
+            let leaf = finger.leaf;
+            let leaf = self.leaf_mut(leaf);
+            if leaf.free_bytes() >= ITEM_BYTES + len_bytes {
+                let slot = free_slot(leaf, &key)?;
+                fill(leaf.insert(slot, key, len_bytes));
+                return Ok(());
+            }
         }
         let capacity = self.leaf_capacity_bytes();
         if len_bytes + ITEM_BYTES > capacity {
@@ -100,7 +107,8 @@ impl<'a> Editor<'a> {
             fill(leaf.insert(slot, key, len_bytes));
             return Ok(());
         }
-        let (addr, slot) = self.split_leaf(&path, key, len_bytes)?;
+        let is_run = slot > 0 && last == Some(leaf.key(slot - 1));
+        let (addr, slot) = self.split_leaf(&path, key, len_bytes, is_run)?;
         fill(self.leaf_mut(addr).insert(slot, key, len_bytes));
         Ok(())
     }
@@ -177,6 +185,20 @@ impl<'a> Editor<'a> {
         Ok(())
     }
 
+    /// Copies the root block, if this transaction has not: the superblock's generation is also
+    /// that of the root tree's root.
+    ///
+    /// # Errors
+    /// As [`Editor::insert`].
+    pub(crate) fn touch_root(&mut self) -> Result<()> {
+        let ptr = self.state.root;
+        if !self.state.dirty.contains_key(&ptr.addr) {
+            self.state.root = self.cow(&ptr, None)?;
+            self.forget_fingers();
+        }
+        Ok(())
+    }
+
     /// The item's data, as the transaction sees it.
     ///
     /// # Errors
@@ -235,10 +257,10 @@ impl<'a> Editor<'a> {
     }
 
     fn find(&mut self, key: &Key) -> Result<(LogicalAddr, usize)> {
-        if let Some(finger) = self.finger_for(key)
-            && let Ok(slot) = self.leaf_mut(finger.leaf).search(key)
+        if let Some(addr) = self.finger_addr(key)
+            && let Ok(slot) = self.leaf_mut(addr).search(key)
         {
-            return Ok((finger.leaf, slot));
+            return Ok((addr, slot));
         }
         let path = self.descend(key, Purpose::Change)?;
         let (addr, slot) = *path.last().expect("a path ends in a leaf");
@@ -286,20 +308,25 @@ impl<'a> Editor<'a> {
         }
     }
 
+    /// Index of the finger whose leaf `key` belongs to.
     #[inline]
-    fn finger_for(&self, key: &Key) -> Option<Finger> {
-        self.state
-            .fingers
-            .iter()
-            .flatten()
-            .find(|finger| finger.low <= *key && finger.high.is_none_or(|high| *key < high))
-            .copied()
+    fn finger_for(&self, key: &Key) -> Option<usize> {
+        self.state.fingers.iter().position(|finger| {
+            finger.as_ref().is_some_and(|finger| {
+                finger.low <= *key && finger.high.is_none_or(|high| *key < high)
+            })
+        })
+    }
+
+    #[inline]
+    fn finger_addr(&self, key: &Key) -> Option<LogicalAddr> {
+        self.state.fingers[self.finger_for(key)?].as_ref().map(|finger| finger.leaf)
     }
 
     #[inline]
     fn finger_leaf(&mut self, key: &Key) -> Option<&mut Leaf> {
-        let finger = self.finger_for(key)?;
-        Some(self.leaf_mut(finger.leaf))
+        let addr = self.finger_addr(key)?;
+        Some(self.leaf_mut(addr))
     }
 
     pub(super) fn forget_fingers(&mut self) {
@@ -354,9 +381,12 @@ impl<'a> Editor<'a> {
                 self.forget_fingers();
             }
         }
-        let next = self.state.next_finger;
-        self.state.fingers[next] = Some(Finger { leaf: ptr.addr, low, high });
-        self.state.next_finger = (next + 1) % FINGER_COUNT;
+        let known = self.state.fingers.iter().flatten().any(|finger| finger.leaf == ptr.addr);
+        if !known {
+            let next = self.state.next_finger;
+            self.state.fingers[next] = Some(Finger { leaf: ptr.addr, low, high, last: None });
+            self.state.next_finger = (next + 1) % FINGER_COUNT;
+        }
         Ok(path)
     }
 

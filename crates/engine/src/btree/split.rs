@@ -60,12 +60,14 @@ impl Editor<'_> {
     }
 
     /// Splits the leaf at the end of `path` so that an item of `len_bytes` fits at the path's
-    /// slot. Returns the leaf and slot for it.
+    /// slot. Where the item goes on a run of inserts (`is_run`), the run so far stays in a full
+    /// leaf. Returns the leaf and slot for it.
     pub(super) fn split_leaf(
         &mut self,
         path: &EditPath,
         key: Key,
         len_bytes: usize,
+        is_run: bool,
     ) -> Result<(LogicalAddr, usize)> {
         self.forget_fingers();
         let mut path = path.clone();
@@ -86,6 +88,12 @@ impl Editor<'_> {
             let right = self.add_leaf(&path, key)?;
             return Ok((right, 0));
         }
+        if is_run && leaf.used_bytes(slot..count) + need <= leaf.capacity_bytes() {
+            let right = self.add_leaf(&path, key)?;
+            self.move_items(addr, slot, right);
+            return Ok((right, 0));
+        }
+        let leaf = self.leaf_mut(addr);
         match split_point(leaf, slot, need) {
             Some(at) => {
                 let right_key = leaf.key(at);

@@ -30,8 +30,8 @@ impl Core {
         gate.is_committing = false;
         self.changed.notify_all();
         match result {
-            Ok(()) => {
-                gate.generation = Generation(generation.0 + 1);
+            Ok(has_changed) => {
+                gate.generation = Generation(generation.0 + u64::from(has_changed));
                 gate.is_dirty = false;
                 Ok(())
             }
@@ -64,11 +64,16 @@ impl Core {
         Ok(Some(gate.generation))
     }
 
-    fn commit_alone(&self, generation: Generation) -> Result<()> {
+    /// Returns whether there was anything to commit.
+    fn commit_alone(&self, generation: Generation) -> Result<bool> {
         let flusher = self.flusher.lock().clone();
         if let Some(flusher) = flusher {
             flusher.flush(&mut Handle::of_commit(self, generation))?;
         }
+        if !self.alloc.has_changes() {
+            return Ok(false);
+        }
+        Editor::new(&self.roots.root_tree, &self.roots, &self.alloc, generation).touch_root()?;
         self.settle(generation)?;
         let mut superblock = self.next_superblock(generation)?;
         self.write_blocks()?;
@@ -79,7 +84,7 @@ impl Core {
         **self.superblock.lock() = superblock;
         self.retire_blocks();
         self.alloc.unpin();
-        Ok(())
+        Ok(true)
     }
 
     /// Brings extent tree, free space tree, block groups and root items to a fixed point.

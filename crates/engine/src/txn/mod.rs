@@ -221,3 +221,6 @@ impl Gate {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
