@@ -45,8 +45,8 @@ use crate::error::{Error, Result};
 use block_group::BlockGroup;
 use chunk::DeviceSpace;
 use delayed_ref::{DelayedRefs, ExtentKind, Queued};
+pub(crate) use space_info::Class;
 use space_info::SpaceInfo;
-pub(crate) use space_info::{Class, Usage};
 
 /// Options of the allocator that only measurements and image builders change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -279,11 +279,6 @@ impl Allocator {
     pub(crate) fn pending(&self) -> (u64, usize) {
         let state = self.state();
         (state.allocated_blocks, state.refs.len())
-    }
-
-    /// What each class of space holds.
-    pub(crate) fn usage(&self) -> Vec<Usage> {
-        self.state().usage()
     }
 }
 

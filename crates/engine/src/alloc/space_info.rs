@@ -5,7 +5,6 @@
 //! has happened so far ([`commit_reserve_bytes`]).
 
 use ubtrfs_ondisk::LogicalAddr;
-use ubtrfs_ondisk::block_group::BlockGroupFlags;
 
 use super::{Allocator, State};
 use crate::btree::Roots;
@@ -51,17 +50,6 @@ pub(super) struct SpaceInfo {
     pub(super) hint: LogicalAddr,
 }
 
-/// Bytes of one kind of block group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Usage {
-    /// Type and profile.
-    pub flags: BlockGroupFlags,
-    /// Bytes in block groups.
-    pub total_bytes: u64,
-    /// Bytes of extents in them.
-    pub used_bytes: u64,
-}
-
 /// Blocks that a commit may have to copy whatever it holds: the way to a leaf, and its
 /// neighbours, in each tree that it edits.
 const COMMIT_BLOCKS_BASE: u64 = 96;
@@ -76,25 +64,6 @@ impl State {
         let pending = self.refs.len() as u64;
         let copies = (pending * 3 * nodesize_bytes).min(tree_bytes);
         COMMIT_BLOCKS_BASE * nodesize_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
-    }
-
-    pub(super) fn usage(&self) -> Vec<Usage> {
-        let mut rows: Vec<Usage> = Vec::new();
-        for group in self.groups.values() {
-            match rows.iter_mut().find(|row| row.flags == group.flags) {
-                Some(row) => {
-                    row.total_bytes += group.len_bytes;
-                    row.used_bytes += group.used_bytes;
-                }
-                None => rows.push(Usage {
-                    flags: group.flags,
-                    total_bytes: group.len_bytes,
-                    used_bytes: group.used_bytes,
-                }),
-            }
-        }
-        rows.sort_by_key(|row| row.flags);
-        rows
     }
 }
 

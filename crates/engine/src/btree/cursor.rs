@@ -75,13 +75,6 @@ impl Cursor {
         Ok(self.peek())
     }
 
-    /// The item here, holding its block.
-    pub(crate) fn current_bytes(&self) -> Option<(Key, ItemBytes)> {
-        let (key, _) = self.peek()?;
-        let (block, slot) = &self.path[0];
-        Some((key, ItemBytes::new(Arc::clone(block), *slot)))
-    }
-
     /// Goes to the next item.
     ///
     /// # Errors
@@ -117,11 +110,6 @@ impl Cursor {
             self.search(&key)?;
         }
         self.step_back(&key)
-    }
-
-    /// The blocks from leaf to root that the cursor stands in.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     #[inline]

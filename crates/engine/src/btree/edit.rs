@@ -164,27 +164,6 @@ impl<'a> Editor<'a> {
         self.after_removal(&path)
     }
 
-    /// Gives an item another key that has the same neighbours.
-    ///
-    /// # Errors
-    /// `NotFound`; otherwise as [`Editor::insert`].
-    pub(crate) fn rekey(&mut self, from: &Key, to: Key) -> Result<()> {
-        let path = self.descend(from, Purpose::Change)?;
-        let (addr, slot) = *path.last().expect("a path ends in a leaf");
-        let leaf = self.leaf_mut(addr);
-        if slot >= leaf.len() || leaf.key(slot) != *from {
-            return Err(Error::not_found(format!("item {from} in tree {}", self.tree.id)));
-        }
-        debug_assert!(slot == 0 || leaf.key(slot - 1) < to);
-        debug_assert!(slot + 1 >= leaf.len() || to < leaf.key(slot + 1));
-        leaf.set_key(slot, to);
-        if slot == 0 {
-            self.state.fingers = Default::default();
-            self.fix_first_keys(&path);
-        }
-        Ok(())
-    }
-
     /// Copies the root block, if this transaction has not: the superblock's generation is also
     /// that of the root tree's root.
     ///
