@@ -48,10 +48,17 @@ fn btrfs_check_by(program: &Path, image: &Path, mode: CheckMode) -> CheckOutcome
     }
     let output = command.arg(image).output().expect("btrfs can be started");
     let transcript = transcript(&output);
+    let complaints: Vec<&str> = transcript.lines().filter(|line| is_complaint(line)).collect();
     // Some complaints leave the exit code at 0.
-    let complains = transcript.lines().any(is_complaint);
-    CheckOutcome { is_clean: output.status.success() && !complains, transcript }
+    let is_clean = (output.status.success() && complaints.is_empty())
+        || (mode == CheckMode::Lowmem && complaints == [LOWMEM_SUMMARY]);
+    CheckOutcome { is_clean, transcript }
 }
+
+/// The sum of what the lowmem mode found in trees of files. Alone, without anything found, it is a
+/// false alarm, which many hard links of one file (extended references over a leaf's border) raise
+/// in images of the kernel's too.
+const LOWMEM_SUMMARY: &str = "ERROR: errors found in fs roots";
 
 fn is_complaint(line: &str) -> bool {
     let line = line.trim_start();
