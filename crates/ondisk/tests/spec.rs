@@ -14,7 +14,7 @@ use ubtrfs_ondisk::superblock::Superblock;
 /// The offsets of a struct's fields, by name. Its last field is given for its end.
 macro_rules! offsets {
     ($name:ident: $($field:ident),*) => {
-        vec![$((stringify!($field), offset_of!($name, $field))),*]
+        [$((stringify!($field), offset_of!($name, $field))),*]
     };
 }
 
@@ -86,8 +86,9 @@ fn layouts_in_the_specification_are_those_of_the_structs() {
             rdev, flags, sequence, reserved, atime),
     );
     agree("btrfs_dir_item`", 30, &offsets!(DirItem: location, transid, data_len, name_len));
-    let mut extent = offsets!(FileExtentHeader: generation, ram_bytes, compression, encryption);
-    extent.extend(offsets!(FileExtentItem: disk_bytenr, disk_num_bytes, offset, num_bytes));
+    let header = offsets!(FileExtentHeader: generation, ram_bytes, compression, encryption);
+    let item = offsets!(FileExtentItem: disk_bytenr, disk_num_bytes, offset, num_bytes);
+    let extent = [&header[..], &item[..]].concat();
     agree("btrfs_file_extent_item`", 53, &extent);
     agree(
         "btrfs_dev_item`",
