@@ -15,6 +15,7 @@
 mod check;
 pub mod collections;
 pub mod corpus;
+pub mod crash;
 mod isolate;
 mod mkfs;
 mod mount;
