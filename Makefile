@@ -18,8 +18,9 @@ fmt-clippy:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
+# With private items: what a module is for stands where it begins, and most modules are private.
 doc:
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
 
 tidy:
 	cargo run --quiet -p ubtrfs-xtask -- tidy
