@@ -20,7 +20,7 @@ fmt-clippy:
 
 # With private items: what a module is for stands where it begins, and most modules are private.
 doc:
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --workspace --no-deps --document-private-items
 
 tidy:
 	cargo run --quiet -p ubtrfs-xtask -- tidy

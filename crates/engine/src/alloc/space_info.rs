@@ -2,7 +2,7 @@
 //!
 //! A handle is granted only when the loaded free space of metadata covers, besides what was
 //! promised before: the operation's worst case, and what the commit will need to write down what
-//! has happened so far ([`commit_reserve_bytes`]).
+//! has happened so far (`commit_reserve_bytes`).
 
 use ubtrfs_ondisk::LogicalAddr;
 
