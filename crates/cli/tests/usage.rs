@@ -21,6 +21,7 @@ const COMMANDS: &[&[&str]] = &[
     &["subvolume", "get-default"],
     &["inspect"],
     &["inspect", "super"],
+    &["inspect", "tree"],
     &["inspect", "chunks"],
     &["inspect", "fiemap"],
     &["help"],

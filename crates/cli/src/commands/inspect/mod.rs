@@ -3,6 +3,7 @@
 mod chunks;
 mod fiemap;
 mod superblock;
+mod tree;
 
 use clap::Subcommand;
 
@@ -20,6 +21,7 @@ pub struct Args {
 #[derive(Subcommand)]
 enum What {
     Super(superblock::Args),
+    Tree(tree::Args),
     Chunks(chunks::Args),
     Fiemap(fiemap::Args),
 }
@@ -28,6 +30,7 @@ enum What {
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     match &args.what {
         What::Super(args) => superblock::run(args, out),
+        What::Tree(args) => tree::run(args, out),
         What::Chunks(args) => chunks::run(args, out),
         What::Fiemap(args) => fiemap::run(args, out),
     }
