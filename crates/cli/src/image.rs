@@ -318,13 +318,16 @@ fn subvolume_root(filesystem: &Filesystem, path: &Path, root: RootId) -> Result<
     if !root.is_subvolume() {
         return Err(Failure::usage("--subvolid", format!("{root} is no subvolume's number")));
     }
-    filesystem.inode(id).map_err(|error| {
-        Failure::engine("--subvolid", error)
-            .at(root)
-            .at_path(path)
-            .advice(format!("`ubtrfs subvolume list {}` lists the subvolumes.", quote::path(path)))
-    })?;
-    Ok(id)
+    match filesystem.inode(id) {
+        Ok(_) => Ok(id),
+        Err(ubtrfs_engine::Error::NotFound { .. }) => {
+            let why = format!("there is no subvolume {root}");
+            Err(Failure::new(Exit::Io, "--subvolid", why)
+                .at_path(path)
+                .advice("`ubtrfs subvolume list` lists those there are."))
+        }
+        Err(error) => Err(Failure::engine("--subvolid", error).at_path(path)),
+    }
 }
 
 /// The bytes of an image, without opening the filesystem in it.

@@ -225,13 +225,10 @@ impl Listing<'_> {
             columns.extend([Align::Left, Align::Right, Align::Left, Align::Left, Align::Right]);
             columns.push(Align::Left);
         }
-        let minor_width = facts_of(lines)
-            .filter(|facts| mode::is_device(facts.mode))
-            .map(|facts| facts.device_numbers().1.to_string().len())
-            .max();
+        let widths = Widths::of(lines, &self.owners);
         let mut table = Table::new(&columns, " ");
         for line in lines {
-            table.row(self.cells(line, minor_width.unwrap_or(0)));
+            table.row(self.cells(line, &widths));
         }
         for (line, before_name) in lines.iter().zip(table.lines()) {
             if !before_name.is_empty() {
@@ -249,7 +246,7 @@ impl Listing<'_> {
     }
 
     /// What stands before the name.
-    fn cells(&self, line: &Line, minor_width: usize) -> Vec<String> {
+    fn cells(&self, line: &Line, widths: &Widths) -> Vec<String> {
         let mut cells = Vec::new();
         if self.args.inode {
             cells.push(line.id.inode.to_string());
@@ -258,11 +255,11 @@ impl Listing<'_> {
             let plus = if line.has_acl { "+" } else { "" };
             cells.push(format!("{}{plus}", mode::letters(facts.mode)));
             cells.push(facts.nlink.to_string());
-            cells.push(self.owners.user(facts.uid));
-            cells.push(self.owners.group(facts.gid));
+            cells.push(name_or_number(self.owners.user(facts.uid), facts.uid, widths.user));
+            cells.push(name_or_number(self.owners.group(facts.gid), facts.gid, widths.group));
             cells.push(if mode::is_device(facts.mode) {
                 let (major, minor) = facts.device_numbers();
-                format!("{major}, {minor:>minor_width$}")
+                format!("{major}, {minor:>width$}", width = widths.minor)
             } else if self.args.human_readable {
                 size::human(facts.size_bytes)
             } else {
@@ -272,6 +269,37 @@ impl Listing<'_> {
         }
         cells
     }
+}
+
+/// Columns in which not all cells lean the same way.
+struct Widths {
+    user: usize,
+    group: usize,
+    /// Of the minor numbers of device nodes.
+    minor: usize,
+}
+
+impl Widths {
+    fn of(lines: &[Line], owners: &Owners) -> Self {
+        let digits = |number: u64| number.to_string().len();
+        let mut widths = Self { user: 0, group: 0, minor: 0 };
+        for facts in facts_of(lines) {
+            let width = |name: Option<&str>, number: u32| {
+                name.map_or_else(|| digits(number.into()), |name| name.chars().count())
+            };
+            widths.user = widths.user.max(width(owners.user(facts.uid), facts.uid));
+            widths.group = widths.group.max(width(owners.group(facts.gid), facts.gid));
+            if mode::is_device(facts.mode) {
+                widths.minor = widths.minor.max(digits(facts.device_numbers().1));
+            }
+        }
+        widths
+    }
+}
+
+/// Names lean left, numbers right.
+fn name_or_number(name: Option<&str>, number: u32, width: usize) -> String {
+    name.map_or_else(|| format!("{number:>width$}"), str::to_owned)
 }
 
 fn facts_of(lines: &[Line]) -> impl Iterator<Item = &Facts> {

@@ -214,9 +214,9 @@ impl Show {
             facts.mode & 0o7777,
             mode::letters(facts.mode),
             facts.uid,
-            self.owners.user_or_unknown(facts.uid),
+            self.owners.user(facts.uid).unwrap_or("UNKNOWN"),
             facts.gid,
-            self.owners.group_or_unknown(facts.gid),
+            self.owners.group(facts.gid).unwrap_or("UNKNOWN"),
         ))?;
         for (name, time) in [
             ("Access", facts.atime),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The names of the host, read once; numbers where there is no name or none is wanted.
+/// The names of the host, read once; none where none are wanted.
 #[derive(Default)]
 pub struct Owners {
     users: HashMap<u32, String>,
@@ -21,24 +21,14 @@ impl Owners {
         Self::default()
     }
 
-    /// The user's name, or the number.
-    pub fn user(&self, uid: u32) -> String {
-        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    /// The user's name, if there is one.
+    pub fn user(&self, uid: u32) -> Option<&str> {
+        self.users.get(&uid).map(String::as_str)
     }
 
-    /// The group's name, or the number.
-    pub fn group(&self, gid: u32) -> String {
-        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
-    }
-
-    /// The user's name, or `UNKNOWN`, as `stat` words it.
-    pub fn user_or_unknown(&self, uid: u32) -> &str {
-        self.users.get(&uid).map_or("UNKNOWN", String::as_str)
-    }
-
-    /// The group's name, or `UNKNOWN`, as `stat` words it.
-    pub fn group_or_unknown(&self, gid: u32) -> &str {
-        self.groups.get(&gid).map_or("UNKNOWN", String::as_str)
+    /// The group's name, if there is one.
+    pub fn group(&self, gid: u32) -> Option<&str> {
+        self.groups.get(&gid).map(String::as_str)
     }
 }
 
