@@ -52,6 +52,7 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Mkfs(commands::mkfs::Args),
     Ls(commands::ls::Args),
     Tree(commands::tree::Args),
     Cat(commands::cat::Args),
@@ -68,6 +69,7 @@ enum Command {
 impl Command {
     fn run(self, out: &mut Output) -> Result<Exit> {
         match self {
+            Self::Mkfs(args) => commands::mkfs::run(&args, out),
             Self::Ls(args) => commands::ls::run(&args, out),
             Self::Tree(args) => commands::tree::run(&args, out),
             Self::Cat(args) => commands::cat::run(&args, out),

@@ -7,7 +7,9 @@ mod facts;
 mod failure;
 mod image;
 mod output;
+mod signature;
 mod size;
+mod target;
 mod walk;
 
 use std::process::ExitCode;

@@ -9,6 +9,7 @@ use support::{ubtrfs, ubtrfs_in};
 
 /// Every command and subcommand.
 const COMMANDS: &[&[&str]] = &[
+    &["mkfs"],
     &["ls"],
     &["tree"],
     &["cat"],

@@ -7,6 +7,7 @@ pub mod generate;
 pub mod help;
 pub mod inspect;
 pub mod ls;
+pub mod mkfs;
 pub mod stat;
 pub mod subvolume;
 pub mod tree;

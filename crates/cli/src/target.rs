@@ -1,0 +1,158 @@
+//! Where a new filesystem goes: opened so that nothing which is there is lost by mistake.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ubtrfs_ondisk::PhysicalAddr;
+use ubtrfs_rt::Arc;
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
+
+use crate::failure::{Exit, Failure, Result};
+use crate::image::{WindowArgs, open_device};
+use crate::signature::{self, Finding};
+use crate::size;
+
+/// What may be done to a target that holds something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Existing {
+    /// Nothing: it is refused.
+    Refuse,
+    /// It is overwritten (`--force`).
+    Overwrite,
+}
+
+/// How long a target is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Length {
+    /// As long as it is. A file that does not exist is refused.
+    AsItIs,
+    /// So many bytes: a file is made, or made longer; of a longer one the beginning is used.
+    Bytes(u64),
+}
+
+/// A target that was opened. A file made for it goes away again unless it is kept.
+pub struct Target {
+    device: Arc<FileDevice>,
+    made: Option<PathBuf>,
+}
+
+impl Target {
+    /// Opens `path`, or makes it.
+    ///
+    /// # Errors
+    /// It is in use, holds something, does not exist and no length is given, or cannot be opened.
+    pub fn open(
+        path: &Path,
+        window: &WindowArgs,
+        length: Length,
+        existing: Existing,
+    ) -> Result<Self> {
+        match fs::metadata(path) {
+            Ok(metadata) => {
+                let is_empty_file = metadata.is_file() && metadata.len() == 0;
+                Self::open_existing(path, window, length, existing, is_empty_file)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::make(path, length),
+            Err(error) => Err(Failure::io("opening", &error).at_path(path)),
+        }
+    }
+
+    fn make(path: &Path, length: Length) -> Result<Self> {
+        let Length::Bytes(len_bytes) = length else {
+            return Err(no_length(path, "it does not exist"));
+        };
+        let device = open_device(path, OpenMode::CreateNew { len_bytes }, Window::Whole)?;
+        Ok(Self { device: Arc::new(device), made: Some(path.into()) })
+    }
+
+    fn open_existing(
+        path: &Path,
+        window: &WindowArgs,
+        length: Length,
+        existing: Existing,
+        is_empty_file: bool,
+    ) -> Result<Self> {
+        let device = open_device(path, OpenMode::ReadWrite, window.window())?;
+        if existing == Existing::Refuse {
+            refuse_what_holds_something(&device, path)?;
+        }
+        let want_bytes = match length {
+            Length::Bytes(bytes) => bytes,
+            Length::AsItIs if is_empty_file => return Err(no_length(path, "it is empty")),
+            Length::AsItIs => device.len_bytes(),
+        };
+        let device = fit(device, path, want_bytes)?;
+        Ok(Self { device: Arc::new(device), made: None })
+    }
+
+    /// The device.
+    pub fn device(&self) -> Arc<dyn Device> {
+        Arc::clone(&self.device) as Arc<dyn Device>
+    }
+
+    /// The filesystem is made: a file stays.
+    pub fn keep(mut self) {
+        self.made = None;
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if let Some(path) = self.made.take() {
+            // The failure that brought us here is reported; an empty file left behind is harmless.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn no_length(path: &Path, why: &str) -> Failure {
+    Failure::new(Exit::Io, "opening", why).at_path(path).advice(
+        "Say how large the image is to be, for example --size 1G: it takes space only as it fills.",
+    )
+}
+
+fn refuse_what_holds_something(device: &FileDevice, path: &Path) -> Result<()> {
+    let found =
+        signature::find(device.len_bytes(), |at, buf| device.read_at(PhysicalAddr(at), buf))
+            .map_err(|error| Failure::io("reading", &error).at_path(path))?;
+    let what = match found {
+        Some(Finding::Known(name)) => format!("it holds {name}"),
+        // Disks often carry remains of what they once were; a file with content is somebody's.
+        Some(Finding::Unknown) if !device.is_block_device() => {
+            "it is not empty, and holds no image that is known".to_owned()
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::new(Exit::Io, "making a filesystem", format!("{what}; nothing was changed"))
+        .at_path(path)
+        .advice("Give -f (--force) if all of that may be lost, or choose another name."))
+}
+
+/// Makes the device `want_bytes` long, or uses the beginning of it.
+fn fit(device: FileDevice, path: &Path, want_bytes: u64) -> Result<FileDevice> {
+    let have_bytes = device.len_bytes();
+    if want_bytes == have_bytes {
+        return Ok(device);
+    }
+    if want_bytes > have_bytes {
+        device.resize(want_bytes).map_err(|error| {
+            let why = if error.kind() == io::ErrorKind::Unsupported {
+                format!(
+                    "--size asks for {}, there are {}",
+                    size::binary(want_bytes),
+                    size::binary(have_bytes)
+                )
+            } else {
+                error.to_string()
+            };
+            Failure::new(Exit::NoSpace, "making it longer", why).at_path(path)
+        })?;
+        return Ok(device);
+    }
+    let start_bytes = device.start_bytes();
+    // The lock is given back before it is taken anew.
+    drop(device);
+    let window = Window::Offset { start_bytes, len_bytes: Some(want_bytes) };
+    open_device(path, OpenMode::ReadWrite, window)
+}
