@@ -23,7 +23,8 @@ pub const CACHE_BYTES_DEFAULT: usize = 128 << 20;
 pub struct OpenOptions {
     /// Refuse every change.
     pub read_only: bool,
-    /// Most bytes of clean tree blocks that are kept in memory.
+    /// Most bytes of clean tree blocks that are kept in memory. A transaction commits by itself
+    /// when its own blocks take half as much.
     pub cache_bytes: usize,
     /// Time, threads and identifiers.
     pub runtime: Arc<Runtime>,
@@ -162,7 +163,7 @@ impl Filesystem {
             Arc::clone(&options.runtime),
             superblock,
             read_only,
-            options.cache_bytes as u64,
+            options.cache_bytes as u64 / 2,
         );
         let decoded = Arc::default();
         Ok(Self { inner: Arc::new(Inner { core, decoded, options, notices }) })

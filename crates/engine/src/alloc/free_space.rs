@@ -96,9 +96,19 @@ impl FreeSpace {
             }
         }
         let (start, len) = largest?;
-        let len = len.min(max_bytes);
-        self.remove(start, start + len);
-        self.cursor = start + len;
+        let end = start + len;
+        let (&extent_start, &extent_end) =
+            self.extents.range(..=start).next_back().expect("it was found there");
+        if extent_start < start {
+            self.extents.insert(extent_start, start);
+        } else {
+            self.extents.remove(&extent_start);
+        }
+        if end < extent_end {
+            self.extents.insert(end, extent_end);
+        }
+        self.free_bytes -= len;
+        self.cursor = end;
         Some((start, len))
     }
 }

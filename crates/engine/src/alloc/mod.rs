@@ -291,30 +291,30 @@ impl State {
         max_bytes: u64,
         align_bytes: u64,
     ) -> Result<(u64, u64)> {
+        let hint = self.spaces[class.index()].hint;
         let space = &mut self.spaces[class.index()];
-        let hint = space.hint;
-        let behind = self.groups.range(hint..).map(|(start, _)| *start);
-        let before = self.groups.range(..hint).map(|(start, _)| *start);
-        let order: smallvec::SmallVec<[LogicalAddr; 8]> = behind.chain(before).collect();
-        for start in order {
-            let group = self.groups.get_mut(&start).expect("a key of the map");
+        let mut take = |group: &mut BlockGroup| {
             if Allocator::class_of_group(group.flags) != class
                 || group.loaded_free_bytes() < min_bytes
             {
-                continue;
+                return None;
             }
-            let free = group.free.as_mut().expect("has loaded free bytes");
-            if let Some((at, len)) = free.take(min_bytes, max_bytes, align_bytes) {
-                space.hint = start;
-                space.loaded_free_bytes -= len;
-                return Ok((at, len));
-            }
+            let (at, len) = group.free.as_mut()?.take(min_bytes, max_bytes, align_bytes)?;
+            space.hint = group.start;
+            space.loaded_free_bytes -= len;
+            Some((at, len))
+        };
+        if let Some(found) = self.groups.get_mut(&hint).and_then(&mut take) {
+            return Ok(found);
         }
-        Err(Error::NoSpace {
-            what: class.name(),
-            needed_bytes: min_bytes,
-            available_bytes: space.loaded_free_bytes,
-        })
+        match self.groups.values_mut().find_map(take) {
+            Some(found) => Ok(found),
+            None => Err(Error::NoSpace {
+                what: class.name(),
+                needed_bytes: min_bytes,
+                available_bytes: self.spaces[class.index()].loaded_free_bytes,
+            }),
+        }
     }
 
     /// Makes a range free at once.

@@ -84,6 +84,7 @@ impl Core {
         **self.superblock.lock() = superblock;
         self.retire_blocks();
         self.alloc.unpin();
+        self.count_bookkeeping_bytes()?;
         Ok(true)
     }
 

@@ -26,7 +26,7 @@ mod writeout;
 
 use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{Generation, RootId};
-use ubtrfs_rt::{Arc, Condvar, Mutex, Runtime};
+use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, Ordering, Runtime};
 
 use crate::alloc::Allocator;
 use crate::btree::Roots;
@@ -49,6 +49,9 @@ pub(crate) struct Core {
     flusher: Mutex<Option<Arc<dyn Flush>>>,
     /// Bytes of dirty blocks at which a transaction commits by itself.
     commit_bytes: u64,
+    /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
+    /// what it copies. 0 until first asked for.
+    bookkeeping_bytes: AtomicU64,
 }
 
 /// Something above that holds changes back until the commit asks for them.
@@ -99,6 +102,7 @@ impl Core {
             superblock: Mutex::new(Box::new(superblock)),
             flusher: Mutex::new(None),
             commit_bytes,
+            bookkeeping_bytes: AtomicU64::new(0),
         }
     }
 
@@ -162,8 +166,15 @@ impl Core {
         }
     }
 
-    /// Bytes of the trees that a commit edits by itself: an upper bound for what it copies.
     fn bookkeeping_bytes(&self) -> Result<u64> {
+        match self.bookkeeping_bytes.load(Ordering::Relaxed) {
+            0 => self.count_bookkeeping_bytes(),
+            bytes => Ok(bytes),
+        }
+    }
+
+    /// Only a commit changes what this counts.
+    fn count_bookkeeping_bytes(&self) -> Result<u64> {
         let mut bytes = 0;
         for root in [RootId::EXTENT_TREE, RootId::FREE_SPACE_TREE] {
             match self.roots.tree(root) {
@@ -172,6 +183,7 @@ impl Core {
                 Err(error) => return Err(error),
             }
         }
+        self.bookkeeping_bytes.store(bytes, Ordering::Relaxed);
         Ok(bytes)
     }
 
