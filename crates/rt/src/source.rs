@@ -101,6 +101,37 @@ impl Executor {
             Self::Inline => 0,
         }
     }
+
+    /// Works on the parts of `items` side by side, one part a thread, and returns when all are
+    /// done. The parts and their order do not depend on how they are run.
+    ///
+    /// # Errors
+    /// That of the first part, in order, that failed.
+    pub fn for_each_part<T: Send, E: Send>(
+        self,
+        items: &mut [T],
+        work: impl Fn(&mut [T]) -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        let count = self.thread_count().max(1);
+        let part_len = items.len().div_ceil(count).max(1);
+        if count == 1 || items.len() < 2 {
+            return work(items);
+        }
+        let work = &work;
+        std::thread::scope(|scope| {
+            let parts: Vec<_> =
+                items.chunks_mut(part_len).map(|part| scope.spawn(move || work(part))).collect();
+            let mut result = Ok(());
+            for part in parts {
+                let part_result = match part.join() {
+                    Ok(part_result) => part_result,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                };
+                result = result.and(part_result);
+            }
+            result
+        })
+    }
 }
 
 /// All of them together, as a filesystem is opened with.
@@ -148,6 +179,21 @@ impl Runtime {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn for_each_part_visits_all_and_reports_the_first_error() {
+        for executor in [Executor::Inline, Executor::Threads(1), Executor::Threads(3)] {
+            let mut items: Vec<u32> = (0..10).collect();
+            let double = |part: &mut [u32]| -> Result<(), u32> {
+                part.iter_mut().for_each(|item| *item *= 2);
+                Ok(())
+            };
+            executor.for_each_part(&mut items, double).unwrap();
+            assert_eq!(items, (0..10).map(|item| item * 2).collect::<Vec<_>>());
+            let first = |part: &mut [u32]| part.first().map_or(Ok(()), |item| Err(*item));
+            assert_eq!(executor.for_each_part(&mut items, first), Err(0));
+        }
+    }
 
     #[test]
     fn seeded_identifiers_same_seed_same_sequence() {

@@ -5,7 +5,7 @@ use ubtrfs_ondisk::block::Block;
 use ubtrfs_rt::Arc;
 
 use super::Core;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Most blocks of one request.
 const RUN_BLOCKS_MAX: usize = 256;
@@ -14,18 +14,27 @@ impl Core {
     /// Writes every dirty block, each copy of it. They stay dirty until [`Core::retire_blocks`].
     pub(super) fn write_blocks(&self) -> Result<()> {
         let geometry = *self.roots.store.geometry();
+        let executor = self.runtime.executor;
         let mut blocks: Vec<Arc<Block>> = Vec::new();
         for tree in self.all_trees() {
             let mut state = tree.read_mut_quietly();
-            for block in state.dirty.values_mut() {
-                Arc::make_mut(block).seal(geometry.csum);
-                blocks.push(Arc::clone(block));
-            }
+            let mut dirty: Vec<&mut Arc<Block>> = state.dirty.values_mut().collect();
+            executor.for_each_part(&mut dirty, |part| {
+                for block in part {
+                    Arc::make_mut(block).seal(geometry.csum);
+                }
+                Ok::<_, Error>(())
+            })?;
+            blocks.extend(state.dirty.values().map(Arc::clone));
         }
         blocks.sort_unstable_by_key(|block| block.bytenr());
+        executor.for_each_part(&mut blocks, |part| self.write_sorted(part))
+    }
+
+    fn write_sorted(&self, blocks: &[Arc<Block>]) -> Result<()> {
         let volume = self.roots.store.volume();
-        let nodesize = geometry.nodesize_bytes as u64;
-        let mut rest = &blocks[..];
+        let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
+        let mut rest = blocks;
         while let Some(first) = rest.first() {
             let start = first.bytenr();
             let chunk_end = volume.chunk_at(start).map_or(LogicalAddr(u64::MAX), |c| c.end());
