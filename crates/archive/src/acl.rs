@@ -1,0 +1,131 @@
+//! POSIX access control lists as archives write them and as the system stores them.
+//!
+//! Text: entries `tag:qualifier:permissions`, separated by commas or newlines, as in POSIX.1e;
+//! archives of star and libarchive append `:id`. Stored form: that of
+//! `linux/posix_acl_xattr.h`, version 2.
+
+/// Version of the stored form.
+const VERSION: u32 = 2;
+
+/// Qualifier of entries that have none.
+const UNDEFINED_ID: u32 = u32::MAX;
+
+const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+
+/// The stored form of a list in text form.
+///
+/// # Errors
+/// The entry that cannot be understood: malformed, or naming somebody without a number.
+pub fn from_text(text: &[u8]) -> Result<Vec<u8>, String> {
+    let text = std::str::from_utf8(text).map_err(|_| "it is not text".to_string())?;
+    let mut entries = Vec::new();
+    for entry in text.split([',', '\n']).map(|e| e.split('#').next().unwrap_or("").trim()) {
+        if !entry.is_empty() {
+            let parsed = parse_entry(entry);
+            entries.push(parsed.ok_or_else(|| format!("cannot understand {entry:?}"))?);
+        }
+    }
+    entries.sort_unstable();
+    let mut stored = VERSION.to_le_bytes().to_vec();
+    for (tag, id, permissions) in entries {
+        stored.extend_from_slice(&tag.to_le_bytes());
+        stored.extend_from_slice(&permissions.to_le_bytes());
+        stored.extend_from_slice(&id.to_le_bytes());
+    }
+    Ok(stored)
+}
+
+fn parse_entry(entry: &str) -> Option<(u16, u32, u16)> {
+    let mut fields = entry.split(':');
+    let (tag, qualifier, permissions) = (fields.next()?, fields.next()?, fields.next()?);
+    let id = match (qualifier, fields.next()) {
+        ("", _) => None,
+        (_, Some(id)) => Some(id.parse().ok()?),
+        (number, None) => Some(number.parse().ok()?),
+    };
+    let tag = match (tag, id) {
+        ("user" | "u", None) => USER_OBJ,
+        ("user" | "u", Some(_)) => USER,
+        ("group" | "g", None) => GROUP_OBJ,
+        ("group" | "g", Some(_)) => GROUP,
+        ("mask" | "m", None) => MASK,
+        ("other" | "o", None) => OTHER,
+        _ => return None,
+    };
+    let mut bits = 0;
+    for c in permissions.chars() {
+        bits |= match c {
+            'r' => 4,
+            'w' => 2,
+            'x' => 1,
+            '-' => 0,
+            _ => return None,
+        };
+    }
+    Some((tag, id.unwrap_or(UNDEFINED_ID), bits))
+}
+
+/// The text form, with numbers for users and groups; `None` if the stored form is malformed.
+pub fn to_text(stored: &[u8]) -> Option<String> {
+    let (version, entries) = stored.split_first_chunk()?;
+    if u32::from_le_bytes(*version) != VERSION || entries.len() % 8 != 0 {
+        return None;
+    }
+    let mut text = Vec::new();
+    for entry in entries.chunks_exact(8) {
+        let tag = u16::from_le_bytes([entry[0], entry[1]]);
+        let bits = u16::from_le_bytes([entry[2], entry[3]]);
+        let id = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+        let permissions: String = [(4, 'r'), (2, 'w'), (1, 'x')]
+            .iter()
+            .map(|&(bit, c)| if bits & bit != 0 { c } else { '-' })
+            .collect();
+        text.push(match tag {
+            USER_OBJ => format!("user::{permissions}"),
+            USER => format!("user:{id}:{permissions}"),
+            GROUP_OBJ => format!("group::{permissions}"),
+            GROUP => format!("group:{id}:{permissions}"),
+            MASK => format!("mask::{permissions}"),
+            OTHER => format!("other::{permissions}"),
+            _ => return None,
+        });
+    }
+    Some(text.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acl_text_and_back() {
+        let text = "user::rw-,user:1000:r-x,group::r--,group:7:rwx,mask::rwx,other::---";
+        assert_eq!(to_text(&from_text(text.as_bytes()).unwrap()).unwrap(), text);
+    }
+
+    #[test]
+    fn acl_libarchive_form_takes_the_number() {
+        let stored = from_text(b"user::rw-,user:lisa:r--:1004,group::r--,other::r--,mask::r--");
+        let text = to_text(&stored.unwrap()).unwrap();
+        assert_eq!(text, "user::rw-,user:1004:r--,group::r--,mask::r--,other::r--");
+    }
+
+    #[test]
+    fn acl_name_without_number_refused() {
+        assert!(from_text(b"user:lisa:r--").is_err());
+        assert!(from_text(b"\xff").is_err());
+        assert!(from_text(b"user:1:q").is_err());
+    }
+
+    #[test]
+    fn to_text_malformed_refused() {
+        for bytes in [&b""[..], &[2, 0, 0], &[3, 0, 0, 0], &[2, 0, 0, 0, 1], &[2, 0, 0, 0, 9, 9, 0, 0, 0, 0, 0, 0]] {
+            assert_eq!(to_text(bytes), None);
+        }
+    }
+}

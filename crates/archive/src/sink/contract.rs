@@ -1,0 +1,174 @@
+//! What [`TreeSink`](super::tree::TreeSink) asks of a destination.
+
+use std::io;
+
+use crate::batch::Prepare;
+use crate::entry::{Metadata, Segment, Special};
+
+/// What is at a name of the destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found<N> {
+    /// Which.
+    pub node: N,
+    /// Of what kind.
+    pub kind: FoundKind,
+    /// Whether this run made it.
+    pub is_ours: bool,
+}
+
+/// Kinds that matter to resolution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FoundKind {
+    /// A directory or subvolume.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// Anything else.
+    Other,
+}
+
+/// What is to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Make<'a> {
+    /// A directory.
+    Directory,
+    /// A subvolume.
+    Subvolume,
+    /// A regular file that will have this length.
+    File {
+        /// The length.
+        size_bytes: u64,
+    },
+    /// Something else.
+    Special(Special<&'a [u8]>),
+}
+
+/// Why a tree refused.
+#[derive(Debug)]
+pub enum TreeError {
+    /// The name is taken.
+    Exists,
+    /// Anything else.
+    Other(io::Error),
+}
+
+impl<E: Into<io::Error>> From<E> for TreeError {
+    fn from(error: E) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+/// A destination that makes files by directory and name.
+pub trait Tree {
+    /// A file of any kind.
+    type Node: Copy + Eq + std::fmt::Debug;
+    /// Data, prepared for it.
+    type Data: Send;
+
+    /// The directory that the tree goes into.
+    fn root(&self) -> Self::Node;
+
+    /// What prepares data.
+    fn prepare(&self) -> Box<dyn Prepare<Self::Data>>;
+
+    /// Called before each batch of changes.
+    ///
+    /// # Errors
+    /// No change can begin.
+    fn begin(&mut self) -> Result<(), TreeError>;
+
+    /// Called after each batch of changes, failed or not.
+    fn end(&mut self);
+
+    /// What is at a name.
+    ///
+    /// # Errors
+    /// The destination cannot be read.
+    fn lookup(
+        &mut self,
+        dir: Self::Node,
+        name: &[u8],
+    ) -> Result<Option<Found<Self::Node>>, TreeError>;
+
+    /// Makes a file.
+    ///
+    /// # Errors
+    /// [`TreeError::Exists`], or as the destination reports.
+    fn make(
+        &mut self,
+        dir: Self::Node,
+        name: &[u8],
+        what: Make<'_>,
+        metadata: &Metadata,
+    ) -> Result<Self::Node, TreeError>;
+
+    /// Makes another name for a file.
+    ///
+    /// # Errors
+    /// [`TreeError::Exists`], or as the destination reports.
+    fn link(&mut self, dir: Self::Node, name: &[u8], node: Self::Node) -> Result<(), TreeError>;
+
+    /// Removes a name that is not a directory's.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn unlink(&mut self, dir: Self::Node, name: &[u8]) -> Result<(), TreeError>;
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn set_xattr(&mut self, node: Self::Node, name: &[u8], value: &[u8]) -> Result<(), TreeError>;
+
+    /// Sets owner, permissions and times.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn set_metadata(&mut self, node: Self::Node, metadata: &Metadata) -> Result<(), TreeError>;
+
+    /// Sets times.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn set_times(&mut self, node: Self::Node, metadata: &Metadata) -> Result<(), TreeError>;
+
+    /// Gives the file made last its content, whole.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn write_whole(
+        &mut self,
+        node: Self::Node,
+        size_bytes: u64,
+        data: Self::Data,
+    ) -> Result<(), TreeError>;
+
+    /// Begins to give the file made last its content.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn begin_file(&mut self, node: Self::Node, size_bytes: u64) -> Result<(), TreeError>;
+
+    /// Appends a piece.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn append(
+        &mut self,
+        offset: u64,
+        len_bytes: usize,
+        data: Self::Data,
+    ) -> Result<(), TreeError>;
+
+    /// Appends a hole.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn append_hole(&mut self, hole: Segment) -> Result<(), TreeError>;
+
+    /// Ends the file's content.
+    ///
+    /// # Errors
+    /// As the destination reports.
+    fn finish_file(&mut self) -> Result<(), TreeError>;
+}

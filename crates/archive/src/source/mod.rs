@@ -1,0 +1,4 @@
+//! Where trees come from.
+
+pub mod tar;
+pub mod walk;
