@@ -17,16 +17,39 @@ const GROUP: u16 = 0x08;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
-/// The stored form of a list in text form.
+/// What a name in a list is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Named {
+    /// A user.
+    User,
+    /// A group.
+    Group,
+}
+
+/// The number of a user or group by the system's own files.
+pub fn system_id(named: Named, name: &str) -> Option<u32> {
+    let path = match named {
+        Named::User => "/etc/passwd",
+        Named::Group => "/etc/group",
+    };
+    let text = std::fs::read(path).ok()?;
+    text.split(|&b| b == b'\n').find_map(|line| {
+        let mut fields = line.split(|&b| b == b':');
+        let id = (fields.next() == Some(name.as_bytes())).then(|| fields.nth(1)).flatten()?;
+        std::str::from_utf8(id).ok()?.parse().ok()
+    })
+}
+
+/// The stored form of a list in text form. `id` finds the numbers of names that come without.
 ///
 /// # Errors
-/// The entry that cannot be understood: malformed, or naming somebody without a number.
-pub fn from_text(text: &[u8]) -> Result<Vec<u8>, String> {
+/// The entry that cannot be understood: malformed, or naming somebody unknown.
+pub fn from_text(text: &[u8], id: &dyn Fn(Named, &str) -> Option<u32>) -> Result<Vec<u8>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not text".to_string())?;
     let mut entries = Vec::new();
     for entry in text.split([',', '\n']).map(|e| e.split('#').next().unwrap_or("").trim()) {
         if !entry.is_empty() {
-            let parsed = parse_entry(entry);
+            let parsed = parse_entry(entry, id);
             entries.push(parsed.ok_or_else(|| format!("cannot understand {entry:?}"))?);
         }
     }
@@ -40,13 +63,16 @@ pub fn from_text(text: &[u8]) -> Result<Vec<u8>, String> {
     Ok(stored)
 }
 
-fn parse_entry(entry: &str) -> Option<(u16, u32, u16)> {
+fn parse_entry(entry: &str, id_of: &dyn Fn(Named, &str) -> Option<u32>) -> Option<(u16, u32, u16)> {
     let mut fields = entry.split(':');
     let (tag, qualifier, permissions) = (fields.next()?, fields.next()?, fields.next()?);
     let id = match (qualifier, fields.next()) {
         ("", _) => None,
         (_, Some(id)) => Some(id.parse().ok()?),
-        (number, None) => Some(number.parse().ok()?),
+        (name, None) => {
+            let named = if tag.starts_with('u') { Named::User } else { Named::Group };
+            Some(name.parse().ok().or_else(|| id_of(named, name))?)
+        }
     };
     let tag = match (tag, id) {
         ("user" | "u", None) => USER_OBJ,
@@ -102,29 +128,45 @@ pub fn to_text(stored: &[u8]) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn nobody(_: Named, _: &str) -> Option<u32> {
+        None
+    }
+
     #[test]
     fn acl_text_and_back() {
         let text = "user::rw-,user:1000:r-x,group::r--,group:7:rwx,mask::rwx,other::---";
-        assert_eq!(to_text(&from_text(text.as_bytes()).unwrap()).unwrap(), text);
+        assert_eq!(to_text(&from_text(text.as_bytes(), &nobody).unwrap()).unwrap(), text);
     }
 
     #[test]
     fn acl_libarchive_form_takes_the_number() {
-        let stored = from_text(b"user::rw-,user:lisa:r--:1004,group::r--,other::r--,mask::r--");
+        let stored =
+            from_text(b"user::rw-,user:lisa:r--:1004,group::r--,other::r--,mask::r--", &nobody);
         let text = to_text(&stored.unwrap()).unwrap();
         assert_eq!(text, "user::rw-,user:1004:r--,group::r--,mask::r--,other::r--");
     }
 
     #[test]
-    fn acl_name_without_number_refused() {
-        assert!(from_text(b"user:lisa:r--").is_err());
-        assert!(from_text(b"\xff").is_err());
-        assert!(from_text(b"user:1:q").is_err());
+    fn acl_unknown_name_or_malformed_refused() {
+        for text in [&b"user:lisa:r--"[..], b"\xff", b"user:1:q", b"mask:1:r--"] {
+            assert!(from_text(text, &nobody).is_err());
+        }
+        let stored = from_text(b"group:lisa:r--", &|named, name| {
+            (named == Named::Group && name == "lisa").then_some(7)
+        });
+        assert_eq!(to_text(&stored.unwrap()).unwrap(), "group:7:r--");
+        assert_eq!(system_id(Named::User, "root"), Some(0));
     }
 
     #[test]
     fn to_text_malformed_refused() {
-        for bytes in [&b""[..], &[2, 0, 0], &[3, 0, 0, 0], &[2, 0, 0, 0, 1], &[2, 0, 0, 0, 9, 9, 0, 0, 0, 0, 0, 0]] {
+        for bytes in [
+            &b""[..],
+            &[2, 0, 0],
+            &[3, 0, 0, 0],
+            &[2, 0, 0, 0, 1],
+            &[2, 0, 0, 0, 9, 9, 0, 0, 0, 0, 0, 0],
+        ] {
             assert_eq!(to_text(bytes), None);
         }
     }

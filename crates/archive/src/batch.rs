@@ -11,10 +11,8 @@
 //! 3. [`Step::File`] with [`Content::Pieces`] is followed by its [`Step::Data`], ascending and
 //!    apart, then [`Step::End`]; only warnings may come between. What no data covers is a hole.
 
-use std::io;
-
 use crate::entry::{Metadata, Segment, Special};
-use crate::error::{BytePath, Error, Result, Warning, WarningKind};
+use crate::error::{BytePath, Cause, Error, Result, Warning, WarningKind};
 
 /// Content up to this length is loaded whole; longer files come in pieces of this length.
 pub const PIECE_BYTES_MAX: usize = 1 << 20;
@@ -238,11 +236,11 @@ pub trait Load: Send {
     ///
     /// # Errors
     /// As the source reports; the caller adds the path.
-    fn load(self, len_bytes: usize) -> io::Result<Loaded>;
+    fn load(self, len_bytes: usize) -> Result<Loaded, Cause>;
 }
 
 impl Load for Vec<u8> {
-    fn load(self, _: usize) -> io::Result<Loaded> {
+    fn load(self, _: usize) -> Result<Loaded, Cause> {
         Ok(Loaded { bytes: self, grew: false })
     }
 }
@@ -265,7 +263,7 @@ pub trait Prepare<D>: Send + Sync {
     ///
     /// # Errors
     /// As the destination reports; the caller adds the path.
-    fn prepare(&self, bytes: Vec<u8>, is_whole_file: bool) -> io::Result<D>;
+    fn prepare(&self, bytes: Vec<u8>, is_whole_file: bool) -> Result<D, Cause>;
 }
 
 /// Passes bytes on as they are.
@@ -273,7 +271,7 @@ pub trait Prepare<D>: Send + Sync {
 pub struct Unprepared;
 
 impl Prepare<Vec<u8>> for Unprepared {
-    fn prepare(&self, bytes: Vec<u8>, _: bool) -> io::Result<Vec<u8>> {
+    fn prepare(&self, bytes: Vec<u8>, _: bool) -> Result<Vec<u8>, Cause> {
         Ok(bytes)
     }
 }
@@ -349,9 +347,17 @@ impl<L: Load> Batch<L> {
                 Step::File { entry, size_bytes, content: Content::Empty, identity } => {
                     Step::File { entry, size_bytes, content: Content::Empty, identity }
                 }
-                Step::File { entry, size_bytes, content: Content::Pieces { segments }, identity } => {
-                    Step::File { entry, size_bytes, content: Content::Pieces { segments }, identity }
-                }
+                Step::File {
+                    entry,
+                    size_bytes,
+                    content: Content::Pieces { segments },
+                    identity,
+                } => Step::File {
+                    entry,
+                    size_bytes,
+                    content: Content::Pieces { segments },
+                    identity,
+                },
                 Step::Enter(entry) => Step::Enter(entry),
                 Step::Leave => Step::Leave,
                 Step::Directory(entry) => Step::Directory(entry),
@@ -376,7 +382,7 @@ fn fetch<L: Load>(
     at: &Whereabouts,
     text: &Text,
 ) -> Result<(Vec<u8>, Option<WarningKind>)> {
-    let loaded = load.load(len_bytes).map_err(|e| Error::io("read", at.path(text), e))?;
+    let loaded = load.load(len_bytes).map_err(|e| Error::failed("read", at.path(text), e))?;
     let mut bytes = loaded.bytes;
     bytes.truncate(len_bytes);
     let changed = if bytes.len() < len_bytes {
@@ -397,5 +403,5 @@ fn prepared<D>(
     at: &Whereabouts,
     text: &Text,
 ) -> Result<D> {
-    prepare.prepare(bytes, is_whole_file).map_err(|e| Error::io("prepare", at.path(text), e))
+    prepare.prepare(bytes, is_whole_file).map_err(|e| Error::failed("prepare", at.path(text), e))
 }

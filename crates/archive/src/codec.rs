@@ -152,10 +152,10 @@ impl<R: BufRead> Read for XzStreams<R> {
             let action = if at_end { Action::Finish } else { Action::Run };
             let (before_in, before_out) = (stream.total_in(), stream.total_out());
             let status = stream.process(input, buf, action)?;
-            let consumed = usize::try_from(stream.total_in() - before_in)
-                .expect("no more than the buffer");
-            let made = usize::try_from(stream.total_out() - before_out)
-                .expect("no more than the buffer");
+            let consumed =
+                usize::try_from(stream.total_in() - before_in).expect("no more than the buffer");
+            let made =
+                usize::try_from(stream.total_out() - before_out).expect("no more than the buffer");
             self.input.consume(consumed);
             match status {
                 Status::StreamEnd => self.stream = None,
@@ -373,8 +373,7 @@ mod tests {
             let packed = compressed(&text(), *compression, Executor::Inline);
             let input = Box::new(Cursor::new(packed[..packed.len() - 20].to_vec()));
             let mut back = Vec::new();
-            let result =
-                decoder(input, Executor::Threads(1)).unwrap().read_to_end(&mut back);
+            let result = decoder(input, Executor::Threads(1)).unwrap().read_to_end(&mut back);
             assert!(result.is_err(), "{compression:?}");
         }
     }

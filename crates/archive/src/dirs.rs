@@ -113,9 +113,9 @@ impl<T> DirStack<T> {
         if let (Some(left), true, Some(parent)) =
             (&left, self.open.is_empty() && self.levels.len() > 1, self.levels.last())
         {
-            let error = |e: io::Error| Error::io("return to", self.path.as_slice(), e);
-            let fd = openat(left, c"..", DIRECTORY_FLAGS, Mode::empty())
-                .map_err(|e| error(e.into()))?;
+            let error = |e: io::Error| Error::failed("return to", self.path.as_slice(), e);
+            let fd =
+                openat(left, c"..", DIRECTORY_FLAGS, Mode::empty()).map_err(|e| error(e.into()))?;
             let stat = fstat(&fd).map_err(|e| error(e.into()))?;
             if FileId::from(&stat) != parent.id {
                 let why = "the directory was moved while it was being read or written";

@@ -70,6 +70,16 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+    /// The filesystem refused or failed.
+    #[error("{op} {path}: {source}")]
+    Engine {
+        /// What was tried.
+        op: &'static str,
+        /// On what.
+        path: BytePath,
+        /// What the engine said.
+        source: ubtrfs_engine::Error,
+    },
     /// The archive cannot be read further.
     #[error("{} at byte {offset}: {problem}", MemberName(.member))]
     Archive {
@@ -90,10 +100,41 @@ pub enum Error {
     },
 }
 
+/// Who failed, before it is said where.
+#[derive(Debug)]
+pub enum Cause {
+    /// The system.
+    Io(io::Error),
+    /// The filesystem.
+    Engine(ubtrfs_engine::Error),
+}
+
+impl From<io::Error> for Cause {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<rustix::io::Errno> for Cause {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+impl From<ubtrfs_engine::Error> for Cause {
+    fn from(error: ubtrfs_engine::Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
 impl Error {
-    /// An I/O error of `op` on `path`.
-    pub fn io(op: &'static str, path: impl Into<BytePath>, source: impl Into<io::Error>) -> Self {
-        Self::Io { op, path: path.into(), source: source.into() }
+    /// `op` failed on `path`.
+    pub fn failed(op: &'static str, path: impl Into<BytePath>, cause: impl Into<Cause>) -> Self {
+        let path = path.into();
+        match cause.into() {
+            Cause::Io(source) => Self::Io { op, path, source },
+            Cause::Engine(source) => Self::Engine { op, path, source },
+        }
     }
 
     /// A refusal of `path`.

@@ -1,9 +1,8 @@
 //! What [`TreeSink`](super::tree::TreeSink) asks of a destination.
 
-use std::io;
-
 use crate::batch::Prepare;
 use crate::entry::{Metadata, Segment, Special};
+use crate::error::Cause;
 
 /// What is at a name of the destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,10 +48,10 @@ pub enum TreeError {
     /// The name is taken.
     Exists,
     /// Anything else.
-    Other(io::Error),
+    Other(Cause),
 }
 
-impl<E: Into<io::Error>> From<E> for TreeError {
+impl<E: Into<Cause>> From<E> for TreeError {
     fn from(error: E) -> Self {
         Self::Other(error.into())
     }
@@ -153,12 +152,7 @@ pub trait Tree {
     ///
     /// # Errors
     /// As the destination reports.
-    fn append(
-        &mut self,
-        offset: u64,
-        len_bytes: usize,
-        data: Self::Data,
-    ) -> Result<(), TreeError>;
+    fn append(&mut self, offset: u64, len_bytes: usize, data: Self::Data) -> Result<(), TreeError>;
 
     /// Appends a hole.
     ///

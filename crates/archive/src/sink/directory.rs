@@ -26,7 +26,7 @@ use crate::batch::{
 };
 use crate::dirs::{DIRECTORY_FLAGS, DirStack, FileId};
 use crate::entry::{Metadata, Special, xattr_is_acl};
-use crate::error::{BytePath, Error, Result, Warning, WarningKind};
+use crate::error::{BytePath, Cause, Error, Result, Warning, WarningKind};
 use crate::progress::Report;
 use crate::xattr::{Subject, set};
 
@@ -83,14 +83,15 @@ impl DirectorySink {
         let name = path.as_os_str().as_bytes().to_vec();
         match mkdirat(CWD, path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(Error::io("create directory", name, error)),
+            Err(error) => return Err(Error::failed("create directory", name, error)),
         }
         let flags = DIRECTORY_FLAGS.difference(OFlags::NOFOLLOW);
         let root = openat(CWD, path, flags, Mode::empty())
-            .map_err(|e| Error::io("open directory", name.clone(), e))?;
-        let stat = fstat(&root).map_err(|e| Error::io("stat", name.clone(), e))?;
+            .map_err(|e| Error::failed("open directory", name.clone(), e))?;
+        let stat = fstat(&root).map_err(|e| Error::failed("stat", name.clone(), e))?;
         if existing == Existing::Refuse {
-            let mut names = std::fs::read_dir(path).map_err(|e| Error::io("list", name.clone(), e))?;
+            let mut names =
+                std::fs::read_dir(path).map_err(|e| Error::failed("list", name.clone(), e))?;
             if names.next().is_some() {
                 return Err(Error::refused(name, "the target directory is not empty"));
             }
@@ -132,10 +133,13 @@ impl DirectorySink {
                 Some(open) => self.finish_file(&open, report),
                 None => Ok(()),
             },
-            Step::Special { entry, special, identity } => {
-                self.put_special(&entry, special.map(|target| text.bytes(target)), text, report)
-                    .map(|made| if made { self.remember(identity) })
-            }
+            Step::Special { entry, special, identity } => self
+                .put_special(&entry, special.map(|target| text.bytes(target)), text, report)
+                .map(|made| {
+                    if made {
+                        self.remember(identity)
+                    }
+                }),
             Step::Link { place, target: LinkTarget::Identity(number) } => {
                 self.link(place, number, text, report)
             }
@@ -418,8 +422,8 @@ impl DirectorySink {
         Ok(name)
     }
 
-    fn failed(&self, op: &'static str, error: impl Into<io::Error>) -> Error {
-        Error::io(op, BytePath::join(&self.name, &self.path), error)
+    fn failed(&self, op: &'static str, error: impl Into<Cause>) -> Error {
+        Error::failed(op, BytePath::join(&self.name, &self.path), error)
     }
 
     fn warn(&self, report: &mut Report<'_>, what: WarningKind) {

@@ -1,8 +1,8 @@
 //! Where trees go.
 
 pub mod contract;
-pub mod directory;
 mod directories;
+pub mod directory;
 pub mod tar;
 pub mod tree;
 

@@ -350,7 +350,7 @@ impl<W: Write> TarSink<W> {
     }
 
     fn failed(&self, error: io::Error) -> Error {
-        Error::io("write the archive, at", self.path.as_slice(), error)
+        Error::failed("write the archive, at", self.path.as_slice(), error)
     }
 
     fn warn(&self, report: &mut Report<'_>, what: WarningKind) {

@@ -392,7 +392,14 @@ impl<T: Tree> TreeSink<T> {
             end += name.len() + usize::from(end > 0);
             index = match self.directories.child(index, name) {
                 Some(child) => child,
-                None => match self.find_or_make(index, name, &path[..end], end == path.len(), missing, report)? {
+                None => match self.find_or_make(
+                    index,
+                    name,
+                    &path[..end],
+                    end == path.len(),
+                    missing,
+                    report,
+                )? {
                     Some(child) => child,
                     None => return Ok(None),
                 },
@@ -534,9 +541,8 @@ impl<T: Tree> TreeSink<T> {
     fn set_directory_times(&mut self) -> Result<(), TreeError> {
         while let Some(some) = self.directories.take_metadata(DIRECTORIES_AT_ONCE) {
             self.tree.begin()?;
-            let result = some
-                .iter()
-                .try_for_each(|(node, metadata)| self.tree.set_times(*node, metadata));
+            let result =
+                some.iter().try_for_each(|(node, metadata)| self.tree.set_times(*node, metadata));
             self.tree.end();
             result?;
         }
@@ -605,6 +611,6 @@ fn check_name(name: &[u8], path: &[u8]) -> Result<()> {
 fn failed(op: &'static str, path: &[u8], error: TreeError) -> Error {
     match error {
         TreeError::Exists => Error::refused(path, TAKEN),
-        TreeError::Other(source) => Error::Io { op, path: path.into(), source },
+        TreeError::Other(cause) => Error::failed(op, path, cause),
     }
 }

@@ -33,7 +33,7 @@ use crate::dirs::{DIRECTORY_FLAGS, DirStack, FileId};
 use crate::entry::{
     DeviceNumber, Metadata, PERMISSION_BITS, Segment, Special, align_segments, xattr_is_storable,
 };
-use crate::error::{BytePath, Error, Result, WarningKind};
+use crate::error::{BytePath, Cause, Error, Result, WarningKind};
 use crate::xattr::{Reader, Subject};
 use ubtrfs_rt::Time;
 
@@ -106,9 +106,9 @@ impl Walk {
         let name = path.as_os_str().as_bytes().to_vec();
         let flags = DIRECTORY_FLAGS.difference(OFlags::NOFOLLOW);
         let root = openat(CWD, path, flags, Mode::empty())
-            .map_err(|e| Error::io("open directory", name.clone(), e))?;
-        let stat = fstat(&root).map_err(|e| Error::io("stat", name.clone(), e))?;
-        let listing = list(&root).map_err(|e| Error::io("list", name.clone(), e))?;
+            .map_err(|e| Error::failed("open directory", name.clone(), e))?;
+        let stat = fstat(&root).map_err(|e| Error::failed("stat", name.clone(), e))?;
+        let listing = list(&root).map_err(|e| Error::failed("list", name.clone(), e))?;
         Ok(Self {
             stack: Some(DirStack::new(root, FileId::from(&stat), listing)),
             root_stat: stat,
@@ -163,14 +163,14 @@ impl Walk {
         let path = BytePath::join(stack.path(), name);
         let failed = |op| {
             let path = BytePath::join(&self.name, &path.0);
-            move |e: Errno| Error::io(op, path, e)
+            move |e: Errno| Error::failed(op, path, e)
         };
         // Opened by the listed type; the opened file says what it is.
         let mut listed = listed;
         let mut stat = None;
         if listed == FileType::Unknown {
-            let found = statat(stack.fd(), name, AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(failed("stat"))?;
+            let found =
+                statat(stack.fd(), name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("stat"))?;
             listed = FileType::from_raw_mode(found.st_mode);
             stat = Some(found);
         }
@@ -181,7 +181,8 @@ impl Walk {
         };
         let opened = match flags {
             Some(flags) => {
-                let file = openat(stack.fd(), name, flags, Mode::empty()).map_err(failed("open"))?;
+                let file =
+                    openat(stack.fd(), name, flags, Mode::empty()).map_err(failed("open"))?;
                 stat = Some(fstat(&file).map_err(failed("stat"))?);
                 Some(file)
             }
@@ -220,7 +221,7 @@ impl Walk {
         let listing = if self.options.one_file_system && is_mount_point {
             Listing::default()
         } else {
-            list(&fd).map_err(|e| Error::io("list", shown.clone(), e))?
+            list(&fd).map_err(|e| Error::failed("list", shown.clone(), e))?
         };
         let entry = entry(batch, name, stat, Subject::Open(fd.as_fd()), &mut self.xattrs, &shown);
         batch.push(Step::Enter(entry), 0);
@@ -246,7 +247,7 @@ impl Walk {
         let stored_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
         let segments = if stored_bytes < size_bytes {
             let found = data_segments(&fd, size_bytes)
-                .map_err(|e| Error::io("find the holes of", shown, e))?;
+                .map_err(|e| Error::failed("find the holes of", shown, e))?;
             let segments = align_segments(&found, self.options.align_bytes, size_bytes);
             (segments != [whole]).then_some(segments)
         } else {
@@ -292,7 +293,7 @@ impl Walk {
         let special = match kind {
             FileType::Symlink => {
                 let target = readlinkat(stack.fd(), name, Vec::new())
-                    .map_err(|e| Error::io("read link", shown.clone(), e))?;
+                    .map_err(|e| Error::failed("read link", shown.clone(), e))?;
                 Special::Symlink(batch.span(target.as_bytes()))
             }
             FileType::CharacterDevice => Special::CharDevice(device),
@@ -400,7 +401,7 @@ pub enum FileLoad {
 }
 
 impl Load for FileLoad {
-    fn load(self, len_bytes: usize) -> io::Result<Loaded> {
+    fn load(self, len_bytes: usize) -> Result<Loaded, Cause> {
         // One byte more than is expected shows that a whole file grew, without another call.
         let room = match self {
             Self::Whole(_) => len_bytes + 1,

@@ -67,7 +67,8 @@ impl<'a> Header<'a> {
     /// # Errors
     /// `BadChecksum`.
     pub fn new(block: &'a Block) -> Result<Self, ArchiveProblem> {
-        let stored = number(&block[148..156], "checksum").map_err(|_| ArchiveProblem::BadChecksum)?;
+        let stored =
+            number(&block[148..156], "checksum").map_err(|_| ArchiveProblem::BadChecksum)?;
         let unsigned: i64 = checksum_bytes(block).map(i64::from).sum();
         // Some old archives summed signed characters.
         let signed: i64 = checksum_bytes(block).map(|byte| i64::from(byte.cast_signed())).sum();

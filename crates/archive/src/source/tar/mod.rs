@@ -93,7 +93,7 @@ impl TarSource {
         let input: Box<dyn Read + Send> = if name == b"-" {
             Box::new(io::stdin())
         } else {
-            Box::new(File::open(path).map_err(|e| Error::io("open", name, e))?)
+            Box::new(File::open(path).map_err(|e| Error::failed("open", name, e))?)
         };
         Self::new(input, align_bytes, executor)
     }
@@ -102,11 +102,7 @@ impl TarSource {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn new(
-        input: Box<dyn Read + Send>,
-        align_bytes: u64,
-        executor: Executor,
-    ) -> Result<Self> {
+    pub fn new(input: Box<dyn Read + Send>, align_bytes: u64, executor: Executor) -> Result<Self> {
         let input = codec::decoder(input, executor).map_err(|e| Error::Archive {
             member: None,
             offset: 0,
@@ -252,7 +248,11 @@ impl TarSource {
         if member_type == MemberType::Regular && raw_path.ends_with(b"/") {
             member_type = MemberType::Directory;
         }
-        if path.is_empty() && !matches!(member_type, MemberType::Directory | MemberType::GnuDumpDir | MemberType::GnuVolume)
+        if path.is_empty()
+            && !matches!(
+                member_type,
+                MemberType::Directory | MemberType::GnuDumpDir | MemberType::GnuVolume
+            )
         {
             let why = "it is empty";
             return Err(ArchiveProblem::BadName { what: "name", why }.into());
@@ -330,8 +330,7 @@ impl TarSource {
             _ if header.member_type() == MemberType::GnuSparse => {
                 let (entries, mut more, size) = header.gnu_sparse()?;
                 let field = "sparse file's length";
-                let size =
-                    u64::try_from(size).map_err(|_| ArchiveProblem::BadNumber { field })?;
+                let size = u64::try_from(size).map_err(|_| ArchiveProblem::BadNumber { field })?;
                 let mut map = Map::default();
                 map.push_old(entries)?;
                 while more {

@@ -60,7 +60,7 @@ impl Records {
     /// The extended attributes by name, and what could not be taken.
     pub fn xattrs(&self) -> (BTreeMap<Vec<u8>, Vec<u8>>, Vec<WarningKind>) {
         let mut found = BTreeMap::new();
-        let mut warnings = Vec::new();
+        let (mut warnings, mut acls) = (Vec::new(), Vec::new());
         for (key, value) in self.iter() {
             let (name, value) = if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
                 (unescape(name), value.to_vec())
@@ -74,14 +74,8 @@ impl Records {
             } else if key == b"RHT.security.selinux" {
                 (b"security.selinux".to_vec(), [value, b"\0"].concat())
             } else {
-                match acl_of_text(key, value) {
-                    None => continue,
-                    Some(Ok(acl)) => acl,
-                    Some(Err(why)) => {
-                        warnings.push(WarningKind::Acl(why));
-                        continue;
-                    }
-                }
+                acls.push((key, value));
+                continue;
             };
             if name.len() > 255 || name.contains(&0) || !xattr_is_storable(&name) {
                 warnings.push(WarningKind::XattrNamespace(BytePath(name)));
@@ -89,25 +83,37 @@ impl Records {
             }
             found.insert(name, value);
         }
+        for (key, value) in acls {
+            let Some(name) = acl_name(key) else { continue };
+            // The stored form of the same list says more.
+            if found.contains_key(name) {
+                continue;
+            }
+            match acl::from_text(value, &acl::system_id) {
+                Ok(stored) if says_nothing(name, &stored) => {}
+                Ok(stored) => _ = found.insert(name.to_vec(), stored),
+                Err(why) => warnings.push(WarningKind::Acl(why)),
+            }
+        }
         (found, warnings)
     }
 }
 
-/// An access control list given as text. One that says no more than the mode is none.
-fn acl_of_text(key: &[u8], value: &[u8]) -> Option<Result<(Vec<u8>, Vec<u8>), String>> {
+/// The attribute that holds an access control list given as text.
+fn acl_name(key: &[u8]) -> Option<&'static [u8]> {
+    match key {
+        b"SCHILY.acl.access" => Some(b"system.posix_acl_access"),
+        b"SCHILY.acl.default" => Some(b"system.posix_acl_default"),
+        _ => None,
+    }
+}
+
+/// Whether a list has no entries, or none that the mode does not have.
+fn says_nothing(name: &[u8], stored: &[u8]) -> bool {
     const VERSION_BYTES: usize = 4;
     const ENTRY_BYTES: usize = 8;
-    let name = match key {
-        b"SCHILY.acl.access" => &b"system.posix_acl_access"[..],
-        b"SCHILY.acl.default" => &b"system.posix_acl_default"[..],
-        _ => return None,
-    };
-    match acl::from_text(value) {
-        Ok(stored) if name.ends_with(b"access") && stored.len() <= VERSION_BYTES + 3 * ENTRY_BYTES => None,
-        Ok(stored) if stored.len() == VERSION_BYTES => None,
-        Ok(stored) => Some(Ok((name.to_vec(), stored))),
-        Err(why) => Some(Err(why)),
-    }
+    let entries = (stored.len() - VERSION_BYTES) / ENTRY_BYTES;
+    entries == 0 || name.ends_with(b"access") && entries <= 3
 }
 
 /// Undoes `%XX`: GNU tar writes `%` and `=` of an attribute's name so, libarchive more.
@@ -161,14 +167,16 @@ mod tests {
     fn records_parse_lengths_count_everything() {
         let records = Records::parse(b"12 path=abc\n9 a=b=c\n\n0").unwrap_err();
         assert!(matches!(records, ArchiveProblem::BadPax { .. }));
-        let records = Records::parse(b"12 path=abc\n9 a=b\nc\n\0\0").unwrap();
+        let records = Records::parse(b"12 path=abc\n8 a=b\nc\n\0\0").unwrap();
         assert_eq!(records.value(b"path"), Some(&b"abc"[..]));
         assert_eq!(records.value(b"a"), Some(&b"b\nc"[..]));
     }
 
     #[test]
     fn records_malformed_refused() {
-        for bytes in [&b"x"[..], b"99 a=b\n", b"3 a\n", b"7 a=bcd", b"5 ab\n", b"1 a=b\n", b"0 a=b\n"] {
+        for bytes in
+            [&b"x"[..], b"99 a=b\n", b"3 a\n", b"7 a=bcd", b"5 ab\n", b"1 a=b\n", b"0 a=b\n"]
+        {
             assert!(Records::parse(bytes).is_err(), "{bytes:?}");
         }
     }

@@ -116,9 +116,9 @@ impl PaxSparse {
     pub fn find(records: &Records) -> Result<Option<Self>, ArchiveProblem> {
         const FIELD: &str = "sparse map";
         let size_of = |key: &[u8]| {
-            let value = records.value(key).ok_or(ArchiveProblem::BadSparse {
-                why: "the length of the file is missing",
-            })?;
+            let value = records
+                .value(key)
+                .ok_or(ArchiveProblem::BadSparse { why: "the length of the file is missing" })?;
             decimal(value, "sparse file's length")
         };
         match (records.value(b"GNU.sparse.major"), records.value(b"GNU.sparse.minor")) {
@@ -137,9 +137,9 @@ impl PaxSparse {
         if let Some(list) = records.value(b"GNU.sparse.map") {
             let mut numbers = list.split(|&b| b == b',');
             while let Some(offset) = numbers.next() {
-                let len = numbers.next().ok_or(ArchiveProblem::BadSparse {
-                    why: "it has an odd number of entries",
-                })?;
+                let len = numbers
+                    .next()
+                    .ok_or(ArchiveProblem::BadSparse { why: "it has an odd number of entries" })?;
                 map.push(decimal(offset, FIELD)?, decimal(len, FIELD)?)?;
             }
         } else if records.value(b"GNU.sparse.numblocks").is_some() {
