@@ -11,9 +11,9 @@ use ubtrfs_volume::Volume;
 
 use crate::alloc::{AllocOptions, Allocator};
 use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
-use crate::data::read::DecodedCache;
 use crate::error::{Error, Result};
-use crate::txn::{self, Core, Reservation};
+use crate::fs::FileState;
+use crate::txn::{self, Core, Flush, Reservation};
 
 /// Bytes of tree blocks that are kept in memory unless told otherwise.
 pub const CACHE_BYTES_DEFAULT: usize = 128 << 20;
@@ -82,7 +82,7 @@ pub struct Filesystem {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) core: Core,
-    pub(crate) decoded: Arc<DecodedCache>,
+    pub(crate) files: Arc<FileState>,
     pub(crate) options: OpenOptions,
     pub(crate) notices: Vec<Notice>,
 }
@@ -165,8 +165,9 @@ impl Filesystem {
             read_only,
             options.cache_bytes as u64 / 2,
         );
-        let decoded = Arc::default();
-        Ok(Self { inner: Arc::new(Inner { core, decoded, options, notices }) })
+        let files = Arc::<FileState>::default();
+        core.install(Arc::clone(&files) as Arc<dyn Flush>);
+        Ok(Self { inner: Arc::new(Inner { core, files, options, notices }) })
     }
 
     /// What the user should know of this filesystem.

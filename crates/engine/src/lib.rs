@@ -6,7 +6,7 @@
 //! Modules import downward only: `filesystem`, then `fs` (names, inodes, subvolumes), `data` (file
 //! contents), and the knot of `txn`, `alloc` and `btree`.
 #![forbid(unsafe_code)]
-#![allow(dead_code, unused_imports)] // What makes files lands next and uses the rest.
+#![allow(dead_code, unused_imports)] // Some of the trees' calls wait for their users.
 
 mod alloc;
 mod btree;
@@ -17,12 +17,13 @@ mod fs;
 mod mkfs;
 mod txn;
 
-pub use data::{Mapping, MappingKind};
+pub use data::compression::Method;
+pub use data::{MAX_INLINE_BYTES_DEFAULT, Mapping, MappingKind, PreparedData, WriteOptions};
 pub use error::{Error, Result};
 pub use filesystem::{CACHE_BYTES_DEFAULT, Filesystem, Handle, Notice, OpenOptions};
 pub use fs::{
-    DirEntry, File, FileExtents, Inode, InodeId, Link, ReadDir, SpaceUsage, SubvolumeInfo, Usage,
-    device_number,
+    Appender, DirEntry, File, FileExtents, Inode, InodeId, Link, NewInode, ReadDir, SetAttributes,
+    SpaceUsage, SubvolumeInfo, Usage, device_number,
 };
 pub use mkfs::{MkfsOptions, mkfs};
 pub use txn::Reservation;

@@ -3,16 +3,22 @@
 //! Items lie in the checksum tree at (EXTENT_CSUM, EXTENT_CSUM, address), each a row of checksums
 //! for the sectors from that address on.
 
+use std::collections::BTreeMap;
+
+use ubtrfs_ondisk::block::{HEADER_BYTES, ITEM_BYTES};
 use ubtrfs_ondisk::{Corruption, CsumType, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
-use ubtrfs_rt::Arc;
+use ubtrfs_rt::{Arc, AtomicUsize, Ordering, RwLock};
 
 use crate::btree::{Cursor, Tree};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::txn::Handle;
 
 /// Finds the checksums of data, fastest where asked in order.
 #[derive(Debug)]
 pub(crate) struct CsumLookup {
     cursor: Cursor,
+    pending: Arc<PendingCsums>,
+    csum: CsumType,
     csum_bytes: u64,
     sectorsize_bytes: u64,
 }
@@ -23,8 +29,14 @@ pub(crate) fn csum_key(at: LogicalAddr) -> Key {
 }
 
 impl CsumLookup {
-    pub(crate) fn new(csum_tree: &Arc<Tree>, csum: CsumType, sectorsize_bytes: u64) -> Self {
-        Self { cursor: csum_tree.cursor(), csum_bytes: csum.len_bytes() as u64, sectorsize_bytes }
+    pub(crate) fn new(
+        csum_tree: &Arc<Tree>,
+        pending: Arc<PendingCsums>,
+        csum: CsumType,
+        sectorsize_bytes: u64,
+    ) -> Self {
+        let csum_bytes = csum.len_bytes() as u64;
+        Self { cursor: csum_tree.cursor(), pending, csum, csum_bytes, sectorsize_bytes }
     }
 
     /// Fills `out` with the checksums of the `count` sectors from `at` on.
@@ -35,16 +47,23 @@ impl CsumLookup {
         out.clear();
         let mut wanted = at.0;
         let mut left = count;
-        if left > 0 && self.covering(wanted)?.is_none() {
-            self.cursor.seek_back(&csum_key(LogicalAddr(wanted)))?;
-        }
+        let mut is_placed = false;
         while left > 0 {
             let Some((first, available)) = self.covering(wanted)? else {
-                return Err(Corruption::new(Reason::Missing)
-                    .in_root(RootId::CSUM_TREE)
-                    .in_block(LogicalAddr(wanted))
-                    .have("no checksum of the data at this address")
-                    .into());
+                if !is_placed {
+                    self.cursor.seek_back(&csum_key(LogicalAddr(wanted)))?;
+                    is_placed = true;
+                    continue;
+                }
+                let sectorsize = self.sectorsize_bytes;
+                let found = self.pending.find(wanted, left, self.csum, sectorsize, out);
+                if found == 0 {
+                    return Err(missing(wanted));
+                }
+                left -= found;
+                wanted += found * sectorsize;
+                is_placed = false;
+                continue;
             };
             let take = left.min(available);
             if let Some((_, data)) = self.cursor.current()? {
@@ -57,6 +76,7 @@ impl CsumLookup {
             wanted += take * self.sectorsize_bytes;
             if left > 0 {
                 self.cursor.next()?;
+                is_placed = false;
             }
         }
         Ok(())
@@ -100,9 +120,141 @@ pub(crate) fn verify(
 }
 
 #[cold]
+fn missing(at: u64) -> Error {
+    Corruption::new(Reason::Missing)
+        .in_root(RootId::CSUM_TREE)
+        .in_block(LogicalAddr(at))
+        .have("no checksum of the data at this address")
+        .into()
+}
+
+#[cold]
 fn mismatch(csum: CsumType, stored: &[u8], sector: &[u8]) -> Box<Corruption> {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     Corruption::new(Reason::CsumMismatch)
         .have(hex(&csum.compute(sector)[..csum.len_bytes()]))
         .expect(hex(stored))
+}
+
+/// Checksums of data written in the running transaction, held back so that each item of the tree
+/// is written once and full.
+#[derive(Debug, Default)]
+pub(crate) struct PendingCsums {
+    runs: RwLock<PendingRuns>,
+    /// Bytes of checksums held; read without the lock to skip it where there are none.
+    bytes: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct PendingRuns {
+    /// By the address of the first sector; runs neither overlap nor touch.
+    by_start: BTreeMap<u64, Vec<u8>>,
+}
+
+/// Bytes of checksums that are held back at most.
+const PENDING_BYTES_MAX: usize = 512 << 10;
+/// Checksums in one item at most, as Linux limits itself.
+const ITEM_CSUMS_MAX: usize = 4096;
+
+impl PendingCsums {
+    /// Holds the checksums of the sectors from `at` on.
+    pub(crate) fn add(&self, at: LogicalAddr, csums: &[u8], csum: CsumType, sectorsize: u64) {
+        if csums.is_empty() {
+            return;
+        }
+        let mut runs = self.runs.write();
+        let len_of = |csums: &[u8]| (csums.len() / csum.len_bytes()) as u64 * sectorsize;
+        let before = runs.by_start.range_mut(..at.0).next_back();
+        match before {
+            Some((start, held)) if start + len_of(held) == at.0 => held.extend_from_slice(csums),
+            _ => _ = runs.by_start.insert(at.0, csums.to_vec()),
+        }
+        self.bytes.fetch_add(csums.len(), Ordering::Relaxed);
+    }
+
+    /// Whether so many are held that they should become items.
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) > PENDING_BYTES_MAX
+    }
+
+    /// Appends to `out` the checksums held of the sectors from `at` on, at most `count`; returns
+    /// how many.
+    fn find(&self, at: u64, count: u64, csum: CsumType, sectorsize: u64, out: &mut Vec<u8>) -> u64 {
+        if self.bytes.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let runs = self.runs.read();
+        let Some((start, held)) = runs.by_start.range(..=at).next_back() else { return 0 };
+        let have = (held.len() / csum.len_bytes()) as u64;
+        let first = (at - start) / sectorsize;
+        let take = have.saturating_sub(first).min(count);
+        // Bounded by the run's length in memory.
+        let from = usize::try_from(first).unwrap_or(usize::MAX).saturating_mul(csum.len_bytes());
+        let len = usize::try_from(take).unwrap_or(0) * csum.len_bytes();
+        out.extend_from_slice(held.get(from..from + len).unwrap_or_default());
+        take
+    }
+
+    /// Turns all that is held into items.
+    ///
+    /// # Errors
+    /// What stops an edit; the transaction is then aborted.
+    pub(crate) fn flush(&self, handle: &mut Handle<'_>) -> Result<()> {
+        // Readers look here after the tree, so what is in the tree may still be here, but not be
+        // in neither.
+        let runs: Vec<(u64, Vec<u8>)> = {
+            let runs = self.runs.read();
+            runs.by_start.iter().map(|(start, csums)| (*start, csums.clone())).collect()
+        };
+        let geometry = *handle.core().roots.store.geometry();
+        let csum_bytes = geometry.csum.len_bytes();
+        let room = geometry.nodesize_bytes - HEADER_BYTES - 2 * ITEM_BYTES;
+        let item_bytes_max = (room / csum_bytes - 1).min(ITEM_CSUMS_MAX) * csum_bytes;
+        for (start, csums) in runs {
+            let sector_bytes = geometry.sectorsize_bytes as u64;
+            let csums = extend_item(handle, start, &csums, csum_bytes, item_bytes_max)?;
+            let mut at = start + (csums.0 / csum_bytes) as u64 * sector_bytes;
+            for part in csums.1.chunks(item_bytes_max) {
+                let result = handle.insert(RootId::CSUM_TREE, csum_key(LogicalAddr(at)), part);
+                result.map_err(|error| handle.abort(error))?;
+                at += (part.len() / csum_bytes) as u64 * sector_bytes;
+            }
+        }
+        let mut held = self.runs.write();
+        held.by_start.clear();
+        self.bytes.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Puts as many as fit behind the item that ends where they begin. Returns the bytes taken and
+/// those left.
+fn extend_item<'a>(
+    handle: &mut Handle<'_>,
+    start: u64,
+    csums: &'a [u8],
+    csum_bytes: usize,
+    item_bytes_max: usize,
+) -> Result<(usize, &'a [u8])> {
+    let sectorsize = handle.core().roots.store.geometry().sectorsize_bytes as u64;
+    let mut cursor = handle.core().roots.tree(RootId::CSUM_TREE)?.cursor();
+    cursor.seek_back(&csum_key(LogicalAddr(start)))?;
+    let Some((key, data)) = cursor.current()? else { return Ok((0, csums)) };
+    let is_csums = key.objectid == ObjectId::EXTENT_CSUM && key.ty == KeyType::EXTENT_CSUM;
+    let covered = (data.len() / csum_bytes) as u64 * sectorsize;
+    let end = key.offset.saturating_add(covered);
+    if !is_csums || end < start || data.len() >= item_bytes_max {
+        return Ok((0, csums));
+    }
+    if end > start {
+        let error = Corruption::new(Reason::Overlap)
+            .in_root(RootId::CSUM_TREE)
+            .in_block(LogicalAddr(start))
+            .have(format!("checksums up to {end} of space that was free"));
+        return Err(handle.abort(error.into()));
+    }
+    let take = (item_bytes_max - data.len()).min(csums.len()) / csum_bytes * csum_bytes;
+    let longer = [data, &csums[..take]].concat();
+    handle.replace(RootId::CSUM_TREE, key, &longer).map_err(|error| handle.abort(error))?;
+    Ok((take, &csums[take..]))
 }

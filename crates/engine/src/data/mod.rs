@@ -1,11 +1,15 @@
 //! What an inode's bytes are: file extents, checksums, compression.
 //!
 //! Reading goes from a file offset through [`file_extent`] (which range is what) to [`read`] (the
-//! bytes, verified with [`csum`] and decoded with [`compression`]).
+//! bytes, verified with [`csum`] and decoded with [`compression`]). Writing goes from bytes through
+//! [`prepare`] (compressed and checksummed, on any thread) to [`append`] (placed).
 
+pub(crate) mod append;
 pub mod compression;
 pub(crate) mod csum;
 pub(crate) mod file_extent;
+pub(crate) mod prepare;
 pub(crate) mod read;
 
 pub use file_extent::{Mapping, MappingKind};
+pub use prepare::{MAX_INLINE_BYTES_DEFAULT, PreparedData, WriteOptions};

@@ -11,7 +11,7 @@ use ubtrfs_ondisk::{Corruption, CsumType, FileOffset, LogicalAddr, Reason};
 use ubtrfs_rt::{Arc, Mutex};
 
 use super::compression;
-use super::csum::{self, CsumLookup};
+use super::csum::{self, CsumLookup, PendingCsums};
 use super::file_extent::{ExtentWalk, ExtentsOf, Mapping, MappingKind};
 use crate::btree::{Store, Tree};
 use crate::error::{Error, Result};
@@ -68,6 +68,7 @@ pub(crate) struct DataSource {
     pub(crate) store: Arc<Store>,
     /// `None` where the tree does not exist: then only data without checksums can be read.
     pub(crate) csum_tree: Option<Arc<Tree>>,
+    pub(crate) pending_csums: Arc<PendingCsums>,
     pub(crate) decoded: Arc<DecodedCache>,
 }
 
@@ -109,7 +110,8 @@ impl FileReader {
         let geometry = *source.store.geometry();
         let csums = match &source.csum_tree {
             Some(tree) if has_csums => {
-                Some(CsumLookup::new(tree, geometry.csum, of.sectorsize_bytes))
+                let pending = Arc::clone(&source.pending_csums);
+                Some(CsumLookup::new(tree, pending, geometry.csum, of.sectorsize_bytes))
             }
             None if has_csums && of.size_bytes > 0 => {
                 return Err(Error::not_found("the tree of checksums"));

@@ -2,6 +2,7 @@
 
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::{Corruption, FileOffset, Reason, RootId};
+use ubtrfs_rt::Arc;
 
 use super::inode::{Inode, InodeId};
 use crate::data::file_extent::{ExtentWalk, ExtentsOf, Mapping};
@@ -100,9 +101,10 @@ impl Filesystem {
             Err(error) => return Err(error),
         };
         Ok(DataSource {
-            store: self.inner.core.roots.store.clone(),
+            store: Arc::clone(&self.inner.core.roots.store),
             csum_tree,
-            decoded: self.inner.decoded.clone(),
+            pending_csums: Arc::clone(&self.inner.files.csums),
+            decoded: Arc::clone(&self.inner.files.decoded),
         })
     }
 

@@ -159,6 +159,9 @@ impl Filesystem {
         if id.is_stand_in() {
             return self.stand_in_inode(id);
         }
+        if let Some(item) = self.inner.files.held_item(id) {
+            return Ok(Inode::from_item(id, &item));
+        }
         let item = self
             .tree(id.root)?
             .lookup(&id.key(KeyType::INODE_ITEM, 0))?

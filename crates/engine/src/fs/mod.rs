@@ -4,16 +4,23 @@
 //! subvolume and its number there; entering a directory entry that names a subvolume leads to that
 //! subvolume's root directory.
 
+pub(crate) mod append;
 pub(crate) mod dir;
 pub(crate) mod file;
 pub(crate) mod inode;
+pub(crate) mod make;
+pub(crate) mod make_subvolume;
 pub(crate) mod path;
+pub(crate) mod state;
 pub(crate) mod subvolume;
 pub(crate) mod usage;
 pub(crate) mod xattr;
 
+pub use append::Appender;
 pub use dir::{DirEntry, ReadDir};
 pub use file::{File, FileExtents};
 pub use inode::{Inode, InodeId, Link, device_number};
+pub use make::{NewInode, SetAttributes};
+pub(crate) use state::FileState;
 pub use subvolume::SubvolumeInfo;
 pub use usage::{SpaceUsage, Usage};

@@ -19,11 +19,23 @@ impl Filesystem {
     /// `NotFound` and `NotDirectory`.
     pub fn resolve(&self, start: InodeId, path: &[u8]) -> Result<InodeId> {
         let mut here = start;
+        // The way that was come: what `..` goes back, also from a stand-in, which knows no parent.
+        let mut way = Vec::new();
         for component in path.split(|byte| *byte == b'/') {
             here = match component {
                 b"" | b"." => here,
-                b".." => self.parent(here)?,
-                name => self.lookup(here, name)?,
+                b".." => match way.pop() {
+                    Some(parent) => {
+                        self.directory(here)?;
+                        parent
+                    }
+                    None => self.parent(here)?,
+                },
+                name => {
+                    let next = self.lookup(here, name)?;
+                    way.push(here);
+                    next
+                }
             };
         }
         if path.ends_with(b"/") {
@@ -32,7 +44,8 @@ impl Filesystem {
         Ok(here)
     }
 
-    /// The directory that holds directory `dir`; of the top level, itself.
+    /// The directory that holds directory `dir`; of the top level, itself; of a stand-in, the root
+    /// of its subvolume, since all of one subvolume are the same inode.
     ///
     /// # Errors
     /// `NotDirectory` when `dir` is none, `NotFound` when nothing holds it.

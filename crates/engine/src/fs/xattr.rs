@@ -1,12 +1,16 @@
 //! Extended attributes. ACLs and capabilities are some of them.
 
 use ubtrfs_ondisk::KeyType;
-use ubtrfs_ondisk::dir::DirEntries;
+use ubtrfs_ondisk::block::{HEADER_BYTES, ITEM_BYTES};
+use ubtrfs_ondisk::dir::{DirEntries, DirItem, FileType};
 use ubtrfs_ondisk::hash::name_hash;
+use zerocopy::IntoBytes;
 
 use super::inode::InodeId;
-use crate::error::Result;
+use super::state::touch;
+use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
+use crate::filesystem::Handle;
 
 impl Filesystem {
     /// The value of an extended attribute, named with its namespace (`user.x`), or `None`.
@@ -53,4 +57,76 @@ impl Filesystem {
         }
         Ok(xattrs)
     }
+}
+
+/// Longest name, as in Linux.
+const NAME_BYTES_MAX: usize = 255;
+
+impl Handle<'_> {
+    /// Sets an extended attribute, named with its namespace, in place of the value that it has.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`; `TooLong` when name and value do not fit a leaf, `Limit` when they
+    /// do not beside others whose names have the same hash.
+    pub fn set_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<()> {
+        let leaf_bytes = self.txn.core().roots.store.geometry().nodesize_bytes;
+        let item_bytes_max = leaf_bytes - HEADER_BYTES - ITEM_BYTES;
+        check_lengths(name, value, item_bytes_max - size_of::<DirItem>())?;
+        let (transid, now) = (self.txn.generation().0, self.txn.now());
+        // Finds out that the inode exists before anything changes.
+        self.change_inode(id, |item| touch(item, transid, now))?;
+        let entry = entry_bytes(transid, name, value);
+        let key = id.key(KeyType::XATTR_ITEM, name_hash(name));
+        match self.txn.insert(id.root, key, &entry) {
+            Err(Error::Exists { .. }) => {}
+            other => return other,
+        }
+        let tree = self.txn.core().roots.tree(id.root)?;
+        let have = tree.lookup(&key)?.ok_or_else(|| Error::not_found(key))?;
+        let mut changed = Vec::with_capacity(have.len() + entry.len());
+        for other in DirEntries::new(&have) {
+            let other = other.map_err(|error| error.in_root(id.root))?;
+            if other.name != name {
+                changed.extend_from_slice(other.item.as_bytes());
+                changed.extend_from_slice(other.name);
+                changed.extend_from_slice(other.data);
+            }
+        }
+        changed.extend_from_slice(&entry);
+        if changed.len() > item_bytes_max {
+            return Err(Error::Limit { what: format!("attributes of one hash of {id}") });
+        }
+        self.txn.replace(id.root, key, &changed)
+    }
+}
+
+fn check_lengths(name: &[u8], value: &[u8], max_bytes: usize) -> Result<()> {
+    if name.is_empty() || name.contains(&0) {
+        return Err(Error::InvalidArgument {
+            what: format!("attribute name {:?}", String::from_utf8_lossy(name)),
+        });
+    }
+    for (what, have_bytes, max_bytes) in [
+        ("name of", name.len(), NAME_BYTES_MAX),
+        ("name and value of", name.len() + value.len(), max_bytes.min(usize::from(u16::MAX))),
+    ] {
+        if have_bytes > max_bytes {
+            let what = format!("{what} attribute {:?}", String::from_utf8_lossy(name));
+            return Err(Error::TooLong { what, have_bytes, max_bytes });
+        }
+    }
+    Ok(())
+}
+
+/// The entry of an attribute whose lengths were checked.
+fn entry_bytes(transid: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
+    let len = |bytes: &[u8]| u16::try_from(bytes.len()).expect("lengths were checked").into();
+    let item = DirItem {
+        transid: transid.into(),
+        data_len: len(value),
+        name_len: len(name),
+        ty: FileType::Xattr.to_disk(),
+        ..DirItem::default()
+    };
+    [item.as_bytes(), name, value].concat()
 }

@@ -1,0 +1,332 @@
+//! Placing prepared data: space, the bytes on the medium, file extents, references, checksums.
+//!
+//! Invariants:
+//!
+//! 1. Space is allocated and data written before anything refers to it; if that fails, the space
+//!    goes back and nothing has changed.
+//! 2. Then file extents, references and checksums are entered under the same handle, and the
+//!    caller adds the bytes to the inode under it too: a commit in between cannot be.
+//!
+//! A crash before the commit leaves the space free and the data unreachable.
+
+use smallvec::SmallVec;
+use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::file_extent::{Compression, FileExtent, FileExtentItem, RegularExtent};
+use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, RootId};
+
+use super::csum::PendingCsums;
+use super::prepare::Extents;
+use crate::error::{Error, Result};
+use crate::txn::Handle;
+
+/// Longest plain extent, as in Linux.
+pub(crate) const PLAIN_EXTENT_BYTES_MAX: u64 = 128 << 20;
+
+/// The file that data goes into.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) root: RootId,
+    pub(crate) inode: InodeNo,
+    pub(crate) has_csums: bool,
+}
+
+/// A run of disk bytes that becomes a file extent, or, plain, part of one.
+#[derive(Clone, Copy, Debug)]
+struct Unit<'a> {
+    file_offset: u64,
+    ram_bytes: u64,
+    disk: &'a [u8],
+    csums: &'a [u8],
+    compression: Compression,
+}
+
+/// Space that was allocated, and what goes there.
+#[derive(Debug)]
+struct Region<'a> {
+    start: LogicalAddr,
+    len_bytes: u64,
+    units: SmallVec<[Unit<'a>; 4]>,
+}
+
+fn extent_key(target: &Target, file_offset: u64) -> Key {
+    Key::new(target.inode.object_id(), KeyType::EXTENT_DATA, file_offset)
+}
+
+/// Places pieces of a file, each with its file offset, ascending and not overlapping. Returns the
+/// bytes that they add to the inode's `nbytes`.
+///
+/// # Errors
+/// `NoSpace` or a failed write, with nothing changed; anything later aborts the transaction.
+pub(crate) fn place(
+    handle: &mut Handle<'_>,
+    target: &Target,
+    pieces: &[(u64, Extents)],
+    pending_csums: &PendingCsums,
+) -> Result<u64> {
+    let regions = allocate(handle, units_of(handle, target, pieces))?;
+    if let Err(error) = write(handle, &regions) {
+        release(handle, &regions);
+        return Err(error);
+    }
+    let mut nbytes = 0;
+    let geometry = *handle.core().roots.store.geometry();
+    for region in &regions {
+        let mut at = region.start.0;
+        for unit in &region.units {
+            pending_csums.add(
+                LogicalAddr(at),
+                unit.csums,
+                geometry.csum,
+                geometry.sectorsize_bytes as u64,
+            );
+            at += unit.disk.len() as u64;
+        }
+        for (file_offset, extent) in extents_of(region, handle.generation()) {
+            nbytes += extent.num_bytes;
+            enter(handle, target, file_offset, &extent)?;
+        }
+    }
+    if pending_csums.is_full() {
+        pending_csums.flush(handle)?;
+    }
+    Ok(nbytes)
+}
+
+/// Enters an explicit hole, which filesystems without NO_HOLES need.
+///
+/// # Errors
+/// What stops the edit; the transaction is then aborted.
+pub(crate) fn put_hole(
+    handle: &mut Handle<'_>,
+    target: &Target,
+    start: u64,
+    end: u64,
+) -> Result<()> {
+    let extent = RegularExtent {
+        generation: handle.generation(),
+        ram_bytes: end - start,
+        compression: Compression::None,
+        disk_bytenr: LogicalAddr(0),
+        disk_num_bytes: 0,
+        offset: 0,
+        num_bytes: end - start,
+    };
+    insert(handle, target, start, &FileExtent::Regular(extent))
+}
+
+/// Enters a whole file as inline data.
+///
+/// # Errors
+/// What stops the edit; the transaction is then aborted.
+pub(crate) fn put_inline(
+    handle: &mut Handle<'_>,
+    target: &Target,
+    ram_bytes: u64,
+    compression: Compression,
+    data: &[u8],
+) -> Result<()> {
+    use_compression(handle, compression);
+    let generation = handle.generation();
+    insert(handle, target, 0, &FileExtent::Inline { generation, ram_bytes, compression, data })
+}
+
+fn insert(
+    handle: &mut Handle<'_>,
+    target: &Target,
+    file_offset: u64,
+    extent: &FileExtent<'_>,
+) -> Result<()> {
+    let mut item = Vec::with_capacity(size_of::<FileExtentItem>());
+    extent.write(&mut item);
+    handle
+        .insert(target.root, extent_key(target, file_offset), &item)
+        .map_err(|error| handle.abort(error))
+}
+
+fn units_of<'a>(
+    handle: &Handle<'_>,
+    target: &Target,
+    pieces: &'a [(u64, Extents)],
+) -> Vec<Unit<'a>> {
+    let geometry = handle.core().roots.store.geometry();
+    let mut units = Vec::new();
+    for (file_offset, extents) in pieces {
+        let (mut file_offset, mut from) = (*file_offset, 0);
+        for piece in &extents.pieces {
+            let disk = &extents.disk_bytes[from..from + piece.disk_bytes];
+            let csum_range = from / geometry.sectorsize_bytes * geometry.csum.len_bytes()
+                ..(from + piece.disk_bytes) / geometry.sectorsize_bytes * geometry.csum.len_bytes();
+            let csums = if target.has_csums { &extents.csums[csum_range] } else { &[] };
+            let ram_bytes = piece.ram_bytes as u64;
+            units.push(Unit {
+                file_offset,
+                ram_bytes,
+                disk,
+                csums,
+                compression: piece.compression,
+            });
+            file_offset += ram_bytes;
+            from += piece.disk_bytes;
+        }
+    }
+    units
+}
+
+/// Finds space for all units: as few regions as there are holes large enough.
+fn allocate<'a>(handle: &Handle<'_>, mut units: Vec<Unit<'a>>) -> Result<Vec<Region<'a>>> {
+    let core = handle.core();
+    let sectorsize = core.roots.store.geometry().sectorsize_bytes as u64;
+    let csum_bytes = core.roots.store.geometry().csum.len_bytes();
+    let mut regions: Vec<Region<'a>> = Vec::new();
+    units.reverse();
+    while let Some(first) = units.last() {
+        let min_bytes = match first.compression {
+            Compression::None => sectorsize,
+            _ => first.disk.len() as u64,
+        };
+        let all_bytes: u64 = units.iter().map(|unit| unit.disk.len() as u64).sum();
+        let wanted = all_bytes.min(PLAIN_EXTENT_BYTES_MAX);
+        let (start, len_bytes) = match core.alloc.allocate_data(&core.roots, min_bytes, wanted) {
+            Ok(space) => space,
+            Err(error) => {
+                release(handle, &regions);
+                return Err(error);
+            }
+        };
+        let mut region = Region { start, len_bytes, units: SmallVec::new() };
+        let mut left = len_bytes;
+        while let Some(unit) = units.pop() {
+            let disk_bytes = unit.disk.len() as u64;
+            if disk_bytes <= left {
+                left -= disk_bytes;
+                region.units.push(unit);
+                continue;
+            }
+            if unit.compression != Compression::None || left == 0 {
+                units.push(unit);
+                break;
+            }
+            // A plain unit is cut where the space ends.
+            let cut = usize::try_from(left).expect("shorter than the unit");
+            let csum_cut = (cut / usize::try_from(sectorsize).expect("a sector is small")
+                * csum_bytes)
+                .min(unit.csums.len());
+            region.units.push(Unit {
+                ram_bytes: left,
+                disk: &unit.disk[..cut],
+                csums: &unit.csums[..csum_cut],
+                ..unit
+            });
+            units.push(Unit {
+                file_offset: unit.file_offset + left,
+                ram_bytes: unit.ram_bytes - left,
+                disk: &unit.disk[cut..],
+                csums: &unit.csums[csum_cut..],
+                ..unit
+            });
+            left = 0;
+            break;
+        }
+        if left > 0 {
+            core.alloc.release_data(LogicalAddr(start.0 + len_bytes - left), left);
+            region.len_bytes -= left;
+        }
+        regions.push(region);
+    }
+    Ok(regions)
+}
+
+fn release(handle: &Handle<'_>, regions: &[Region<'_>]) {
+    for region in regions {
+        handle.core().alloc.release_data(region.start, region.len_bytes);
+    }
+}
+
+fn write(handle: &Handle<'_>, regions: &[Region<'_>]) -> Result<()> {
+    let volume = handle.core().roots.store.volume();
+    for region in regions {
+        match region.units.as_slice() {
+            [only] => volume.write(region.start, only.disk)?,
+            units => {
+                let slices: SmallVec<[&[u8]; 16]> = units.iter().map(|unit| unit.disk).collect();
+                volume.write_vectored(region.start, &slices)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file extents of a region: plain units that follow each other in the file are one.
+fn extents_of(region: &Region<'_>, generation: Generation) -> Vec<(u64, RegularExtent)> {
+    let mut extents: Vec<(u64, RegularExtent)> = Vec::with_capacity(region.units.len());
+    let mut at = region.start.0;
+    for unit in &region.units {
+        let disk_num_bytes = unit.disk.len() as u64;
+        match extents.last_mut() {
+            Some((file_offset, last))
+                if unit.compression == Compression::None
+                    && last.compression == Compression::None
+                    && *file_offset + last.num_bytes == unit.file_offset =>
+            {
+                last.disk_num_bytes += disk_num_bytes;
+                last.num_bytes += unit.ram_bytes;
+                last.ram_bytes += unit.ram_bytes;
+            }
+            _ => {
+                let extent = RegularExtent {
+                    generation,
+                    ram_bytes: unit.ram_bytes,
+                    compression: unit.compression,
+                    disk_bytenr: LogicalAddr(at),
+                    disk_num_bytes,
+                    offset: 0,
+                    num_bytes: unit.ram_bytes,
+                };
+                extents.push((unit.file_offset, extent));
+            }
+        }
+        at += disk_num_bytes;
+    }
+    extents
+}
+
+fn enter(
+    handle: &mut Handle<'_>,
+    target: &Target,
+    file_offset: u64,
+    extent: &RegularExtent,
+) -> Result<()> {
+    use_compression(handle, extent.compression);
+    insert(handle, target, file_offset, &FileExtent::Regular(*extent))?;
+    // The reference names file offset − offset in the extent, which is the extent's own beginning.
+    handle.core().alloc.add_data(
+        extent.disk_bytenr,
+        extent.disk_num_bytes,
+        target.root,
+        target.inode,
+        file_offset,
+    );
+    Ok(())
+}
+
+/// Sets the feature bit that readers of this compression look for.
+fn use_compression(handle: &mut Handle<'_>, compression: Compression) {
+    match compression {
+        Compression::None | Compression::Zlib => {}
+        Compression::Lzo => handle.set_incompat(Incompat::COMPRESS_LZO),
+        Compression::Zstd => handle.set_incompat(Incompat::COMPRESS_ZSTD),
+    }
+}
+
+/// Longest inline data that a leaf of that size holds.
+pub(crate) fn inline_bytes_max(nodesize_bytes: usize) -> usize {
+    use ubtrfs_ondisk::block::{HEADER_BYTES, ITEM_BYTES};
+    use ubtrfs_ondisk::file_extent::FileExtentHeader;
+    nodesize_bytes - HEADER_BYTES - ITEM_BYTES - size_of::<FileExtentHeader>()
+}
+
+/// An error for a piece that cannot be where it is said to be.
+#[cold]
+pub(crate) fn misplaced(offset: u64, why: &str) -> Error {
+    Error::InvalidArgument { what: format!("a piece of a file at offset {offset}: {why}") }
+}

@@ -1,0 +1,281 @@
+//! Writing a file from its beginning to its end.
+
+use ubtrfs_ondisk::FileOffset;
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::features::Incompat;
+
+use super::inode::InodeId;
+use crate::data::append::{self, Target, misplaced};
+use crate::data::compression::Method;
+use crate::data::prepare::{Extents, MAX_INLINE_BYTES_DEFAULT, PreparedData, WriteOptions};
+use crate::error::{Error, Result};
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::Reservation;
+
+/// Bytes that an appender holds back before it places them together.
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// Appends prepared pieces to one file, from [`Filesystem::appender`]. Pieces are placed some at a
+/// time, the rest by [`Appender::finish`]; dropped without, the file ends after what was placed.
+#[derive(Debug)]
+#[must_use = "what was pushed last is written by finish"]
+pub struct Appender {
+    fs: Filesystem,
+    tail: Tail,
+}
+
+/// The end of a file that grows.
+#[derive(Debug)]
+struct Tail {
+    id: InodeId,
+    target: Target,
+    sectorsize_bytes: u64,
+    no_holes: bool,
+    /// Pieces not placed yet, with their file offsets.
+    held: Vec<(u64, PreparedData)>,
+    held_bytes: u64,
+    /// End of what was placed, in whole sectors.
+    placed_end: u64,
+    /// End of the last piece or hole: the file's size when all is placed.
+    end: u64,
+    /// The file's size as the inode says it.
+    recorded_end: u64,
+}
+
+impl Filesystem {
+    /// How data is written here: with the filesystem's checksum, inline up to 2048 bytes, and
+    /// compressed if asked for.
+    pub fn write_options(&self, compression: Option<Method>) -> WriteOptions {
+        WriteOptions {
+            csum: Some(self.csum_type()),
+            compression,
+            force_compression: false,
+            sectorsize_bytes: self.inner.core.roots.store.geometry().sectorsize_bytes,
+            max_inline_bytes: MAX_INLINE_BYTES_DEFAULT,
+        }
+    }
+
+    /// Appends to the regular file `id`, which is empty or ends with a whole sector.
+    /// `size_hint_bytes` is what is expected to come; 0 when not known. The inode's times stay as
+    /// they are.
+    ///
+    /// The thread must hold no [`Handle`] while it pushes: pieces are placed under handles of
+    /// their own. To make a small file with its contents under one, see [`Handle::write_file`].
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`, `IsDirectory`; `InvalidArgument` for another type; `Unsupported`
+    /// for a file whose end is inside a sector.
+    pub fn appender(&self, id: InodeId, size_hint_bytes: u64) -> Result<Appender> {
+        self.inner.core.check_writable()?;
+        self.inner.files.names().check_writable(&self.inner.core, id.root)?;
+        let mut tail = self.tail_of(id)?;
+        let pieces = size_hint_bytes.min(BATCH_BYTES).div_ceil(1 << 20);
+        tail.held.reserve(usize::try_from(pieces).unwrap_or(0));
+        Ok(Appender { fs: self.clone(), tail })
+    }
+
+    fn tail_of(&self, id: InodeId) -> Result<Tail> {
+        let inode = self.inode(id)?;
+        match inode.file_type() {
+            FileType::Regular => {}
+            FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
+            _ => return Err(Error::InvalidArgument { what: format!("{id} is no regular file") }),
+        }
+        let sectorsize_bytes = self.sectorsize_bytes();
+        let end = inode.size_bytes;
+        if !end.is_multiple_of(sectorsize_bytes) {
+            return Err(Error::Unsupported {
+                what: format!("appending to {id}, which ends inside a sector"),
+            });
+        }
+        Ok(Tail {
+            id,
+            target: Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() },
+            sectorsize_bytes,
+            no_holes: self.incompat().contains(Incompat::NO_HOLES),
+            held: Vec::new(),
+            held_bytes: 0,
+            placed_end: end,
+            end,
+            recorded_end: end,
+        })
+    }
+}
+
+impl Appender {
+    /// Appends a piece at `offset`: the file's end, or beyond it with a hole between. All pieces
+    /// begin with a sector, and all but the last end with one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a piece that overlaps or is not aligned, or was prepared for another
+    /// filesystem; `NoSpace`; a failed write.
+    pub fn push(&mut self, offset: FileOffset, data: PreparedData) -> Result<()> {
+        self.tail.hold(&self.fs, offset, data)?;
+        if self.tail.held_bytes < BATCH_BYTES {
+            return Ok(());
+        }
+        let mut handle = self.fs.begin(self.tail.reservation())?;
+        self.tail.place(&mut handle)
+    }
+
+    /// Lets the file end at `size_bytes`, with a hole behind the last piece.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for less than there is.
+    pub fn hole_to(&mut self, size_bytes: u64) -> Result<()> {
+        self.tail.hole_to(size_bytes)
+    }
+
+    /// Places all that is left. Durable with the next commit.
+    ///
+    /// # Errors
+    /// As [`Appender::push`].
+    pub fn finish(mut self) -> Result<()> {
+        if self.tail.is_placed() {
+            return Ok(());
+        }
+        let mut handle = self.fs.begin(self.tail.reservation())?;
+        self.tail.finish(&mut handle)
+    }
+}
+
+impl Handle<'_> {
+    /// Fills the empty regular file `id` with pieces, each at its offset as with
+    /// [`Appender::push`], and lets it end at `size_bytes`. Needs a [`Reservation`] of
+    /// [`Reservation::extents`] for them, beside that for making the file.
+    ///
+    /// # Errors
+    /// As [`Filesystem::appender`] and [`Appender::push`].
+    pub fn write_file(
+        &mut self,
+        id: InodeId,
+        pieces: Vec<(FileOffset, PreparedData)>,
+        size_bytes: u64,
+    ) -> Result<()> {
+        let mut tail = self.fs.tail_of(id)?;
+        for (offset, data) in pieces {
+            tail.hold(self.fs, offset, data)?;
+        }
+        tail.hole_to(size_bytes)?;
+        if tail.is_placed() {
+            return Ok(());
+        }
+        tail.finish(self)
+    }
+}
+
+impl Tail {
+    fn is_placed(&self) -> bool {
+        self.held.is_empty() && self.end == self.recorded_end
+    }
+
+    fn hold(&mut self, fs: &Filesystem, offset: FileOffset, data: PreparedData) -> Result<()> {
+        let offset = offset.0;
+        let options = &data.options;
+        if !offset.is_multiple_of(self.sectorsize_bytes) {
+            return Err(misplaced(offset, "not at the beginning of a sector"));
+        }
+        if offset < self.end {
+            return Err(misplaced(offset, "before the end of the one before"));
+        }
+        let csum_fits = !self.target.has_csums || options.csum == Some(fs.csum_type());
+        if !csum_fits || options.sectorsize_bytes as u64 != self.sectorsize_bytes {
+            return Err(misplaced(offset, "prepared for another checksum or sector size"));
+        }
+        let end = offset
+            .checked_add(data.len_bytes() as u64)
+            .filter(|end| i64::try_from(*end).is_ok())
+            .ok_or_else(|| misplaced(offset, "beyond the largest file"))?;
+        if data.is_empty() {
+            return self.hole_to(self.end.max(offset));
+        }
+        self.held_bytes += data.len_bytes() as u64;
+        self.end = end;
+        self.held.push((offset, data));
+        Ok(())
+    }
+
+    fn hole_to(&mut self, size_bytes: u64) -> Result<()> {
+        if size_bytes < self.end || i64::try_from(size_bytes).is_err() {
+            return Err(misplaced(size_bytes, "a hole must end behind the last piece"));
+        }
+        self.end = size_bytes;
+        Ok(())
+    }
+
+    /// Worst case of placing what is held: an extent for each 128 KiB, if it is compressed.
+    fn reservation(&self) -> Reservation {
+        let piece_count: u64 = self.held.iter().map(|(_, data)| data.extent_count_max()).sum();
+        // A hole before each piece, where holes need items.
+        Reservation::extents(piece_count + self.held.len() as u64 + 1)
+    }
+
+    fn finish(&mut self, handle: &mut Handle<'_>) -> Result<()> {
+        if self.place_inline(handle)? {
+            return Ok(());
+        }
+        self.place(handle)?;
+        let end = self.end.next_multiple_of(self.sectorsize_bytes);
+        if !self.no_holes && end > self.placed_end {
+            append::put_hole(&mut handle.txn, &self.target, self.placed_end, end)?;
+            self.placed_end = end;
+        }
+        if self.recorded_end != self.end {
+            self.grow_inode(handle, 0, self.end)?;
+        }
+        Ok(())
+    }
+
+    /// Places the file as inline data, if it is one small piece.
+    fn place_inline(&mut self, handle: &mut Handle<'_>) -> Result<bool> {
+        let [(0, data)] = self.held.as_slice() else { return Ok(false) };
+        let len = data.len_bytes() as u64;
+        if self.placed_end != 0 || self.end != len {
+            return Ok(false);
+        }
+        let Some((compression, bytes)) = data.inline() else { return Ok(false) };
+        let nodesize = handle.fs.inner.core.roots.store.geometry().nodesize_bytes;
+        if bytes.len() > append::inline_bytes_max(nodesize) {
+            return Ok(false);
+        }
+        append::put_inline(&mut handle.txn, &self.target, len, compression, bytes)?;
+        self.grow_inode(handle, len, len)?;
+        self.placed_end = len.next_multiple_of(self.sectorsize_bytes);
+        self.held.clear();
+        self.held_bytes = 0;
+        Ok(true)
+    }
+
+    /// Places what is held, as extents, and lets the inode's size reach up to them.
+    fn place(&mut self, handle: &mut Handle<'_>) -> Result<()> {
+        let held = std::mem::take(&mut self.held);
+        self.held_bytes = 0;
+        let pieces: Vec<(u64, Extents)> =
+            held.into_iter().map(|(offset, data)| (offset, data.into_extents())).collect();
+        let fs = handle.fs;
+        let csums = &fs.inner.files.csums;
+        let nbytes = append::place(&mut handle.txn, &self.target, &pieces, csums)?;
+        let mut placed_end = self.placed_end;
+        for (offset, extents) in &pieces {
+            if !self.no_holes && *offset > placed_end {
+                append::put_hole(&mut handle.txn, &self.target, placed_end, *offset)?;
+            }
+            let ram_bytes: usize = extents.pieces.iter().map(|piece| piece.ram_bytes).sum();
+            placed_end = offset + ram_bytes as u64;
+        }
+        self.placed_end = placed_end;
+        self.grow_inode(handle, nbytes, self.end.min(placed_end))
+    }
+
+    fn grow_inode(&mut self, handle: &mut Handle<'_>, nbytes: u64, size: u64) -> Result<()> {
+        let transid = handle.txn.generation().0;
+        self.recorded_end = size;
+        handle
+            .change_inode(self.id, |item| {
+                item.transid = transid.into();
+                item.size = size.into();
+                item.nbytes += nbytes;
+            })
+            .map_err(|error| handle.txn.abort(error))
+    }
+}

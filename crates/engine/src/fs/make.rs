@@ -1,0 +1,514 @@
+//! Making names: files, directories, nodes, symbolic links, hard links; setting attributes.
+
+use ubtrfs_ondisk::dir::{DirEntries, DirItem, FileType, NAME_LEN_MAX, check_name};
+use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_ondisk::hash::{extref_hash, name_hash};
+use ubtrfs_ondisk::inode::{InodeExtref, InodeItem, InodeRef, flags};
+use ubtrfs_ondisk::misc::OnDisk;
+use ubtrfs_ondisk::{DiskKey, InodeNo, Key, KeyType};
+use ubtrfs_rt::Time;
+use zerocopy::IntoBytes;
+
+use super::inode::InodeId;
+use super::state::{timespec, touch};
+use crate::data::append::{self, Target};
+use crate::error::{Error, Result};
+use crate::filesystem::Handle;
+use crate::txn;
+
+/// Most names of one inode, as in Linux.
+const LINK_COUNT_MAX: u32 = 65_535;
+/// Longest target of a symbolic link, as in Linux.
+const SYMLINK_BYTES_MAX: usize = 4095;
+const MODE_TYPE_MASK: u32 = 0o170_000;
+const MODE_PERMISSIONS_MASK: u32 = 0o7777;
+
+/// What a new inode begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewInode {
+    /// Type and permissions, as in `st_mode`. Where the call says the type, its bits are ignored.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node, see [`super::device_number`].
+    pub rdev: u64,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of the content.
+    pub mtime: Time,
+    /// Last change of the inode.
+    pub ctime: Time,
+    /// Birth.
+    pub otime: Time,
+}
+
+impl NewInode {
+    /// An inode of root's, with all times `now`.
+    pub fn new(mode: u32, now: Time) -> Self {
+        Self { mode, uid: 0, gid: 0, rdev: 0, atime: now, mtime: now, ctime: now, otime: now }
+    }
+}
+
+/// Attributes to change; `None` leaves one as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttributes {
+    /// Permissions; the type bits are ignored.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Last access.
+    pub atime: Option<Time>,
+    /// Last change of the content.
+    pub mtime: Option<Time>,
+    /// Last change of the inode; unless given, now.
+    pub ctime: Option<Time>,
+    /// Birth.
+    pub otime: Option<Time>,
+    /// Bits of [`ubtrfs_ondisk::inode::flags`], all of them.
+    pub flags: Option<u64>,
+}
+
+/// A directory entry as it is stored, name included.
+pub(super) struct EntryBytes {
+    bytes: [u8; size_of::<DirItem>() + NAME_LEN_MAX],
+    len: usize,
+}
+
+impl EntryBytes {
+    /// An entry of a name that was checked.
+    pub(super) fn new(location: Key, transid: u64, ty: FileType, name: &[u8]) -> Self {
+        let item = DirItem {
+            location: DiskKey::new(location),
+            transid: transid.into(),
+            data_len: 0.into(),
+            name_len: u16::try_from(name.len()).expect("a checked name is short").into(),
+            ty: ty.to_disk(),
+        };
+        let mut bytes = [0; size_of::<DirItem>() + NAME_LEN_MAX];
+        bytes[..size_of::<DirItem>()].copy_from_slice(item.as_bytes());
+        let len = size_of::<DirItem>() + name.len();
+        bytes[size_of::<DirItem>()..len].copy_from_slice(name);
+        Self { bytes, len }
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Refuses what no directory holds.
+///
+/// # Errors
+/// `TooLong` or `InvalidArgument`.
+pub(super) fn checked_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_LEN_MAX {
+        return Err(Error::TooLong {
+            what: format!("name {:?}", String::from_utf8_lossy(name)),
+            have_bytes: name.len(),
+            max_bytes: NAME_LEN_MAX,
+        });
+    }
+    check_name(name).map_err(|_| Error::InvalidArgument {
+        what: format!("name {:?}", String::from_utf8_lossy(name)),
+    })
+}
+
+/// Enters a name by hash. Several names of one hash share an item.
+///
+/// # Errors
+/// `Exists` when the directory has the name, `Limit` when its hash has no room for another; with
+/// nothing changed.
+fn insert_by_hash(
+    handle: &mut txn::Handle<'_>,
+    dir: InodeId,
+    name: &[u8],
+    entry: &EntryBytes,
+) -> Result<()> {
+    let key = dir.key(KeyType::DIR_ITEM, name_hash(name));
+    match handle.insert(dir.root, key, entry.as_slice()) {
+        Err(Error::Exists { .. }) => {}
+        other => return other,
+    }
+    let core = handle.core();
+    let have = core.roots.tree(dir.root)?.lookup(&key)?.ok_or_else(|| Error::not_found(key))?;
+    for other in DirEntries::new(&have) {
+        let other = other.map_err(|error| error.in_root(dir.root))?;
+        if other.name == name {
+            let what = format!("{:?} in {dir}", String::from_utf8_lossy(name));
+            return Err(Error::Exists { what });
+        }
+    }
+    let longer = [&have[..], entry.as_slice()].concat();
+    if longer.len() > item_bytes_max(handle) {
+        return Err(Error::Limit { what: format!("names of one hash in {dir}") });
+    }
+    handle.replace(dir.root, key, &longer)
+}
+
+/// Longest item that a leaf holds.
+fn item_bytes_max(handle: &txn::Handle<'_>) -> usize {
+    use ubtrfs_ondisk::block::{HEADER_BYTES, ITEM_BYTES};
+    handle.core().roots.store.geometry().nodesize_bytes - HEADER_BYTES - ITEM_BYTES
+}
+
+/// Enters a name in both orders of its directory, which the caller then counts.
+///
+/// # Errors
+/// As [`insert_by_hash`]; later ones abort the transaction.
+pub(super) fn insert_name(
+    handle: &mut txn::Handle<'_>,
+    dir: InodeId,
+    name: &[u8],
+    index: u64,
+    entry: &EntryBytes,
+) -> Result<()> {
+    insert_by_hash(handle, dir, name, entry)?;
+    handle
+        .insert(dir.root, dir.key(KeyType::DIR_INDEX, index), entry.as_slice())
+        .map_err(|error| handle.abort(error))
+}
+
+/// The reference from an inode to the first name that it gets in a directory.
+pub(super) fn insert_first_ref(
+    handle: &mut txn::Handle<'_>,
+    id: InodeId,
+    parent: InodeNo,
+    index: u64,
+    name: &[u8],
+) -> Result<()> {
+    let len = size_of::<InodeRef>() + name.len();
+    let item = InodeRef {
+        index: index.into(),
+        name_len: u16::try_from(name.len()).expect("a checked name is short").into(),
+    };
+    handle.insert_with(id.root, id.key(KeyType::INODE_REF, parent.0), len, |bytes| {
+        bytes[..size_of::<InodeRef>()].copy_from_slice(item.as_bytes());
+        bytes[size_of::<InodeRef>()..].copy_from_slice(name);
+    })
+}
+
+impl Handle<'_> {
+    /// Makes an inode named `name` in `dir`: a file, directory, device node, fifo or socket, as
+    /// its mode says.
+    ///
+    /// # Errors
+    /// `Exists`, `NotFound`, `NotDirectory`, `TooLong`, `ReadOnly`, and `InvalidArgument` for
+    /// another type: a symbolic link has [`Handle::symlink`].
+    pub fn create(&mut self, dir: InodeId, name: &[u8], new: &NewInode) -> Result<InodeId> {
+        match FileType::from_mode(new.mode) {
+            FileType::Symlink | FileType::Unknown | FileType::Xattr => {
+                Err(Error::InvalidArgument { what: format!("mode {:o}", new.mode) })
+            }
+            _ => self.make(dir, name, new, None),
+        }
+    }
+
+    /// Makes a symbolic link to `target`.
+    ///
+    /// # Errors
+    /// As [`Handle::create`]; `TooLong` for a target that does not fit, `InvalidArgument` for an
+    /// empty one.
+    pub fn symlink(
+        &mut self,
+        dir: InodeId,
+        name: &[u8],
+        target: &[u8],
+        new: &NewInode,
+    ) -> Result<InodeId> {
+        let nodesize = self.txn.core().roots.store.geometry().nodesize_bytes;
+        let max_bytes = SYMLINK_BYTES_MAX.min(append::inline_bytes_max(nodesize));
+        if target.len() > max_bytes {
+            return Err(Error::TooLong {
+                what: "target of a symbolic link".to_owned(),
+                have_bytes: target.len(),
+                max_bytes,
+            });
+        }
+        if target.is_empty() || target.contains(&0) {
+            return Err(Error::InvalidArgument { what: "target of a symbolic link".to_owned() });
+        }
+        let new = NewInode { mode: 0o120_000 | new.mode & MODE_PERMISSIONS_MASK, ..*new };
+        self.make(dir, name, &new, Some(target))
+    }
+
+    fn make(
+        &mut self,
+        dir: InodeId,
+        name: &[u8],
+        new: &NewInode,
+        target: Option<&[u8]>,
+    ) -> Result<InodeId> {
+        checked_name(name)?;
+        let (transid, now) = (self.txn.generation().0, self.txn.now());
+        let core = self.txn.core();
+        let files = &self.fs.inner.files;
+        let mut names = files.names();
+        names.check_writable(core, dir.root)?;
+        let id = InodeId { root: dir.root, inode: InodeNo(names.next_inode(core, dir.root)?) };
+        let parent = names.hold(core, dir)?;
+        check_directory(dir, &parent.item)?;
+        let index = parent.next_index(core, dir)?;
+        let mut item = inode_item(new, transid);
+        item.flags = inherited_flags(parent.item.flags.get(), new.mode).into();
+        if let Some(target) = target {
+            item.size = (target.len() as u64).into();
+            item.nbytes = item.size;
+        }
+
+        let location = id.key(KeyType::INODE_ITEM, 0);
+        let entry = EntryBytes::new(location, transid, FileType::from_mode(new.mode), name);
+        insert_name(&mut self.txn, dir, name, index, &entry)?;
+        let txn = &mut self.txn;
+        txn.insert(id.root, location, item.as_bytes()).map_err(|error| txn.abort(error))?;
+        insert_first_ref(txn, id, dir.inode, index, name).map_err(|error| txn.abort(error))?;
+        if let Some(target) = target {
+            let file = Target { root: id.root, inode: id.inode, has_csums: false };
+            append::put_inline(txn, &file, target.len() as u64, Compression::None, target)?;
+        }
+
+        let parent = names.hold(core, dir)?;
+        parent.count_name(name.len(), transid, now);
+        files.mark_dirty(parent);
+        names.take_inode(dir.root);
+        if FileType::from_mode(new.mode) == FileType::Directory {
+            names.hold_new_directory(id, item);
+        }
+        files.bound(&mut names, &mut self.txn)?;
+        Ok(id)
+    }
+
+    /// Gives the inode `id`, which is no directory, another name.
+    ///
+    /// # Errors
+    /// As [`Handle::create`]; `Limit` when the inode has as many names as it can have,
+    /// `InvalidArgument` when it is in another subvolume than `dir`.
+    pub fn link(&mut self, dir: InodeId, name: &[u8], id: InodeId) -> Result<()> {
+        checked_name(name)?;
+        if dir.root != id.root {
+            return Err(Error::InvalidArgument {
+                what: format!("a link in subvolume {} to {id}", dir.root),
+            });
+        }
+        let (transid, now) = (self.txn.generation().0, self.txn.now());
+        let core = self.txn.core();
+        let files = &self.fs.inner.files;
+        let mut names = files.names();
+        names.check_writable(core, dir.root)?;
+        let item = names.hold(core, id)?.item;
+        let file_type = FileType::from_mode(item.mode.get());
+        if file_type == FileType::Directory {
+            return Err(Error::IsDirectory { what: id.to_string() });
+        }
+        if item.nlink.get() == 0 {
+            return Err(Error::not_found(id));
+        }
+        if item.nlink.get() >= LINK_COUNT_MAX {
+            return Err(Error::Limit { what: format!("names of {id}") });
+        }
+        let parent = names.hold(core, dir)?;
+        check_directory(dir, &parent.item)?;
+        let index = parent.next_index(core, dir)?;
+        let extended =
+            Incompat(core.superblock.lock().incompat_flags.get()).contains(Incompat::EXTENDED_IREF);
+        let reference = plan_ref(&self.txn, id, dir.inode, index, name, extended)?;
+
+        let entry = EntryBytes::new(id.key(KeyType::INODE_ITEM, 0), transid, file_type, name);
+        insert_name(&mut self.txn, dir, name, index, &entry)?;
+        let txn = &mut self.txn;
+        match &reference {
+            RefPlan::Insert(key, bytes) => txn.insert(id.root, *key, bytes),
+            RefPlan::Replace(key, bytes) => txn.replace(id.root, *key, bytes),
+        }
+        .map_err(|error| txn.abort(error))?;
+
+        let parent = names.hold(core, dir)?;
+        parent.count_name(name.len(), transid, now);
+        files.mark_dirty(parent);
+        let held = names.hold(core, id)?;
+        held.item.nlink += 1;
+        held.touch(transid, now);
+        files.mark_dirty(held);
+        files.bound(&mut names, &mut self.txn)
+    }
+
+    /// Changes attributes of an inode.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`.
+    pub fn set_attributes(&mut self, id: InodeId, attributes: &SetAttributes) -> Result<()> {
+        let (transid, now) = (self.txn.generation().0, self.txn.now());
+        self.change_inode(id, |item| {
+            touch(item, transid, now);
+            if let Some(mode) = attributes.mode {
+                let kept = item.mode.get() & MODE_TYPE_MASK;
+                item.mode = (kept | mode & MODE_PERMISSIONS_MASK).into();
+            }
+            if let Some(uid) = attributes.uid {
+                item.uid = uid.into();
+            }
+            if let Some(gid) = attributes.gid {
+                item.gid = gid.into();
+            }
+            if let Some(flags) = attributes.flags {
+                item.flags = flags.into();
+            }
+            let times = [
+                (attributes.atime, &mut item.atime),
+                (attributes.mtime, &mut item.mtime),
+                (attributes.ctime, &mut item.ctime),
+                (attributes.otime, &mut item.otime),
+            ];
+            for (time, place) in times {
+                if let Some(time) = time {
+                    *place = timespec(time);
+                }
+            }
+        })
+    }
+
+    /// Changes an inode where it is: in memory if it is held, else in the tree.
+    pub(super) fn change_inode(
+        &mut self,
+        id: InodeId,
+        change: impl FnOnce(&mut InodeItem),
+    ) -> Result<()> {
+        let files = &self.fs.inner.files;
+        let mut names = files.names();
+        names.check_writable(self.txn.core(), id.root)?;
+        if let Some(held) = names.held_mut(id) {
+            change(&mut held.item);
+            files.mark_dirty(held);
+            return Ok(());
+        }
+        let key = id.key(KeyType::INODE_ITEM, 0);
+        let changed = self.txn.update(id.root, key, |bytes| {
+            let item = InodeItem::peek_mut(bytes)?;
+            change(item);
+            Ok(())
+        });
+        match changed {
+            Err(Error::NotFound { .. }) => Err(Error::not_found(id)),
+            Err(error) => Err(error),
+            Ok(Err(corruption)) => {
+                let corruption: Box<ubtrfs_ondisk::Corruption> = corruption;
+                Err(corruption.in_root(id.root).into())
+            }
+            Ok(Ok(())) => Ok(()),
+        }
+    }
+}
+
+pub(super) fn check_directory(id: InodeId, item: &InodeItem) -> Result<()> {
+    if FileType::from_mode(item.mode.get()) != FileType::Directory {
+        return Err(Error::NotDirectory { what: id.to_string() });
+    }
+    if item.nlink.get() == 0 {
+        return Err(Error::not_found(id));
+    }
+    Ok(())
+}
+
+/// The item of an inode that was just made.
+pub(super) fn inode_item(new: &NewInode, transid: u64) -> InodeItem {
+    InodeItem {
+        generation: transid.into(),
+        transid: transid.into(),
+        nlink: 1.into(),
+        uid: new.uid.into(),
+        gid: new.gid.into(),
+        mode: new.mode.into(),
+        rdev: match FileType::from_mode(new.mode) {
+            FileType::CharDevice | FileType::BlockDevice => new.rdev.into(),
+            _ => 0.into(),
+        },
+        atime: timespec(new.atime),
+        ctime: timespec(new.ctime),
+        mtime: timespec(new.mtime),
+        otime: timespec(new.otime),
+        ..InodeItem::default()
+    }
+}
+
+/// Flags that a new inode takes over from its directory, as in Linux.
+fn inherited_flags(parent: u64, mode: u32) -> u64 {
+    let mut inherited = match parent & (flags::COMPRESS | flags::NOCOMPRESS) {
+        both if both & flags::NOCOMPRESS != 0 => flags::NOCOMPRESS,
+        one => one,
+    };
+    if parent & flags::NODATACOW != 0 {
+        inherited |= flags::NODATACOW;
+        if FileType::from_mode(mode) == FileType::Regular {
+            inherited |= flags::NODATASUM;
+        }
+    }
+    inherited
+}
+
+/// How an inode's reference to a further name is entered.
+enum RefPlan {
+    Insert(Key, Vec<u8>),
+    Replace(Key, Vec<u8>),
+}
+
+/// Puts the reference into the item of the same directory, or, when that is full, into an
+/// extended one.
+fn plan_ref(
+    handle: &txn::Handle<'_>,
+    id: InodeId,
+    parent: InodeNo,
+    index: u64,
+    name: &[u8],
+    extended: bool,
+) -> Result<RefPlan> {
+    let name_len = u16::try_from(name.len()).expect("a checked name is short");
+    let max_bytes = item_bytes_max(handle);
+    let tree = handle.core().roots.tree(id.root)?;
+    let plan = |key: Key, reference: &[u8]| -> Result<Option<RefPlan>> {
+        let Some(have) = tree.lookup(&key)? else {
+            return Ok(Some(RefPlan::Insert(key, [reference, name].concat())));
+        };
+        let longer = [&have[..], reference, name].concat();
+        Ok((longer.len() <= max_bytes).then_some(RefPlan::Replace(key, longer)))
+    };
+    let reference = InodeRef { index: index.into(), name_len: name_len.into() };
+    let key = id.key(KeyType::INODE_REF, parent.0);
+    if let Some(plan) = plan(key, reference.as_bytes())? {
+        return Ok(plan);
+    }
+    if extended {
+        let reference = InodeExtref {
+            parent_objectid: parent.0.into(),
+            index: index.into(),
+            name_len: name_len.into(),
+        };
+        let key = id.key(KeyType::INODE_EXTREF, extref_hash(parent, name));
+        if let Some(plan) = plan(key, reference.as_bytes())? {
+            return Ok(plan);
+        }
+    }
+    Err(Error::Limit { what: format!("names of {id} in one directory") })
+}
+
+/// Makes the root directory of a subvolume that is empty yet: it names itself.
+///
+/// # Errors
+/// What stops an edit; the transaction is then aborted.
+pub(crate) fn insert_root_directory(
+    handle: &mut txn::Handle<'_>,
+    root: ubtrfs_ondisk::RootId,
+    new: &NewInode,
+) -> Result<InodeItem> {
+    let id = InodeId::root_of(root);
+    let mode = 0o040_000 | new.mode & MODE_PERMISSIONS_MASK;
+    let item = inode_item(&NewInode { mode, ..*new }, handle.generation().0);
+    handle
+        .insert(root, id.key(KeyType::INODE_ITEM, 0), item.as_bytes())
+        .map_err(|error| handle.abort(error))?;
+    insert_first_ref(handle, id, id.inode, 0, b"..").map_err(|error| handle.abort(error))?;
+    Ok(item)
+}

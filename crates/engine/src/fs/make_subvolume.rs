@@ -1,0 +1,182 @@
+//! Making subvolumes, and choosing the default one.
+
+use ubtrfs_ondisk::dir::{DirEntries, FileType};
+use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::hash::name_hash;
+use ubtrfs_ondisk::inode::{InodeItem, flags};
+use ubtrfs_ondisk::root::{RootItem, RootRef};
+use ubtrfs_ondisk::{DiskKey, InodeNo, Key, KeyType, ObjectId, RootId, Uuid};
+use zerocopy::IntoBytes;
+
+use super::inode::InodeId;
+use super::make::{
+    EntryBytes, NewInode, check_directory, checked_name, insert_name, insert_root_directory,
+};
+use super::state::timespec;
+use crate::error::{Error, Result};
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::{self, Reservation};
+
+impl Handle<'_> {
+    /// Makes an empty subvolume named `name` in `dir` and returns its root directory, which gets
+    /// the attributes of `new`.
+    ///
+    /// # Errors
+    /// As [`Handle::create`]; `Limit` when there are no numbers left.
+    pub fn create_subvolume(
+        &mut self,
+        dir: InodeId,
+        name: &[u8],
+        new: &NewInode,
+    ) -> Result<InodeId> {
+        checked_name(name)?;
+        let (transid, now) = (self.txn.generation().0, self.txn.now());
+        let core = self.txn.core();
+        let files = &self.fs.inner.files;
+        let mut names = files.names();
+        names.check_writable(core, dir.root)?;
+        let parent = names.hold(core, dir)?;
+        check_directory(dir, &parent.item)?;
+        let index = parent.next_index(core, dir)?;
+        if self.fs.find_entry(dir, name)?.is_some() {
+            let what = format!("{:?} in {dir}", String::from_utf8_lossy(name));
+            return Err(Error::Exists { what });
+        }
+        let root = names.take_root(core)?;
+        let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);
+        let entry = EntryBytes::new(location, transid, FileType::Directory, name);
+        insert_name(&mut self.txn, dir, name, index, &entry)?;
+
+        let uuid = Uuid(core.runtime.identifiers.uuid());
+        let nodesize = core.roots.store.geometry().nodesize_bytes as u64;
+        let otime = timespec(new.otime);
+        let item = RootItem {
+            inode: root_inode(nodesize),
+            root_dirid: InodeNo::SUBVOLUME_ROOT.0.into(),
+            refs: 1.into(),
+            uuid: uuid.0,
+            ctransid: transid.into(),
+            otransid: transid.into(),
+            ctime: timespec(now),
+            otime,
+            ..RootItem::default()
+        };
+        let txn = &mut self.txn;
+        txn.create_tree(root, &item).map_err(|error| txn.abort(error))?;
+        let directory = insert_root_directory(txn, root, new)?;
+        insert_root_refs(txn, dir, root, index, name).map_err(|error| txn.abort(error))?;
+        insert_uuid(txn, uuid, root).map_err(|error| txn.abort(error))?;
+
+        let parent = names.hold(core, dir)?;
+        parent.count_name(name.len(), transid, now);
+        files.mark_dirty(parent);
+        let id = InodeId::root_of(root);
+        names.hold_new_directory(id, directory);
+        Ok(id)
+    }
+}
+
+impl Filesystem {
+    /// Makes `root` the subvolume that is mounted when none is named. Durable with the next
+    /// commit.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such subvolume.
+    pub fn set_default_subvolume(&self, root: RootId) -> Result<()> {
+        self.subvolume(root)?;
+        let mut handle = self.begin(Reservation::items(1))?;
+        let txn = &mut handle.txn;
+        let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, name_hash(b"default"));
+        let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, u64::MAX);
+        let transid = txn.generation().0;
+        let item = self.tree(RootId::ROOT_TREE)?.lookup(&key)?;
+        let changed = match &item {
+            Some(item) => with_location(item, location)?,
+            None => None,
+        };
+        match changed {
+            Some(bytes) => txn.replace(RootId::ROOT_TREE, key, &bytes)?,
+            None => {
+                let entry = EntryBytes::new(location, transid, FileType::Directory, b"default");
+                let bytes = [item.as_deref().unwrap_or_default(), entry.as_slice()].concat();
+                match &item {
+                    Some(_) => txn.replace(RootId::ROOT_TREE, key, &bytes)?,
+                    None => txn.insert(RootId::ROOT_TREE, key, &bytes)?,
+                }
+            }
+        }
+        txn.set_incompat(Incompat::DEFAULT_SUBVOL);
+        Ok(())
+    }
+}
+
+/// The item with the location of its entry `default` changed; `None` if it has none.
+fn with_location(item: &[u8], location: Key) -> Result<Option<Vec<u8>>> {
+    let mut at = 0;
+    for entry in DirEntries::new(item) {
+        let entry = entry.map_err(|error| error.in_root(RootId::ROOT_TREE))?;
+        if entry.name == b"default" {
+            let mut changed = item.to_vec();
+            let bytes = DiskKey::new(location);
+            changed[at..at + size_of::<DiskKey>()].copy_from_slice(bytes.as_bytes());
+            return Ok(Some(changed));
+        }
+        at += entry.len_bytes();
+    }
+    Ok(None)
+}
+
+/// The inode in a subvolume's root item, of which Linux uses nothing but the flag.
+fn root_inode(nodesize_bytes: u64) -> InodeItem {
+    InodeItem {
+        generation: 1.into(),
+        size: 3.into(),
+        nbytes: nodesize_bytes.into(),
+        nlink: 1.into(),
+        mode: 0o40755.into(),
+        flags: flags::ROOT_ITEM_INIT.into(),
+        ..InodeItem::default()
+    }
+}
+
+fn insert_root_refs(
+    txn: &mut txn::Handle<'_>,
+    dir: InodeId,
+    child: RootId,
+    index: u64,
+    name: &[u8],
+) -> Result<()> {
+    let root_ref = RootRef {
+        dirid: dir.inode.0.into(),
+        sequence: index.into(),
+        name_len: u16::try_from(name.len()).expect("a checked name is short").into(),
+    };
+    let bytes = [root_ref.as_bytes(), name].concat();
+    let parent = dir.root;
+    let back = Key::new(child.object_id(), KeyType::ROOT_BACKREF, parent.0);
+    txn.insert(RootId::ROOT_TREE, back, &bytes)?;
+    let forth = Key::new(parent.object_id(), KeyType::ROOT_REF, child.0);
+    txn.insert(RootId::ROOT_TREE, forth, &bytes)
+}
+
+/// Enters a subvolume in the uuid tree, where there is one: Linux makes it when it is missing.
+fn insert_uuid(txn: &mut txn::Handle<'_>, uuid: Uuid, root: RootId) -> Result<()> {
+    let tree = match txn.core().roots.tree(RootId::UUID_TREE) {
+        Ok(tree) => tree,
+        Err(Error::NotFound { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let half = |at: usize| {
+        u64::from_le_bytes(uuid.0[at..at + 8].try_into().expect("a slice of eight bytes"))
+    };
+    let key = Key::new(ObjectId(half(0)), KeyType::UUID_KEY_SUBVOL, half(8));
+    let id = root.0.to_le_bytes();
+    match tree.lookup(&key)? {
+        None => txn.insert(RootId::UUID_TREE, key, &id),
+        Some(have) => {
+            let longer = [&have[..], &id].concat();
+            drop(have);
+            txn.replace(RootId::UUID_TREE, key, &longer)
+        }
+    }
+}

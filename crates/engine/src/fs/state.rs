@@ -1,0 +1,285 @@
+//! What is kept in memory of files while they change.
+//!
+//! Invariants:
+//!
+//! 1. An inode that is held and dirty is right here and stale in the tree; [`FileState::flush`],
+//!    which every commit calls, brings the tree up to date. All who read an inode look here first.
+//! 2. The numbers held (next inode, next index in a directory) are above all that the tree has.
+//!
+//! Directories change with every name made in them, which would rewrite their inode each time:
+//! so they are held. Other inodes are changed in the tree.
+//!
+//! Lock order: `names`, then a tree. It is held through one operation on names, never through a
+//! commit. A crash loses nothing here that a commit had promised.
+
+use rustc_hash::FxHashMap;
+use ubtrfs_ondisk::inode::InodeItem;
+use ubtrfs_ondisk::misc::{OnDisk, Timespec};
+use ubtrfs_ondisk::root::{RootItem, flags as root_flags};
+use ubtrfs_ondisk::{Key, KeyType, ObjectId, RootId};
+use ubtrfs_rt::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, Time};
+use zerocopy::IntoBytes;
+
+use super::inode::InodeId;
+use crate::data::csum::PendingCsums;
+use crate::data::read::DecodedCache;
+use crate::error::{Error, Result};
+use crate::txn::{Core, Flush, Handle};
+
+/// The first index in a directory: 0 and 1 would be `.` and `..`.
+pub(crate) const DIR_INDEX_MIN: u64 = 2;
+/// Inodes that are held at most.
+const HELD_COUNT_MAX: usize = 32 << 10;
+
+/// All that is held.
+#[derive(Debug, Default)]
+pub(crate) struct FileState {
+    names: Mutex<Names>,
+    /// Dirty inodes in `names`; read without its lock, to skip it where there are none.
+    dirty_count: AtomicUsize,
+    pub(crate) csums: Arc<PendingCsums>,
+    pub(crate) decoded: Arc<DecodedCache>,
+}
+
+/// What operations on names keep.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    subvolumes: FxHashMap<RootId, SubvolumeState>,
+    held: FxHashMap<InodeId, HeldInode>,
+    next_root: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SubvolumeState {
+    next_inode: u64,
+    is_read_only: bool,
+}
+
+/// An inode in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldInode {
+    pub(crate) item: InodeItem,
+    /// Of a directory, once looked for.
+    next_index: Option<u64>,
+    is_dirty: bool,
+}
+
+impl FileState {
+    pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
+        self.names.lock()
+    }
+
+    /// The inode as it is, where the tree's is stale.
+    pub(crate) fn held_item(&self, id: InodeId) -> Option<InodeItem> {
+        if self.dirty_count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.names.lock().held.get(&id).filter(|held| held.is_dirty).map(|held| held.item)
+    }
+
+    /// Makes room when many inodes are held.
+    ///
+    /// # Errors
+    /// What stops an edit; the transaction is then aborted.
+    pub(crate) fn bound(&self, names: &mut Names, handle: &mut Handle<'_>) -> Result<()> {
+        if names.held.len() < HELD_COUNT_MAX {
+            return Ok(());
+        }
+        self.write_inodes(names, handle)
+    }
+
+    fn write_inodes(&self, names: &mut Names, handle: &mut Handle<'_>) -> Result<()> {
+        let mut dirty: Vec<(InodeId, InodeItem)> = names
+            .held
+            .iter()
+            .filter(|(_, held)| held.is_dirty)
+            .map(|(id, held)| (*id, held.item))
+            .collect();
+        dirty.sort_unstable_by_key(|(id, _)| *id);
+        for (id, item) in dirty {
+            let key = id.key(KeyType::INODE_ITEM, 0);
+            handle
+                .update(id.root, key, |bytes| {
+                    if let Some(bytes) = bytes.get_mut(..size_of::<InodeItem>()) {
+                        bytes.copy_from_slice(item.as_bytes());
+                    }
+                })
+                .map_err(|error| handle.abort(error))?;
+        }
+        names.held.clear();
+        self.dirty_count.store(0, Ordering::Release);
+        Ok(())
+    }
+
+    /// Marks a held inode dirty after a change.
+    pub(crate) fn mark_dirty(&self, held: &mut HeldInode) {
+        if !held.is_dirty {
+            held.is_dirty = true;
+            self.dirty_count.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+impl Flush for FileState {
+    fn flush(&self, handle: &mut Handle<'_>) -> Result<()> {
+        self.write_inodes(&mut self.names.lock(), handle)?;
+        self.csums.flush(handle)
+    }
+}
+
+impl Names {
+    /// Refuses a subvolume that is read-only.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `NotFound` when there is no such subvolume.
+    pub(crate) fn check_writable(&mut self, core: &Core, root: RootId) -> Result<()> {
+        if self.subvolume(core, root)?.is_read_only {
+            return Err(Error::ReadOnly { why: format!("subvolume {root} is read-only") });
+        }
+        Ok(())
+    }
+
+    fn subvolume(&mut self, core: &Core, root: RootId) -> Result<&mut SubvolumeState> {
+        use std::collections::hash_map::Entry;
+        match self.subvolumes.entry(root) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => Ok(entry.insert(read_subvolume(core, root)?)),
+        }
+    }
+
+    /// The number that the next inode of a subvolume gets; [`Names::take_inode`] takes it.
+    ///
+    /// # Errors
+    /// `Limit` when the subvolume has no numbers left.
+    pub(crate) fn next_inode(&mut self, core: &Core, root: RootId) -> Result<u64> {
+        let next = self.subvolume(core, root)?.next_inode;
+        if next > ObjectId::LAST_FREE.0 {
+            return Err(Error::Limit { what: format!("inode numbers of subvolume {root}") });
+        }
+        Ok(next)
+    }
+
+    /// Counts the number of [`Names::next_inode`] as used.
+    pub(crate) fn take_inode(&mut self, root: RootId) {
+        if let Some(state) = self.subvolumes.get_mut(&root) {
+            state.next_inode += 1;
+        }
+    }
+
+    /// The number that the next subvolume gets, taken at once.
+    ///
+    /// # Errors
+    /// `Limit`, or damage in the root tree.
+    pub(crate) fn take_root(&mut self, core: &Core) -> Result<RootId> {
+        let next = match self.next_root {
+            Some(next) => next,
+            None => next_objectid(core, RootId::ROOT_TREE)?,
+        };
+        if next > ObjectId::LAST_FREE.0 {
+            return Err(Error::Limit { what: "numbers of subvolumes".to_owned() });
+        }
+        self.next_root = Some(next + 1);
+        Ok(RootId(next))
+    }
+
+    /// The inode in memory, read from the tree where it is not yet.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    pub(crate) fn hold(&mut self, core: &Core, id: InodeId) -> Result<&mut HeldInode> {
+        use std::collections::hash_map::Entry;
+        match self.held.entry(id) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let bytes = core
+                    .roots
+                    .tree(id.root)?
+                    .lookup(&id.key(KeyType::INODE_ITEM, 0))?
+                    .ok_or_else(|| Error::not_found(id))?;
+                let item = *InodeItem::peek(&bytes).map_err(|error| error.in_root(id.root))?;
+                Ok(entry.insert(HeldInode { item, next_index: None, is_dirty: false }))
+            }
+        }
+    }
+
+    /// The inode, if it is in memory.
+    pub(crate) fn held_mut(&mut self, id: InodeId) -> Option<&mut HeldInode> {
+        self.held.get_mut(&id)
+    }
+
+    /// Holds a directory that was just made, whose next index is known.
+    pub(crate) fn hold_new_directory(&mut self, id: InodeId, item: InodeItem) {
+        let held = HeldInode { item, next_index: Some(DIR_INDEX_MIN), is_dirty: false };
+        self.held.insert(id, held);
+    }
+}
+
+impl HeldInode {
+    /// Index that the next name in the directory gets.
+    ///
+    /// # Errors
+    /// Damage in the tree.
+    pub(crate) fn next_index(&mut self, core: &Core, id: InodeId) -> Result<u64> {
+        if let Some(next) = self.next_index {
+            return Ok(next);
+        }
+        let mut cursor = core.roots.tree(id.root)?.cursor();
+        cursor.seek_back(&id.key(KeyType::DIR_INDEX, u64::MAX))?;
+        let next = match cursor.current()? {
+            Some((key, _))
+                if key.objectid == id.inode.object_id() && key.ty == KeyType::DIR_INDEX =>
+            {
+                key.offset
+                    .checked_add(1)
+                    .ok_or_else(|| Error::Limit { what: format!("indexes of directory {id}") })?
+            }
+            _ => DIR_INDEX_MIN,
+        };
+        self.next_index = Some(next.max(DIR_INDEX_MIN));
+        Ok(next.max(DIR_INDEX_MIN))
+    }
+
+    /// Counts a name of `name_bytes` that was made in the directory at the next index.
+    pub(crate) fn count_name(&mut self, name_bytes: usize, transid: u64, now: Time) {
+        self.next_index = self.next_index.map(|next| next + 1);
+        self.item.size += 2 * name_bytes as u64;
+        self.touch(transid, now);
+        self.item.mtime = timespec(now);
+    }
+
+    /// Counts a change of the inode.
+    pub(crate) fn touch(&mut self, transid: u64, now: Time) {
+        touch(&mut self.item, transid, now);
+    }
+}
+
+/// Counts a change of an inode.
+pub(crate) fn touch(item: &mut InodeItem, transid: u64, now: Time) {
+    item.transid = transid.into();
+    item.sequence = item.sequence.get().wrapping_add(1).into();
+    item.ctime = timespec(now);
+}
+
+/// The disk form of a time.
+pub(crate) fn timespec(time: Time) -> Timespec {
+    Timespec::new(time.sec, time.nsec)
+}
+
+fn read_subvolume(core: &Core, root: RootId) -> Result<SubvolumeState> {
+    let missing = || Error::not_found(format!("subvolume {root}"));
+    if !root.is_subvolume() {
+        return Err(missing());
+    }
+    let (_, item): (Key, RootItem) = core.roots.root_item(root)?.ok_or_else(missing)?;
+    let next_inode = next_objectid(core, root)?;
+    let is_read_only = item.flags.get() & root_flags::RDONLY != 0;
+    Ok(SubvolumeState { next_inode, is_read_only })
+}
+
+/// One above the greatest object id below the special ones.
+fn next_objectid(core: &Core, root: RootId) -> Result<u64> {
+    let mut cursor = core.roots.tree(root)?.cursor();
+    cursor.seek_back(&Key::new(ObjectId::LAST_FREE, KeyType::MAX, u64::MAX))?;
+    let last = cursor.current()?.map_or(0, |(key, _)| key.objectid.0);
+    Ok(last.max(ObjectId::FIRST_FREE.0 - 1) + 1)
+}
