@@ -2,22 +2,22 @@
 //!
 //! Lock order: `members`, then `map`, then `superblock`; none is held during I/O.
 
+mod open;
+mod read;
+
 use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::misc::DevItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_OFFSETS, Superblock};
-use ubtrfs_ondisk::verify::{self, Geometry};
-use ubtrfs_ondisk::{
-    Corruption, CsumType, DeviceId, Generation, LogicalAddr, PhysicalAddr, Reason, Uuid,
-};
+use ubtrfs_ondisk::verify::Geometry;
+use ubtrfs_ondisk::{Corruption, DeviceId, LogicalAddr, PhysicalAddr, Reason, Uuid};
 use ubtrfs_rt::{Arc, Mutex, RwLock};
 
-use crate::chunk_map::{ChunkMap, Place, Run};
+use crate::chunk_map::{ChunkMap, Run};
 use crate::device::Device;
 use crate::error::{Error, Op, Result};
-use crate::missing;
 use crate::stats::{Counters, DeviceStats};
 use crate::superblocks::{self, Seen};
 
@@ -77,72 +77,6 @@ impl Member {
 }
 
 impl Volume {
-    /// Opens the filesystem that the devices make up: reads their superblocks and takes in the
-    /// system chunks. The other chunks are the caller's to add.
-    ///
-    /// # Errors
-    /// `NotBtrfs` or `BadSuperblock` for a device without a usable superblock; `OtherFilesystem`,
-    /// `DuplicateDevice`, `StaleDevice` or `MissingDevice` when the devices do not make up one
-    /// filesystem; `Unsupported` for a feature that cannot be opened; `TooShort`; `Io`; `Corrupt`.
-    pub fn open(devices: Vec<Arc<dyn Device>>, options: &VolumeOptions) -> Result<Self> {
-        let copy = options.super_copy.unwrap_or(0);
-        let mut found = Vec::with_capacity(devices.len());
-        for device in devices {
-            let superblock = superblocks::read(&*device, copy)?;
-            found.push((device, superblock));
-        }
-        let newest = newest_of(&found)?;
-        superblocks::check_features(&newest, options.read_only)?;
-        let volume = Self {
-            options: *options,
-            geometry: geometry_of(&newest)?,
-            members: RwLock::default(),
-            map: RwLock::default(),
-            superblock: RwLock::new(newest.clone()),
-        };
-        for (device, superblock) in found {
-            verify::superblock(&superblock)?;
-            volume.take_member(device, &superblock, &newest)?;
-        }
-        let volume = volume.with_all_members(&newest)?;
-        for chunk in newest.sys_chunks()? {
-            volume.add_chunk(chunk)?;
-        }
-        Ok(volume)
-    }
-
-    /// The volume of a filesystem that is being made; nothing is read. Device `i` gets the number
-    /// `i + 1` and the superblock's `dev_item` with its own length; the caller gives each its uuid
-    /// with [`Volume::set_device_item`] before it adds chunks.
-    ///
-    /// # Errors
-    /// `Corrupt` when the superblock's sizes or checksum are impossible; `ReadOnly`.
-    pub fn create(devices: Vec<Arc<dyn Device>>, superblock: Superblock) -> Result<Self> {
-        let geometry = geometry_of(&superblock)?;
-        let mut members = BTreeMap::new();
-        for (devid, device) in (1..).zip(devices) {
-            if device.is_read_only() {
-                return Err(Error::ReadOnly { device: device.name() });
-            }
-            let mut item = DevItem {
-                devid: devid.into(),
-                total_bytes: device.len_bytes().into(),
-                ..superblock.dev_item
-            };
-            if devid != 1 {
-                item.uuid = Uuid::NIL.0;
-            }
-            members.insert(DeviceId(devid), Member::new(item, Some(device), None));
-        }
-        Ok(Self {
-            options: VolumeOptions::default(),
-            geometry,
-            members: RwLock::new(members),
-            map: RwLock::default(),
-            superblock: RwLock::new(Box::new(superblock)),
-        })
-    }
-
     /// The superblock last read or written. Its `dev_item` is that of whichever device it was
     /// read from; those of all devices are [`Volume::device_items`].
     pub fn superblock(&self) -> Superblock {
@@ -226,52 +160,6 @@ impl Volume {
     }
 
     // Reading and writing.
-
-    /// Reads one copy, the first being 0, and judges nothing.
-    ///
-    /// # Errors
-    /// `NoChunk`, `NoMirror`, `MissingDevice` or `Io`, which is counted.
-    pub fn read_mirror(&self, at: LogicalAddr, mirror: usize, buf: &mut [u8]) -> Result<()> {
-        let runs = self.runs(at, buf.len() as u64)?;
-        let copies = runs.first().map_or(1, |run| run.copies.len());
-        if mirror >= copies {
-            return Err(Error::NoMirror { at, mirror, copies });
-        }
-        self.read_runs(&runs, mirror, buf)
-    }
-
-    /// Reads from the first copy that `accept` finds whole; each copy that is not is counted
-    /// against its device. The range may cross stripes, but not chunks.
-    ///
-    /// A copy is judged as a whole: the shorter the range, the more damage can be read around.
-    ///
-    /// # Errors
-    /// `NoWholeCopy` with the last finding when `accept` took none; `NoChunk`, `MissingDevice` or
-    /// `Io` when none could be read.
-    pub fn read(
-        &self,
-        at: LogicalAddr,
-        buf: &mut [u8],
-        accept: &dyn Fn(&[u8]) -> ubtrfs_ondisk::Result<()>,
-    ) -> Result<()> {
-        let runs = self.runs(at, buf.len() as u64)?;
-        let copies = runs.first().map_or(1, |run| run.copies.len());
-        let mut failure = None;
-        for mirror in 0..copies {
-            if let Err(error) = self.read_runs(&runs, mirror, buf) {
-                failure.get_or_insert(error);
-                continue;
-            }
-            match accept(buf) {
-                Ok(()) => return Ok(()),
-                Err(corruption) => {
-                    self.count_bad_copy(&runs, mirror, &corruption);
-                    failure = Some(Error::NoWholeCopy { at, copies, corruption });
-                }
-            }
-        }
-        Err(failure.expect("every chunk has at least one copy"))
-    }
 
     /// Writes all copies.
     ///
@@ -451,35 +339,6 @@ impl Volume {
 
     // Helpers.
 
-    fn read_runs(&self, runs: &[Run], mirror: usize, buf: &mut [u8]) -> Result<()> {
-        for run in runs {
-            let Place { devid, at } = run.copies[mirror];
-            let member = self.member(devid)?;
-            let device = member.device.as_ref().ok_or_else(|| self.missing_error(&member))?;
-            let mut at = at;
-            for piece in run.pieces() {
-                let piece = index(piece.start)..index(piece.end);
-                let piece = &mut buf[piece];
-                device.read_at(at, piece).map_err(|source| {
-                    Counters::add(&member.counters.read);
-                    io_error(&**device, Op::Read, at, source)
-                })?;
-                at = PhysicalAddr(at.0 + piece.len() as u64);
-            }
-        }
-        Ok(())
-    }
-
-    /// In a range over several columns it is not known which was bad, so all of them count.
-    fn count_bad_copy(&self, runs: &[Run], mirror: usize, corruption: &Corruption) {
-        let members = self.members.read();
-        for run in runs {
-            if let Some(member) = members.get(&run.copies[mirror].devid) {
-                member.counters.add_bad_copy(corruption);
-            }
-        }
-    }
-
     fn member(&self, devid: DeviceId) -> Result<Arc<Member>> {
         self.members.read().get(&devid).cloned().ok_or(Error::NoDevice { devid })
     }
@@ -503,98 +362,6 @@ impl Volume {
         let members = self.members.read();
         let device = members.values().find_map(|member| member.device.as_ref());
         Err(Error::ReadOnly { device: device.map_or(String::new(), |device| device.name()) })
-    }
-
-    fn take_member(
-        &self,
-        device: Arc<dyn Device>,
-        superblock: &Superblock,
-        newest: &Superblock,
-    ) -> Result<()> {
-        let generation = superblock.generation.get();
-        // A cut between the superblocks of two devices leaves them one commit apart: what the
-        // newer one reaches was durable on both.
-        if generation.saturating_add(1) < newest.generation.get() {
-            if self.options.degraded {
-                return Ok(());
-            }
-            return Err(Error::StaleDevice {
-                device: device.name(),
-                have: Generation(generation),
-                newest: Generation(newest.generation.get()),
-            });
-        }
-        if !self.options.read_only {
-            if device.is_read_only() {
-                return Err(Error::ReadOnly { device: device.name() });
-            }
-            let expect_bytes = superblock.dev_item.total_bytes.get();
-            if device.len_bytes() < expect_bytes {
-                let have_bytes = device.len_bytes();
-                return Err(Error::TooShort { device: device.name(), have_bytes, expect_bytes });
-            }
-        }
-        // Opened from a copy, the primary's state is whatever it is: that must not change either.
-        let seen = match self.options.super_copy {
-            None | Some(0) => Some(Seen::of(superblock)),
-            Some(_) => superblocks::read_copy(&*device, SUPERBLOCK_OFFSETS[0])
-                .ok()
-                .map(|primary| Seen::of(&primary)),
-        };
-        let devid = DeviceId(superblock.dev_item.devid.get());
-        let mut members = self.members.write();
-        if let Some(Member { device: Some(first), .. }) = members.get(&devid).map(|m| &**m) {
-            let (first, second) = (first.name(), device.name());
-            return Err(Error::DuplicateDevice { first, second, devid });
-        }
-        members.insert(devid, Member::new(superblock.dev_item, Some(device), seen));
-        Ok(())
-    }
-
-    /// Finds out which devices are missing, if any are, and takes them in as such.
-    fn with_all_members(mut self, newest: &Superblock) -> Result<Self> {
-        let expect = newest.num_devices.get();
-        let have = self.members.read().len() as u64;
-        if have > expect {
-            return Err(Corruption::new(Reason::BadValue)
-                .have(format!("{have} devices"))
-                .expect(format!("{expect}, as the superblock says"))
-                .into());
-        }
-        if have == expect {
-            return Ok(self);
-        }
-        let options = self.options;
-        // Reads what there is, so as to know what there is not.
-        self.options = VolumeOptions { read_only: true, degraded: true, ..options };
-        let mut unreadable = None;
-        for chunk in newest.sys_chunks()? {
-            self.add_chunk(chunk)?;
-        }
-        match missing::device_items(&self) {
-            Ok(items) => {
-                for item in items {
-                    let devid = DeviceId(item.devid.get());
-                    if self.device(devid).is_none() {
-                        self.set_device_item(item);
-                    }
-                }
-            }
-            Err(error) => unreadable = Some(error),
-        }
-        self.options = options;
-        if options.degraded {
-            return Ok(self);
-        }
-        let members = self.members.read();
-        let absent = members.values().find(|member| member.device.is_none());
-        Err(match (absent, unreadable) {
-            (Some(member), _) => self.missing_error(member),
-            (None, Some(error @ Error::Io { .. })) => error,
-            (None, _) => {
-                Error::MissingDevice { fsid: Uuid(newest.fsid), devid: None, device_uuid: None }
-            }
-        })
     }
 
     /// A device that a chunk names and nobody gave is missing.
@@ -659,44 +426,6 @@ impl Volume {
         }
         Ok(())
     }
-}
-
-type Found = (Arc<dyn Device>, Box<Superblock>);
-
-/// The superblock of the highest generation, once all are of one filesystem.
-fn newest_of(found: &[Found]) -> Result<Box<Superblock>> {
-    let Some((_, first)) = found.first() else {
-        let device = "(no device)".to_owned();
-        return Err(Error::NotBtrfs { device, at: SUPERBLOCK_OFFSETS[0], found: None });
-    };
-    for (device, superblock) in found {
-        if superblock.fsid != first.fsid {
-            return Err(Error::OtherFilesystem {
-                device: device.name(),
-                have: Uuid(superblock.fsid),
-                expect: Uuid(first.fsid),
-            });
-        }
-    }
-    let newest = found.iter().rev().max_by_key(|(_, superblock)| superblock.generation.get());
-    Ok(newest.map_or_else(|| first.clone(), |(_, superblock)| superblock.clone()))
-}
-
-fn geometry_of(superblock: &Superblock) -> Result<Geometry> {
-    let (nodesize, sectorsize) = (superblock.nodesize.get(), superblock.sectorsize.get());
-    let possible = |bytes: u32| bytes.is_power_of_two() && (4096..=65536).contains(&bytes);
-    if !possible(nodesize) || !possible(sectorsize) || nodesize < sectorsize {
-        return Err(Corruption::new(Reason::BadGeometry)
-            .have(format!("nodes of {nodesize} bytes, sectors of {sectorsize}"))
-            .expect("powers of two from 4096 to 65536, nodes not below sectors")
-            .into());
-    }
-    Ok(Geometry {
-        nodesize_bytes: nodesize as usize,
-        sectorsize_bytes: sectorsize as usize,
-        csum: CsumType::from_disk(superblock.csum_type.get())?,
-        fsid: superblock.header_fsid(),
-    })
 }
 
 fn io_error(device: &dyn Device, op: Op, offset: PhysicalAddr, source: std::io::Error) -> Error {

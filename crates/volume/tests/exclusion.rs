@@ -68,10 +68,15 @@ fn create_new_over_a_file_is_refused_and_leaves_it() {
 
 #[test]
 fn open_of_what_is_no_image_is_an_error() {
-    for path in ["/", "/dev/null", "/nonexistent"] {
-        let error = open(Path::new(path), OpenMode::ReadOnly).unwrap_err();
-        assert!(matches!(error, Error::Io { .. }), "{error}");
-        assert!(error.to_string().starts_with(path), "{error}");
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    run("mkfifo", &[fifo.to_str().unwrap()]);
+    for path in ["/", "/dev/null", "/nonexistent", fifo.to_str().unwrap()] {
+        for mode in [OpenMode::ReadOnly, OpenMode::ReadWrite] {
+            let error = open(Path::new(path), mode).unwrap_err();
+            assert!(matches!(error, Error::Io { .. }), "{error}");
+            assert!(error.to_string().starts_with(path), "{error}");
+        }
     }
 }
 

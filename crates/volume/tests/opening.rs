@@ -3,7 +3,7 @@
 mod common;
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use common::{READ_ONLY, judge, mkfs, open_devices};
 use proptest::prelude::*;
@@ -164,6 +164,89 @@ fn open_with_one_device_a_commit_behind_takes_the_newer_superblock() {
     assert_eq!(volume.superblock().generation, superblock.generation);
 }
 
+/// A write: to which device, where, what.
+type Write = (usize, PhysicalAddr, Vec<u8>);
+
+/// A device that records its writes, so that a cut after any of them can be replayed.
+#[derive(Debug)]
+struct Recorder {
+    inner: MemDevice,
+    index: usize,
+    writes: Arc<Mutex<Vec<Write>>>,
+}
+
+impl Device for Recorder {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
+        self.inner.read_at(at, buf)
+    }
+    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
+        self.writes.lock().unwrap().push((self.index, at, buf.to_vec()));
+        self.inner.write_at(at, buf)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.discard(at, len_bytes)
+    }
+    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.resize(len_bytes)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn open_after_a_cut_at_any_write_of_the_superblocks_finds_the_old_or_the_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 3, &["-m", "raid0", "-d", "raid0"]) else { return };
+    let load = || -> Vec<MemDevice> {
+        let content = images.iter().map(|image| {
+            let device = FileDevice::open(image, OpenMode::ReadOnly, Window::Whole).unwrap();
+            let copy = MemDevice::new(device.len_bytes());
+            let mut buf = vec![0; 1 << 20];
+            // What opening reads: the superblocks, in the first MiB and the 65th.
+            for at in [PhysicalAddr(0), PhysicalAddr(64 << 20)] {
+                device.read_at(at, &mut buf).unwrap();
+                copy.write_at(at, &buf).unwrap();
+            }
+            copy
+        });
+        content.collect()
+    };
+    let writes = Arc::new(Mutex::new(Vec::new()));
+    let recorders = load().into_iter().enumerate().map(|(index, inner)| {
+        Arc::new(Recorder { inner, index, writes: writes.clone() }) as Arc<dyn Device>
+    });
+    let volume = Volume::open(recorders.collect(), &WRITE).unwrap();
+    let mut superblock = volume.superblock();
+    let old = superblock.generation.get();
+    superblock.generation += 1;
+    volume.write_superblocks(&superblock).unwrap();
+    let writes = writes.lock().unwrap();
+    assert_eq!(writes.len(), 6);
+    let mut newest = old;
+    for cut in 0..=writes.len() {
+        let devices = load();
+        for (index, at, bytes) in &writes[..cut] {
+            devices[*index].write_at(*at, bytes).unwrap();
+        }
+        let devices = devices.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>);
+        let volume = Volume::open(devices.collect(), &WRITE).unwrap();
+        let found = volume.superblock().generation.get();
+        assert!(found == newest || found == old + 1, "cut {cut}: {found}");
+        newest = found;
+    }
+    assert_eq!(newest, old + 1);
+}
+
 #[test]
 fn open_with_features_that_are_not_built_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -197,6 +280,10 @@ fn open_with_features_that_are_not_built_is_refused_by_name() {
     assert!(write.is_some_and(|error| error.contains("0x10000000000")));
     let [read, write] = with(0, CompatRo::FREE_SPACE_TREE.0);
     assert!(read.is_none() && write.is_none());
+    edit_superblocks(&images[0], |sb| sb.flags |= ubtrfs_ondisk::superblock::flags::SEEDING);
+    let [read, write] = with(0, 0);
+    assert!(read.is_none(), "{read:?}");
+    assert!(write.is_some_and(|error| error.contains("seed")));
 }
 
 /// The first megabytes of a filesystem, as mkfs.btrfs made it.

@@ -237,6 +237,44 @@ fn read_with_a_failing_device_answers_from_another_copy_and_counts() {
     }
 }
 
+/// Two devices of different pairs may fail: neither all first copies nor all second ones can be
+/// read then, but a mix of them can.
+#[test]
+fn read_over_columns_mixes_their_copies() {
+    for profile in [PROFILES[4], PROFILES[5]] {
+        let fixture = Fixture::new(profile);
+        let bytes: Vec<u8> = (0..fixture.len_bytes).map(|i| (i / 1000) as u8).collect();
+        fixture.volume.write(START, &bytes).unwrap();
+        let mut have = vec![0; bytes.len()];
+        fixture.devices[0].fails.store(true, Ordering::Relaxed);
+        fixture.devices[3].fails.store(true, Ordering::Relaxed);
+        fixture.volume.read(START, &mut have, &expect_bytes(&bytes)).unwrap();
+        for device in &fixture.devices {
+            device.fails.store(false, Ordering::Relaxed);
+        }
+        let stats = fixture.volume.stats();
+        assert!(stats.iter().all(|stats| stats.corruption_errors == 0), "{stats:?}");
+
+        // The copies 0 of the first and copies 1 of the second column are damaged.
+        for index in [0, 3] {
+            let offset = PhysicalAddr((1 << 20) + index * 4096 + 100);
+            fixture.devices[index as usize].write_at(offset, b"damage").unwrap();
+        }
+        fixture.volume.read(START, &mut have, &expect_bytes(&bytes)).unwrap();
+        assert!(have == bytes);
+        let bad: Vec<u64> =
+            fixture.volume.stats().iter().map(|stats| stats.corruption_errors).collect();
+        assert_eq!(bad[0], 1, "{bad:?}");
+        assert_eq!(bad[1..].iter().sum::<u64>(), 0, "the second column's first copy is whole");
+
+        // Both copies of a column: nothing helps.
+        let offset = PhysicalAddr((1 << 20) + 4096 + 100);
+        fixture.devices[1].write_at(offset, b"damage").unwrap();
+        let error = fixture.volume.read(START, &mut have, &expect_bytes(&bytes)).unwrap_err();
+        assert!(matches!(error, Error::NoWholeCopy { copies: 2, .. }), "{error}");
+    }
+}
+
 #[test]
 fn read_of_a_copy_of_another_generation_counts_as_that() {
     let fixture = Fixture::new(PROFILES[3]);

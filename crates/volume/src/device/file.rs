@@ -167,12 +167,14 @@ fn open_file(path: &Path, mode: OpenMode) -> Result<File> {
     let mut alone = false;
     if matches!(mode, OpenMode::CreateNew { .. }) {
         options.create_new(true);
-    } else if mode == OpenMode::ReadWrite
-        && std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
-    {
+    } else if let Ok(metadata) = std::fs::metadata(path) {
+        // Before it is opened: opening a FIFO waits for whoever writes to it.
+        check_kind(path, &metadata)?;
+        alone = mode == OpenMode::ReadWrite && metadata.file_type().is_block_device();
+    }
+    if alone {
         // Only for block devices is O_EXCL defined without O_CREAT: nobody else may hold it.
         options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
-        alone = true;
     }
     let error = match options.open(path) {
         Ok(file) => return Ok(file),
@@ -186,6 +188,17 @@ fn open_file(path: &Path, mode: OpenMode) -> Result<File> {
         });
     }
     Err(io_error(path, Op::Open, error))
+}
+
+fn check_kind(path: &Path, metadata: &std::fs::Metadata) -> Result<()> {
+    if metadata.is_file() || metadata.file_type().is_block_device() {
+        return Ok(());
+    }
+    let what = match metadata.is_dir() {
+        true => "a directory, neither an image file nor a block device",
+        false => "neither an image file nor a block device",
+    };
+    Err(io_error(path, Op::Open, io::Error::new(io::ErrorKind::InvalidInput, what)))
 }
 
 fn io_error(path: &Path, op: Op, source: io::Error) -> Error {
