@@ -297,6 +297,12 @@ fn json_is_valid_everywhere_and_loses_no_name() {
     let tree = subject.ubtrfs(&["tree", "-a", "--json"], &root).ok().json();
     assert_eq!(tree[0]["type"], "directory");
     assert!(tree[0]["contents"].as_array().unwrap().len() >= 6);
+    // What fails among what is asked for leaves JSON whole.
+    let some = ["missing".into(), "sub".into(), "missing".into(), "snapshot".into()];
+    for command in ["ls", "tree", "du", "stat"] {
+        let ran = subject.ubtrfs(&[command, "--json"], &some).fails(4);
+        assert!(ran.json().as_array().unwrap().len() >= 2, "{command}");
+    }
     let stat = subject.ubtrfs(&["stat", "--json"], &["sub/inside".into()]).ok().json();
     assert_eq!(stat[0]["size"], 7);
     assert_eq!(stat[0]["extents"]["inline"], 1);

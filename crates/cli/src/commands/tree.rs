@@ -48,14 +48,11 @@ pub struct Args {
 /// Draws.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let image = Image::open_read(&args.image, &args.open, &args.start)?;
-    let mut drawing = Drawing { args, image: &image, directories: 0, files: 0 };
+    let mut drawing = Drawing { args, image: &image, trees: 0, directories: 0, files: 0 };
     if args.json {
         out.text("[")?;
     }
-    for (number, path) in args.paths.iter().enumerate() {
-        if args.json {
-            out.text(if number == 0 { "\n" } else { ",\n" })?;
-        }
+    for path in &args.paths {
         let result = drawing.whole(path.as_bytes(), out);
         out.tolerate(result)?;
     }
@@ -78,6 +75,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
 struct Drawing<'a> {
     args: &'a Args,
     image: &'a Image,
+    trees: u64,
     directories: u64,
     files: u64,
 }
@@ -92,6 +90,12 @@ struct Frame {
     is_last: bool,
     /// Nothing was drawn of it yet.
     is_fresh: bool,
+}
+
+impl Frame {
+    fn new(id: InodeId, path: Vec<u8>, children: Vec<Child>, is_last: bool) -> Self {
+        Self { id, path, children: children.into_iter(), is_last, is_fresh: true }
+    }
 }
 
 #[derive(Serialize)]
@@ -114,65 +118,72 @@ impl Drawing<'_> {
         let id = self.image.resolve(path)?;
         let children = self.children(id, path)?;
         if self.args.json {
-            self.begin_json(id, path, None, out)?;
+            let object = opened(self.json_object(id, path, path, None)?);
+            out.text(if self.trees == 0 { "\n" } else { ",\n" })?;
+            out.text(&object)?;
         } else {
             out.name(path)?;
             out.text("\n")?;
         }
-        let root = Frame {
-            id,
-            path: path.to_vec(),
-            children: children.into_iter(),
-            is_last: true,
-            is_fresh: true,
-        };
-        let mut frames = vec![root];
+        self.trees += 1;
+        let mut frames = vec![Frame::new(id, path.to_vec(), children, true)];
         while let Some(frame) = frames.last_mut() {
             let Some(child) = frame.children.next() else {
-                let frame = frames.pop();
+                let is_empty = frame.is_fresh;
+                frames.pop();
                 if self.args.json {
-                    let is_empty = frame.is_none_or(|frame| frame.is_fresh);
                     out.text(if is_empty { "]}" } else { "\n]}" })?;
                 }
                 continue;
             };
-            let is_fresh = std::mem::take(&mut frame.is_fresh);
-            let is_last = frame.children.len() == 0;
             let path = walk::join(&frame.path, &child.name);
-            let target = self.target(&child, &path)?;
-            if self.args.json {
-                out.text(if is_fresh { "\n" } else { ",\n" })?;
-            } else {
-                self.draw(&frames, &child, is_last, target.as_deref(), out)?;
-            }
-            if child.is_directory {
-                self.directories += 1;
-                let grandchildren = self.enter(&frames, &child, &path);
-                let grandchildren = match grandchildren {
-                    Ok(children) => children,
-                    Err(failure) => {
-                        out.tolerate(Err(failure))?;
-                        Vec::new()
-                    }
-                };
-                if self.args.json {
-                    self.begin_json(child.id, &child.name, None, out)?;
-                }
-                frames.push(Frame {
-                    id: child.id,
-                    path,
-                    children: grandchildren.into_iter(),
-                    is_last,
-                    is_fresh: true,
-                });
-            } else {
-                self.files += 1;
-                if self.args.json {
-                    self.begin_json(child.id, &child.name, target.as_deref(), out)?;
-                }
+            match self.child(&mut frames, child, path, out) {
+                Ok(below) => frames.extend(below),
+                Err(failure) => out.tolerate(Err(failure))?,
             }
         }
         Ok(())
+    }
+
+    /// Draws a child of the innermost frame; of a directory, returns the frame for what is in it.
+    /// Whatever can fail comes before the first byte of output, so that JSON stays whole.
+    fn child(
+        &mut self,
+        frames: &mut [Frame],
+        child: Child,
+        path: Vec<u8>,
+        out: &mut Output,
+    ) -> Result<Option<Frame>> {
+        let target = child.is_symlink.then(|| self.image.read_link(child.id, &path)).transpose()?;
+        let object = if self.args.json {
+            let object = self.json_object(child.id, &child.name, &path, target.as_deref())?;
+            Some(if child.is_directory { opened(object) } else { object })
+        } else {
+            None
+        };
+        let frame = frames.last_mut().expect("the walk stands in a directory");
+        let is_last = frame.children.len() == 0;
+        let is_fresh = std::mem::take(&mut frame.is_fresh);
+        match object {
+            Some(object) => {
+                out.text(if is_fresh { "\n" } else { ",\n" })?;
+                out.text(&object)?;
+            }
+            None => self.draw(frames, &child, is_last, target.as_deref(), out)?,
+        }
+        if !child.is_directory {
+            self.files += 1;
+            return Ok(None);
+        }
+        self.directories += 1;
+        let grandchildren = match self.enter(frames, &child, &path) {
+            Ok(children) => children,
+            Err(failure) => {
+                out.tolerate(Err(failure))?;
+                Vec::new()
+            }
+        };
+        Ok(Some(Frame::new(child.id, path, grandchildren, is_last)))
     }
 
     /// What is in a directory below; nothing where it is too deep to be shown.
@@ -203,10 +214,6 @@ impl Drawing<'_> {
         Ok(children)
     }
 
-    fn target(&self, child: &Child, path: &[u8]) -> Result<Option<Vec<u8>>> {
-        child.is_symlink.then(|| self.image.read_link(child.id, path)).transpose()
-    }
-
     fn draw(
         &self,
         frames: &[Frame],
@@ -228,14 +235,14 @@ impl Drawing<'_> {
     }
 
     /// A file's object, or a directory's up to its contents.
-    fn begin_json(
+    fn json_object(
         &self,
         id: InodeId,
         name: &[u8],
+        path: &[u8],
         target: Option<&[u8]>,
-        out: &mut Output,
-    ) -> Result<()> {
-        let facts = self.image.facts(id, name)?;
+    ) -> Result<String> {
+        let facts = self.image.facts(id, path)?;
         let target_text = target.map(json::text);
         let value = JsonName {
             kind: mode::kind(facts.mode),
@@ -246,12 +253,15 @@ impl Drawing<'_> {
             target: target_text.as_deref(),
             target_hex: target.and_then(json::hex_if_lossy),
         };
-        let text = json::compact(&value)?;
-        if mode::is_directory(facts.mode) {
-            out.text(text.strip_suffix('}').unwrap_or(&text))?;
-            out.text(",\"contents\":[")
-        } else {
-            out.text(&text)
-        }
+        json::compact(&value)
     }
+}
+
+/// A directory's object, up to where its contents follow.
+fn opened(mut object: String) -> String {
+    if object.ends_with('}') {
+        object.pop();
+    }
+    object.push_str(",\"contents\":[");
+    object
 }
