@@ -456,6 +456,8 @@ fn roots_are_checked() {
     refused(tree, &[(key(0, KeyType::ROOT_ITEM, 0), good.1.clone())], Reason::BadKey);
     let copy_of_no_subvolume = key(RootId::TREE_RELOC.0, KeyType::ROOT_ITEM, 2);
     refused(tree, &[(copy_of_no_subvolume, good.1.clone())], Reason::BadKey);
+    let copy = key(RootId::TREE_RELOC.0, KeyType::ROOT_ITEM, RootId::DATA_RELOC_TREE.0);
+    accepted(tree, &[(copy, good.1.clone())]);
     refused(tree, &[with_byte(&good, 176, 1)], Reason::Unaligned);
     refused(tree, &[with_byte(&good, 238, 8)], Reason::WrongLevel);
     refused(tree, &[with_byte(&good, 220, 1)], Reason::BadValue);

@@ -197,8 +197,9 @@ fn overlaps_previous_extent(slot: &Slot<'_>) -> Result<()> {
 
 pub(super) fn root_item(slot: &Slot<'_>) -> Result<()> {
     let root = RootId(slot.key.objectid.0);
-    if root.0 == 0 || (root == RootId::TREE_RELOC && !RootId(slot.key.offset).is_subvolume()) {
-        return Err(slot.bad_key("a tree, or the copy of a subvolume"));
+    // Linux refuses the copy of a data relocation tree today, but made them once.
+    if root.0 == 0 || (root == RootId::TREE_RELOC && !RootId(slot.key.offset).holds_files()) {
+        return Err(slot.bad_key("a tree, or the copy of one that holds files"));
     }
     if slot.data.len() != ROOT_ITEM_V1_BYTES {
         slot.expect_len(size_of::<RootItem>())?;
