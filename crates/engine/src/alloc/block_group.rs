@@ -32,8 +32,6 @@ pub(crate) struct BlockGroup {
     pub(crate) flags: BlockGroupFlags,
     /// Bytes of extents in the extent tree, as of the delayed refs run so far.
     pub(crate) used_bytes: u64,
-    /// Bytes that copies of the superblock shadow.
-    pub(crate) super_bytes: u64,
     /// Whether its item must be written before the next superblock.
     pub(crate) is_dirty: bool,
     /// Whether its chunk, device extents and items are yet to be inserted.
@@ -57,7 +55,6 @@ impl BlockGroup {
             len_bytes,
             flags,
             used_bytes,
-            super_bytes: 0,
             is_dirty: false,
             is_new: false,
             free: None,

@@ -209,8 +209,8 @@ impl Allocator {
         let mut group = BlockGroup::new(start, len_bytes, flags, 0);
         group.is_new = true;
         state.groups.insert(start, group);
-        drop(state);
-        self.enter_free_space(start, &[(start.0, start.0 + len_bytes)])?;
+        let shadowed = self.store.volume().superblock_ranges(start)?;
+        state.enter_free_space(start, &[(start.0, start.0 + len_bytes)], &shadowed);
         Ok(true)
     }
 

@@ -7,7 +7,7 @@ use ubtrfs_ondisk::{Corruption, DeviceId, Key, KeyType, LogicalAddr, ObjectId, R
 use super::block_group::BlockGroup;
 use super::chunk::DeviceSpace;
 use super::free_space::FreeSpace;
-use super::{Allocator, Class, free_space_tree};
+use super::{Allocator, Class, State, free_space_tree};
 use crate::btree::{Readahead, Roots};
 use crate::error::{Error, Result};
 
@@ -92,33 +92,13 @@ impl Allocator {
         } else {
             self.scan_extents(roots, start, len_bytes)?
         };
-        self.enter_free_space(start, &ranges)?;
-        Ok(true)
-    }
-
-    /// Makes the ranges the free space of a group, less what is pinned or under a superblock.
-    pub(super) fn enter_free_space(&self, start: LogicalAddr, ranges: &[(u64, u64)]) -> Result<()> {
         let shadowed = self.store.volume().superblock_ranges(start)?;
-        let mut free = FreeSpace::default();
-        for (from, to) in ranges {
-            free.add(*from, *to);
-        }
-        let before = free.free_bytes();
-        for range in &shadowed {
-            free.remove(range.start.0, range.end.0);
-        }
-        let super_bytes = before - free.free_bytes();
         let mut state = self.state();
-        for (from, to) in &state.pinned {
-            free.remove(*from, *to);
+        // Another thread may have loaded it meanwhile.
+        if state.groups.get(&start).is_some_and(|group| group.free.is_none()) {
+            state.enter_free_space(start, &ranges, &shadowed);
         }
-        let group = state.groups.get_mut(&start).expect("the caller found it");
-        let class = Self::class_of_group(group.flags);
-        group.super_bytes = super_bytes;
-        let free_bytes = free.free_bytes();
-        group.free = Some(free);
-        state.spaces[class.index()].loaded_free_bytes += free_bytes;
-        Ok(())
+        Ok(true)
     }
 
     /// What lies between a group's extents, where there is no free space tree to say.
@@ -166,5 +146,30 @@ impl Allocator {
             ranges.push((at, end));
         }
         Ok(ranges)
+    }
+}
+
+impl State {
+    /// Makes the ranges the free space of a group, less what is pinned or under a superblock.
+    pub(super) fn enter_free_space(
+        &mut self,
+        start: LogicalAddr,
+        ranges: &[(u64, u64)],
+        shadowed: &[std::ops::Range<LogicalAddr>],
+    ) {
+        let mut free = FreeSpace::default();
+        for (from, to) in ranges {
+            free.add(*from, *to);
+        }
+        for range in shadowed {
+            free.remove(range.start.0, range.end.0);
+        }
+        for (from, to) in &self.pinned {
+            free.remove(*from, *to);
+        }
+        let group = self.groups.get_mut(&start).expect("the caller found it");
+        let class = Allocator::class_of_group(group.flags);
+        self.spaces[class.index()].loaded_free_bytes += free.free_bytes();
+        group.free = Some(free);
     }
 }

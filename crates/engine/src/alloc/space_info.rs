@@ -70,17 +70,25 @@ impl State {
 impl Allocator {
     /// Promises `bytes` of metadata, loading groups and allocating chunks until they are there.
     /// Returns false where committing might free what is missing.
+    /// `held_back` bytes will be needed by what is not yet in the trees, and `tree_bytes` is the
+    /// size of those that only the commit edits.
     ///
     /// # Errors
     /// `NoSpace`; or what stops the loading of a group.
-    pub(crate) fn reserve(&self, roots: &Roots, bytes: u64, tree_bytes: u64) -> Result<bool> {
+    pub(crate) fn reserve(
+        &self,
+        roots: &Roots,
+        bytes: u64,
+        held_back: u64,
+        tree_bytes: u64,
+    ) -> Result<bool> {
         let nodesize = self.nodesize_bytes();
         loop {
             let (needed, free, has_pinned) = {
                 let mut state = self.state();
                 let free = state.spaces[Class::Metadata.index()].loaded_free_bytes;
                 let commit = state.commit_reserve_bytes(nodesize, tree_bytes);
-                let needed = state.reserved_bytes + bytes + commit;
+                let needed = state.reserved_bytes + bytes + held_back + commit;
                 if needed <= free {
                     state.reserved_bytes += bytes;
                     return Ok(true);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use ubtrfs_ondisk::block::{HEADER_BYTES, ITEM_BYTES};
 use ubtrfs_ondisk::{Corruption, CsumType, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
-use ubtrfs_rt::{Arc, AtomicUsize, Ordering, RwLock};
+use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering, RwLock};
 
 use crate::btree::{Cursor, Tree};
 use crate::error::{Error, Result};
@@ -141,14 +141,19 @@ fn mismatch(csum: CsumType, stored: &[u8], sector: &[u8]) -> Box<Corruption> {
 #[derive(Debug, Default)]
 pub(crate) struct PendingCsums {
     runs: RwLock<PendingRuns>,
+    /// Held by the one flush that runs.
+    flush: Mutex<()>,
     /// Bytes of checksums held; read without the lock to skip it where there are none.
     bytes: AtomicUsize,
+    run_count: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct PendingRuns {
     /// By the address of the first sector; runs neither overlap nor touch.
     by_start: BTreeMap<u64, Vec<u8>>,
+    /// Those that a flush is turning into items: still found here until all are in the tree.
+    flushing: Arc<BTreeMap<u64, Vec<u8>>>,
 }
 
 /// Bytes of checksums that are held back at most.
@@ -167,9 +172,20 @@ impl PendingCsums {
         let before = runs.by_start.range_mut(..at.0).next_back();
         match before {
             Some((start, held)) if start + len_of(held) == at.0 => held.extend_from_slice(csums),
-            _ => _ = runs.by_start.insert(at.0, csums.to_vec()),
+            _ => {
+                runs.by_start.insert(at.0, csums.to_vec());
+                self.run_count.fetch_add(1, Ordering::Relaxed);
+            }
         }
         self.bytes.fetch_add(csums.len(), Ordering::Relaxed);
+    }
+
+    /// Bytes of metadata that a flush may need: for each run the leaf where it begins and its share
+    /// of the nodes above, and leaves for the checksums that may end up half full.
+    pub(crate) fn held_back_bytes(&self, nodesize_bytes: u64) -> u64 {
+        let bytes = self.bytes.load(Ordering::Relaxed) as u64;
+        let runs = self.run_count.load(Ordering::Relaxed) as u64;
+        runs * 3 * nodesize_bytes + bytes * 2
     }
 
     /// Whether so many are held that they should become items.
@@ -184,10 +200,14 @@ impl PendingCsums {
             return 0;
         }
         let runs = self.runs.read();
-        let Some((start, held)) = runs.by_start.range(..=at).next_back() else { return 0 };
-        let have = (held.len() / csum.len_bytes()) as u64;
-        let first = (at - start) / sectorsize;
-        let take = have.saturating_sub(first).min(count);
+        let covering = [&runs.by_start, &*runs.flushing].into_iter().find_map(|runs| {
+            let (start, held) = runs.range(..=at).next_back()?;
+            let have = (held.len() / csum.len_bytes()) as u64;
+            let first = (at - start) / sectorsize;
+            (first < have).then_some((held, first, have))
+        });
+        let Some((held, first, have)) = covering else { return 0 };
+        let take = (have - first).min(count);
         // Bounded by the run's length in memory.
         let from = usize::try_from(first).unwrap_or(usize::MAX).saturating_mul(csum.len_bytes());
         let len = usize::try_from(take).unwrap_or(0) * csum.len_bytes();
@@ -200,19 +220,22 @@ impl PendingCsums {
     /// # Errors
     /// What stops an edit; the transaction is then aborted.
     pub(crate) fn flush(&self, handle: &mut Handle<'_>) -> Result<()> {
+        let _alone = self.flush.lock();
         // Readers look here after the tree, so what is in the tree may still be here, but not be
-        // in neither.
-        let runs: Vec<(u64, Vec<u8>)> = {
-            let runs = self.runs.read();
-            runs.by_start.iter().map(|(start, csums)| (*start, csums.clone())).collect()
+        // in neither. What other threads add meanwhile waits for the next flush.
+        let flushing = {
+            let mut runs = self.runs.write();
+            runs.flushing = Arc::new(std::mem::take(&mut runs.by_start));
+            Arc::clone(&runs.flushing)
         };
+        let flushed_bytes = flushing.values().map(Vec::len).sum();
         let geometry = *handle.core().roots.store.geometry();
         let csum_bytes = geometry.csum.len_bytes();
         let room = geometry.nodesize_bytes - HEADER_BYTES - 2 * ITEM_BYTES;
         let item_bytes_max = (room / csum_bytes - 1).min(ITEM_CSUMS_MAX) * csum_bytes;
-        for (start, csums) in runs {
+        for (&start, csums) in &*flushing {
             let sector_bytes = geometry.sectorsize_bytes as u64;
-            let csums = extend_item(handle, start, &csums, csum_bytes, item_bytes_max)?;
+            let csums = extend_item(handle, start, csums, csum_bytes, item_bytes_max)?;
             let mut at = start + (csums.0 / csum_bytes) as u64 * sector_bytes;
             for part in csums.1.chunks(item_bytes_max) {
                 let result = handle.insert(RootId::CSUM_TREE, csum_key(LogicalAddr(at)), part);
@@ -220,9 +243,9 @@ impl PendingCsums {
                 at += (part.len() / csum_bytes) as u64 * sector_bytes;
             }
         }
-        let mut held = self.runs.write();
-        held.by_start.clear();
-        self.bytes.store(0, Ordering::Relaxed);
+        self.runs.write().flushing = Arc::default();
+        self.bytes.fetch_sub(flushed_bytes, Ordering::Relaxed);
+        self.run_count.fetch_sub(flushing.len(), Ordering::Relaxed);
         Ok(())
     }
 }

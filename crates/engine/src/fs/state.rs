@@ -125,6 +125,12 @@ impl Flush for FileState {
         self.write_inodes(&mut self.names.lock(), handle)?;
         self.csums.flush(handle)
     }
+
+    fn held_back_bytes(&self, nodesize_bytes: u64) -> u64 {
+        // An inode's leaf and its share of the nodes above; nothing is inserted.
+        let inodes = self.dirty_count.load(Ordering::Relaxed) as u64 * 3 * nodesize_bytes;
+        inodes + self.csums.held_back_bytes(nodesize_bytes)
+    }
 }
 
 impl Names {

@@ -66,8 +66,7 @@ impl Core {
 
     /// Returns whether there was anything to commit.
     fn commit_alone(&self, generation: Generation) -> Result<bool> {
-        let flusher = self.flusher.lock().clone();
-        if let Some(flusher) = flusher {
+        if let Some(flusher) = self.flusher.get() {
             flusher.flush(&mut Handle::of_commit(self, generation))?;
         }
         if !self.alloc.has_changes() {

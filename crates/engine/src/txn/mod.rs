@@ -24,6 +24,8 @@ mod handle;
 mod reservation;
 mod writeout;
 
+use std::sync::OnceLock;
+
 use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{Generation, RootId};
 use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, Ordering, Runtime};
@@ -46,7 +48,7 @@ pub(crate) struct Core {
     /// The superblock to be written by the next commit.
     pub(crate) superblock: Mutex<Box<Superblock>>,
     /// What keeps changes in memory that must become items before a commit.
-    flusher: Mutex<Option<Arc<dyn Flush>>>,
+    flusher: OnceLock<Arc<dyn Flush>>,
     /// Bytes of dirty blocks at which a transaction commits by itself.
     commit_bytes: u64,
     /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
@@ -61,6 +63,10 @@ pub(crate) trait Flush: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// What stops an edit; the transaction is then aborted.
     fn flush(&self, handle: &mut Handle<'_>) -> Result<()>;
+
+    /// Bytes of metadata that [`Flush::flush`] may need now. A reservation keeps them back, as the
+    /// handles that they were reserved for are closed by then.
+    fn held_back_bytes(&self, nodesize_bytes: u64) -> u64;
 }
 
 #[derive(Debug)]
@@ -100,7 +106,7 @@ impl Core {
             gate: Mutex::new(gate),
             changed: Condvar::new(),
             superblock: Mutex::new(Box::new(superblock)),
-            flusher: Mutex::new(None),
+            flusher: OnceLock::new(),
             commit_bytes,
             bookkeeping_bytes: AtomicU64::new(0),
         }
@@ -108,7 +114,7 @@ impl Core {
 
     /// Names who holds changes back. Called once, at open.
     pub(crate) fn install(&self, flusher: Arc<dyn Flush>) {
-        *self.flusher.lock() = Some(flusher);
+        let _ = self.flusher.set(flusher);
     }
 
     /// Opens a handle in the running transaction, for what `reservation` says. Commits first when
@@ -123,9 +129,12 @@ impl Core {
         let mut has_committed = false;
         loop {
             let handle = self.enter()?;
-            let bytes = reservation.bytes(self.roots.store.geometry().nodesize_bytes as u64);
+            let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
+            let bytes = reservation.bytes(nodesize);
             self.alloc.load(&self.roots)?;
-            if self.alloc.reserve(&self.roots, bytes, self.bookkeeping_bytes()?)? {
+            let held_back =
+                self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
+            if self.alloc.reserve(&self.roots, bytes, held_back, self.bookkeeping_bytes()?)? {
                 return Ok(handle.with_reserved(bytes));
             }
             drop(handle);

@@ -7,13 +7,15 @@ use ubtrfs_ondisk::block::LEVEL_COUNT_MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reservation {
     items: u64,
+    /// Bytes of items that are inserted side by side, their headers included.
+    adjacent_bytes: u64,
 }
 
 impl Reservation {
     /// Inserting, changing or removing `count` items anywhere. Each may copy and split every block
     /// on its way: two blocks a level, as Linux reckons.
     pub const fn items(count: u64) -> Self {
-        Self { items: count }
+        Self { items: count, adjacent_bytes: 0 }
     }
 
     /// Making a file, directory, node or symlink, with `xattr_count` xattrs: its inode, reference,
@@ -22,10 +24,18 @@ impl Reservation {
         Self::items(6 + xattr_count)
     }
 
-    /// Appending `extent_count` extents to a file: a file extent and a checksum item each, and the
-    /// inode.
+    /// Appending `extent_count` extents to a file: the inode, and the file extents, which lie side
+    /// by side. Checksums are kept back apart, as they are inserted later.
     pub const fn extents(extent_count: u64) -> Self {
-        Self::items(1 + 3 * extent_count)
+        Self { items: 2, adjacent_bytes: extent_count * (25 + 53) }
+    }
+
+    /// Both of two operations.
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            items: self.items + other.items,
+            adjacent_bytes: self.adjacent_bytes + other.adjacent_bytes,
+        }
     }
 
     /// Making a subvolume: root item, references, uuid items, its first inode, the names in its
@@ -36,6 +46,8 @@ impl Reservation {
 
     /// Bytes of metadata.
     pub(crate) fn bytes(self, nodesize_bytes: u64) -> u64 {
-        self.items * nodesize_bytes * 2 * LEVEL_COUNT_MAX as u64
+        // Leaves of items side by side may end up half full, and each needs a pointer above.
+        let adjacent = self.adjacent_bytes.div_ceil(nodesize_bytes / 2) * 2 * nodesize_bytes;
+        self.items * nodesize_bytes * 2 * LEVEL_COUNT_MAX as u64 + adjacent
     }
 }
