@@ -45,6 +45,7 @@ impl Allocator {
         state.devices = devices.into_iter().collect();
         state.groups = groups.into_iter().map(|group| (group.start, group)).collect();
         state.is_loaded = true;
+        state.count_metadata();
         drop(state);
         // The chunk tree may be edited by any commit.
         while self.load_free_space(roots, Class::System)? {}

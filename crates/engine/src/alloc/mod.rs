@@ -88,6 +88,8 @@ struct State {
     devices: BTreeMap<DeviceId, DeviceSpace>,
     /// Bytes of metadata promised to open handles.
     reserved_bytes: u64,
+    /// Bytes of metadata in use as of the last commit.
+    metadata_used_bytes: u64,
     /// Metadata blocks allocated since the transaction began.
     allocated_blocks: u64,
 }
@@ -274,6 +276,11 @@ impl Allocator {
         self.state().refs.add_extent(start, len_bytes, ExtentKind::Data, reference, 1);
     }
 
+    /// Bytes of metadata in use as of the last commit.
+    pub(crate) fn metadata_used_bytes(&self) -> u64 {
+        self.state().metadata_used_bytes
+    }
+
     /// Blocks allocated since the transaction began, and extents with references still to run:
     /// what decides when a transaction is large enough.
     pub(crate) fn pending(&self) -> (u64, usize) {
@@ -315,6 +322,13 @@ impl State {
                 available_bytes: self.spaces[class.index()].loaded_free_bytes,
             }),
         }
+    }
+
+    fn count_metadata(&mut self) {
+        let groups = self.groups.values();
+        let metadata =
+            groups.filter(|group| Allocator::class_of_group(group.flags) == Class::Metadata);
+        self.metadata_used_bytes = metadata.map(|group| group.used_bytes).sum();
     }
 
     /// Makes a range free at once.

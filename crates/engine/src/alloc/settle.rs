@@ -288,6 +288,7 @@ impl Allocator {
             state.give(start, end - start);
         }
         state.allocated_blocks = 0;
+        state.count_metadata();
     }
 
     /// The chunks that the superblock must carry: those of the chunk tree.

@@ -130,10 +130,10 @@ impl Core {
         loop {
             let handle = self.enter()?;
             let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
-            let bytes = reservation.bytes(nodesize);
             self.alloc.load(&self.roots)?;
             let held_back =
                 self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
+            let bytes = reservation.bytes(nodesize, self.alloc.metadata_used_bytes());
             if self.alloc.reserve(&self.roots, bytes, held_back, self.bookkeeping_bytes()?)? {
                 return Ok(handle.with_reserved(bytes));
             }

@@ -12,8 +12,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Inserting, changing or removing `count` items anywhere. Each may copy and split every block
-    /// on its way: two blocks a level, as Linux reckons.
+    /// Inserting, changing or removing `count` items anywhere.
     pub const fn items(count: u64) -> Self {
         Self { items: count, adjacent_bytes: 0 }
     }
@@ -44,10 +43,47 @@ impl Reservation {
         Self::items(12)
     }
 
-    /// Bytes of metadata.
-    pub(crate) fn bytes(self, nodesize_bytes: u64) -> u64 {
+    /// Bytes of metadata that may be needed, where `used_bytes` are in use.
+    ///
+    /// Linux reckons two blocks a level for each item. But all items of a transaction together
+    /// copy no more than there is, as a block is copied once; and what is split is at most two
+    /// leaves an item, and far fewer nodes, as each takes many splits below it to fill.
+    pub(crate) fn bytes(self, nodesize_bytes: u64, used_bytes: u64) -> u64 {
+        let levels = LEVEL_COUNT_MAX as u64;
+        let copies = (self.items * levels * nodesize_bytes).min(used_bytes);
+        let splits = (3 * self.items + 2 * levels) * nodesize_bytes;
         // Leaves of items side by side may end up half full, and each needs a pointer above.
         let adjacent = self.adjacent_bytes.div_ceil(nodesize_bytes / 2) * 2 * nodesize_bytes;
-        self.items * nodesize_bytes * 2 * LEVEL_COUNT_MAX as u64 + adjacent
+        copies + splits + adjacent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: u64 = 16 * 1024;
+
+    #[test]
+    fn bytes_on_a_full_filesystem_cover_every_level_of_each_item() {
+        let one = Reservation::items(1).bytes(NODE, u64::MAX);
+        assert!(one >= LEVEL_COUNT_MAX as u64 * 2 * NODE, "{one}");
+        assert!(
+            Reservation::items(10).bytes(NODE, u64::MAX)
+                >= 10 * (LEVEL_COUNT_MAX as u64 + 2) * NODE
+        );
+    }
+
+    #[test]
+    fn bytes_of_many_items_on_a_small_filesystem_copy_no_more_than_there_is() {
+        let small = Reservation::items(1000).bytes(NODE, 10 * NODE);
+        assert!(small <= (3 * 1000 + 26) * NODE, "{small}");
+    }
+
+    #[test]
+    fn and_adds_both() {
+        let both = Reservation::create(0).and(Reservation::extents(5));
+        assert_eq!(both.items, Reservation::create(0).items + 2);
+        assert_eq!(both.adjacent_bytes, 5 * 78);
     }
 }
