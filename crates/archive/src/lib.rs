@@ -12,6 +12,7 @@ pub mod codec;
 mod dirs;
 pub mod entry;
 pub mod error;
+pub mod export;
 pub mod pipeline;
 pub mod progress;
 pub mod sink;

@@ -1,4 +1,5 @@
 //! Where trees come from.
 
+pub mod image;
 pub mod tar;
 pub mod walk;
