@@ -13,6 +13,7 @@ mod dirs;
 pub mod entry;
 pub mod error;
 pub mod export;
+pub mod import;
 pub mod pipeline;
 pub mod progress;
 pub mod sink;

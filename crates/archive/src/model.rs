@@ -13,7 +13,7 @@ use crate::entry::{Metadata, Segment, Special};
 use crate::error::{Error, Warning};
 use crate::pipeline::{PipelineOptions, run};
 use crate::progress::Summary;
-use crate::sink::contract::{Found, FoundKind, Make, Tree, TreeError};
+use crate::sink::contract::{Found, FoundKind, Make, Tree, TreeError, Work};
 use crate::sink::tree::{TreeOptions, TreeSink};
 
 #[derive(Debug)]
@@ -157,7 +157,7 @@ impl Tree for Model {
         Box::new(Unprepared)
     }
 
-    fn begin(&mut self) -> Result<(), TreeError> {
+    fn begin(&mut self, _: Work) -> Result<(), TreeError> {
         assert!(!std::mem::replace(&mut self.in_change, true));
         Ok(())
     }
@@ -239,13 +239,18 @@ impl Tree for Model {
         Ok(())
     }
 
-    fn write_whole(&mut self, node: usize, size: u64, data: Vec<u8>) -> Result<(), TreeError> {
+    fn write_whole(
+        &mut self,
+        node: usize,
+        size: u64,
+        data: Option<Vec<u8>>,
+    ) -> Result<(), TreeError> {
         self.changed();
-        assert_eq!(data.len() as u64, size);
+        assert!(data.as_ref().is_none_or(|data| data.len() as u64 == size));
         match &mut self.nodes[node].what {
             What::File { size_bytes, segments } => {
                 *size_bytes = size;
-                segments.push((0, data));
+                segments.extend(data.map(|data| (0, data)));
             }
             other => panic!("{other:?} is no file"),
         }
@@ -253,6 +258,7 @@ impl Tree for Model {
     }
 
     fn begin_file(&mut self, node: usize, size_bytes: u64) -> Result<(), TreeError> {
+        assert!(!self.in_change, "a file is appended to within a change");
         assert!(self.open.replace((node, size_bytes, 0)).is_none());
         Ok(())
     }

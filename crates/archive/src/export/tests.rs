@@ -43,12 +43,16 @@ fn export_kernel_image_equal_to_mount() {
         for executor in [Executor::Inline, Executor::Threads(3)] {
             let filesystem = open(&image, executor);
             let from = filesystem.resolve(filesystem.top_level(), b"files").unwrap();
-            let target = tempdir().unwrap();
+            // On a filesystem of the same kind, which holds all that the image can.
+            let target = dir.path().join("target");
+            MkfsBtrfs::new().size_bytes(512 << 20).make(&target);
+            let mount = KernelMount::read_write(&target, "");
+            let directory = mount.path().join("new");
             let mut warnings = Vec::new();
-            to_directory(&filesystem, from, target.path(), Existing::Refuse, &mut warnings)
-                .unwrap();
+            to_directory(&filesystem, from, &directory, Existing::Refuse, &mut warnings).unwrap();
             assert_eq!(warnings, []);
-            seen(target.path()).assert_same(&before, &Compare::copied());
+            seen(&directory).assert_same(&before, &Compare::copied());
+            mount.unmount();
 
             let (summary, bytes) =
                 to_tar(&filesystem, from, Vec::new(), Compression::Zstd, &mut warnings).unwrap();

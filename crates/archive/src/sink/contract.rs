@@ -42,6 +42,17 @@ pub enum Make<'a> {
     Special(Special<&'a [u8]>),
 }
 
+/// What is changed together at worst.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// Names made or removed, or files whose metadata is set.
+    pub names: u64,
+    /// Extended attributes set.
+    pub xattrs: u64,
+    /// Bytes written.
+    pub data_bytes: u64,
+}
+
 /// Why a tree refused.
 #[derive(Debug)]
 pub enum TreeError {
@@ -51,9 +62,12 @@ pub enum TreeError {
     Other(Cause),
 }
 
-impl<E: Into<Cause>> From<E> for TreeError {
-    fn from(error: E) -> Self {
-        Self::Other(error.into())
+impl From<ubtrfs_engine::Error> for TreeError {
+    fn from(error: ubtrfs_engine::Error) -> Self {
+        match error {
+            ubtrfs_engine::Error::Exists { .. } => Self::Exists,
+            other => Self::Other(Cause::Engine(other)),
+        }
     }
 }
 
@@ -70,13 +84,14 @@ pub trait Tree {
     /// What prepares data.
     fn prepare(&self) -> Box<dyn Prepare<Self::Data>>;
 
-    /// Called before each batch of changes.
+    /// Called before changes that belong together: those of one step. Between `begin` and `end`
+    /// no file is appended to.
     ///
     /// # Errors
     /// No change can begin.
-    fn begin(&mut self) -> Result<(), TreeError>;
+    fn begin(&mut self, work: Work) -> Result<(), TreeError>;
 
-    /// Called after each batch of changes, failed or not.
+    /// Called after them, failed or not.
     fn end(&mut self);
 
     /// What is at a name.
@@ -131,7 +146,7 @@ pub trait Tree {
     /// As the destination reports.
     fn set_times(&mut self, node: Self::Node, metadata: &Metadata) -> Result<(), TreeError>;
 
-    /// Gives the file made last its content, whole.
+    /// Gives the file made last its content: one whole piece, or one hole of `size_bytes`.
     ///
     /// # Errors
     /// As the destination reports.
@@ -139,7 +154,7 @@ pub trait Tree {
         &mut self,
         node: Self::Node,
         size_bytes: u64,
-        data: Self::Data,
+        data: Option<Self::Data>,
     ) -> Result<(), TreeError>;
 
     /// Begins to give the file made last its content.

@@ -3,6 +3,7 @@
 pub mod contract;
 mod directories;
 pub mod directory;
+pub mod image;
 pub mod tar;
 pub mod tree;
 

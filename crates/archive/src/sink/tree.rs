@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, HashMap};
 use ubtrfs_rt::Time;
 
 use super::Sink;
-use super::contract::{Found, FoundKind, Make, Tree, TreeError};
+use super::contract::{Found, FoundKind, Make, Tree, TreeError, Work};
 use super::directories::Directories;
 use crate::batch::{Batch, Content, Entry, Identity, LinkTarget, Place, Prepare, Step, Text};
 use crate::entry::{Metadata, Segment, Special};
@@ -125,15 +125,6 @@ impl<T: Tree> TreeSink<T> {
 
     fn step(&mut self, step: Step<T::Data>, text: &Text, report: &mut Report<'_>) -> Result<()> {
         match step {
-            Step::Enter(entry) => self.enter(&entry, text, report),
-            Step::Leave => self.leave(),
-            Step::Directory(entry) => self.directory(&entry, text, report),
-            Step::File { entry, size_bytes, content, identity } => {
-                let node = self.put(&entry, Make::File { size_bytes }, text, report)?;
-                self.remember(identity, node);
-                report.done.files += 1;
-                self.content(node, size_bytes, content, report)
-            }
             Step::Data { offset, len_bytes, data } => {
                 self.hole_up_to(offset, report)?;
                 self.tree.append(offset, len_bytes, data).map_err(|e| self.failed("write", e))?;
@@ -149,6 +140,59 @@ impl<T: Tree> TreeSink<T> {
                 self.open_file = None;
                 self.tree.finish_file().map_err(|e| self.failed("write", e))
             }
+            Step::Warning(warning) => {
+                report.warn(&warning);
+                Ok(())
+            }
+            change => {
+                self.tree
+                    .begin(work_of(&change, text))
+                    .map_err(|e| self.failed("begin to change", e))?;
+                let result = self.change(change, text, report);
+                self.tree.end();
+                match result? {
+                    Some((node, size_bytes)) => {
+                        self.open_file = Some(Extent { size_bytes, told_bytes: 0 });
+                        self.tree.begin_file(node, size_bytes).map_err(|e| self.failed("write", e))
+                    }
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// A step that changes names or metadata. Gives the file whose pieces are to come, if any, and
+    /// its length.
+    fn change(
+        &mut self,
+        step: Step<T::Data>,
+        text: &Text,
+        report: &mut Report<'_>,
+    ) -> Result<Option<(T::Node, u64)>> {
+        match step {
+            Step::Enter(entry) => self.enter(&entry, text, report)?,
+            Step::Leave => self.leave()?,
+            Step::Directory(entry) => self.directory(&entry, text, report)?,
+            Step::File { entry, size_bytes, content, identity } => {
+                let node = self.put(&entry, Make::File { size_bytes }, text, report)?;
+                self.remember(identity, node);
+                report.done.files += 1;
+                let data = match content {
+                    Content::Pieces { .. } => return Ok(Some((node, size_bytes))),
+                    Content::Whole(data) => {
+                        report.done.data_bytes += size_bytes;
+                        Some(data)
+                    }
+                    Content::Empty => {
+                        report.done.hole_bytes += size_bytes;
+                        None
+                    }
+                };
+                if size_bytes > 0 {
+                    let written = self.tree.write_whole(node, size_bytes, data);
+                    written.map_err(|e| self.failed("write", e))?;
+                }
+            }
             Step::Special { entry, special, identity } => {
                 let what = Make::Special(special.map(|target| text.bytes(target)));
                 let node = self.put(&entry, what, text, report)?;
@@ -157,14 +201,11 @@ impl<T: Tree> TreeSink<T> {
                     Special::Symlink(_) => report.done.symlinks += 1,
                     _ => report.done.specials += 1,
                 }
-                Ok(())
             }
-            Step::Link { place, target } => self.link(place, target, text, report),
-            Step::Warning(warning) => {
-                report.warn(&warning);
-                Ok(())
-            }
+            Step::Link { place, target } => self.link(place, target, text, report)?,
+            Step::Data { .. } | Step::End | Step::Warning(_) => {}
         }
+        Ok(None)
     }
 
     fn enter(&mut self, entry: &Entry, text: &Text, report: &mut Report<'_>) -> Result<()> {
@@ -230,36 +271,6 @@ impl<T: Tree> TreeSink<T> {
         let node = node.map_err(|e| self.failed("create", e))?;
         self.set_xattrs(node, entry, text, report)?;
         Ok(node)
-    }
-
-    fn content(
-        &mut self,
-        node: T::Node,
-        size_bytes: u64,
-        content: Content<T::Data>,
-        report: &mut Report<'_>,
-    ) -> Result<()> {
-        let written = match content {
-            Content::Whole(data) => {
-                report.done.data_bytes += size_bytes;
-                self.tree.write_whole(node, size_bytes, data)
-            }
-            Content::Empty if size_bytes == 0 => Ok(()),
-            Content::Empty => {
-                report.done.hole_bytes += size_bytes;
-                self.tree
-                    .begin_file(node, size_bytes)
-                    .and_then(|()| {
-                        self.tree.append_hole(Segment { offset: 0, len_bytes: size_bytes })
-                    })
-                    .and_then(|()| self.tree.finish_file())
-            }
-            Content::Pieces { .. } => {
-                self.open_file = Some(Extent { size_bytes, told_bytes: 0 });
-                self.tree.begin_file(node, size_bytes)
-            }
-        };
-        written.map_err(|e| self.failed("write", e))
     }
 
     fn hole_up_to(&mut self, offset: u64, report: &mut Report<'_>) -> Result<()> {
@@ -540,7 +551,7 @@ impl<T: Tree> TreeSink<T> {
 
     fn set_directory_times(&mut self) -> Result<(), TreeError> {
         while let Some(some) = self.directories.take_metadata(DIRECTORIES_AT_ONCE) {
-            self.tree.begin()?;
+            self.tree.begin(Work { names: some.len() as u64, ..Work::default() })?;
             let result =
                 some.iter().try_for_each(|(node, metadata)| self.tree.set_times(*node, metadata));
             self.tree.end();
@@ -559,10 +570,7 @@ impl<T: Tree> Sink for TreeSink<T> {
 
     fn apply(&mut self, batch: Batch<T::Data>, report: &mut Report<'_>) -> Result<()> {
         let Batch { steps, text, .. } = batch;
-        self.tree.begin().map_err(|e| self.failed("begin to change", e))?;
-        let result = steps.into_iter().try_for_each(|step| self.step(step, &text, report));
-        self.tree.end();
-        result
+        steps.into_iter().try_for_each(|step| self.step(step, &text, report))
     }
 
     fn finish(&mut self, _: &mut Report<'_>) -> Result<()> {
@@ -579,7 +587,7 @@ impl<T: Tree> Sink for TreeSink<T> {
 }
 
 /// Directories whose times are set in one batch of changes.
-const DIRECTORIES_AT_ONCE: usize = 64;
+const DIRECTORIES_AT_ONCE: usize = 8;
 
 const TAKEN: &str = "is there already; what the destination has is not replaced";
 
@@ -590,6 +598,30 @@ enum Missing {
     Leave,
     /// Make directories, the last with this metadata: it is a member of the archive.
     Make(Option<Metadata>),
+}
+
+/// What a step changes at worst.
+fn work_of<D>(step: &Step<D>, text: &Text) -> Work {
+    // Parents that are missing are made: an archive's path may be all new.
+    let names_of = |place: &Place| match place {
+        Place::Name(_) => 1,
+        Place::Path(path) => {
+            1 + text.bytes(*path).iter().filter(|&&byte| byte == b'/').count() as u64
+        }
+    };
+    match step {
+        Step::Enter(entry) | Step::Directory(entry) | Step::Special { entry, .. } => {
+            Work { names: names_of(&entry.place), xattrs: entry.xattrs.len() as u64, data_bytes: 0 }
+        }
+        Step::File { entry, size_bytes, content, .. } => Work {
+            names: names_of(&entry.place),
+            xattrs: entry.xattrs.len() as u64,
+            data_bytes: if matches!(content, Content::Whole(_)) { *size_bytes } else { 0 },
+        },
+        // A name in the way is removed first.
+        Step::Link { place, .. } => Work { names: 1 + names_of(place), ..Work::default() },
+        _ => Work { names: 1, ..Work::default() },
+    }
 }
 
 /// The parent and the name of a path.

@@ -1,0 +1,190 @@
+use std::fs::{self, File};
+
+use tempfile::tempdir;
+use ubtrfs_engine::{MkfsOptions, OpenOptions, mkfs};
+use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_rt::{Arc, Executor, Runtime, Time};
+use ubtrfs_testkit::odd::odd_files;
+use ubtrfs_testkit::{
+    Compare, KernelMount, Oracle, TreeSnapshot, assert_checks_clean, command, oracle,
+};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
+
+use super::*;
+use crate::error::Warning;
+use crate::export;
+use crate::sink::directory::Existing;
+
+fn filesystem(image: &Path, size_bytes: u64, runtime: Runtime) -> Filesystem {
+    File::create(image).unwrap().set_len(size_bytes).unwrap();
+    let runtime = Arc::new(runtime);
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device)];
+    let volume = mkfs(devices, &MkfsOptions::default(), &runtime).unwrap();
+    Filesystem::open(volume, OpenOptions { runtime, ..OpenOptions::default() }).unwrap()
+}
+
+fn seen_by_kernel(image: &Path) -> TreeSnapshot {
+    let mount = KernelMount::read_only(image, "");
+    let seen = TreeSnapshot::of_directory(mount.path());
+    mount.unmount();
+    seen
+}
+
+#[test]
+fn import_odd_files_equal_in_kernel_and_exported() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::BtrfsProgs, Oracle::Root]) {
+        return;
+    }
+    let (dir, source) = (tempdir().unwrap(), tempdir().unwrap());
+    odd_files(source.path(), 9);
+    let before = TreeSnapshot::of_directory(source.path());
+    let zstd = Method::new(Compression::Zstd, 3);
+    for (compression, executor) in
+        [(None, Executor::Threads(2)), (Some(zstd), Executor::Threads(2)), (None, Executor::Inline)]
+    {
+        let image = dir.path().join("image");
+        let fs = filesystem(&image, 1 << 30, Runtime { executor, ..Runtime::system() });
+        let options = ImportOptions { compression, ..ImportOptions::default() };
+        let mut warnings: Vec<Warning> = Vec::new();
+        let into = fs.top_level();
+        from_path(&fs, into, source.path(), &options, &mut warnings).unwrap();
+        assert_eq!(warnings, []);
+        let (_, archive) =
+            export::to_tar(&fs, into, Vec::new(), Default::default(), &mut warnings).unwrap();
+        let again = filesystem(&dir.path().join("again"), 1 << 30, Runtime::system());
+        let archive = Box::new(std::io::Cursor::new(archive));
+        from_tar(&again, again.top_level(), archive, &options, &mut Vec::new()).unwrap();
+        drop((fs, again));
+        assert_checks_clean(&image);
+        seen_by_kernel(&image).assert_same(&before, &Compare::copied());
+        assert_checks_clean(&dir.path().join("again"));
+        let mut without_socket = before.clone();
+        without_socket.entries.remove(&b"special/socket"[..]);
+        seen_by_kernel(&dir.path().join("again")).assert_same(&without_socket, &Compare::copied());
+    }
+}
+
+#[test]
+fn import_same_input_same_bytes_whatever_the_threads() {
+    let (dir, source) = (tempdir().unwrap(), tempdir().unwrap());
+    odd_files(source.path(), 9);
+    let image = |name: &str, executor| {
+        let image = dir.path().join(name);
+        let runtime = Runtime::reproducible(Time { sec: 1_700_000_000, nsec: 0 }, 7);
+        let fs = filesystem(&image, 512 << 20, Runtime { executor, ..runtime });
+        let options = ImportOptions {
+            compression: Some(Method::new(Compression::Zstd, 1)),
+            subvolumes: vec![b"names".to_vec()],
+            ..ImportOptions::default()
+        };
+        from_path(&fs, fs.top_level(), source.path(), &options, &mut Vec::new()).unwrap();
+        drop(fs);
+        fs::read(image).unwrap()
+    };
+    let first = image("a", Executor::Inline);
+    assert!(first == image("b", Executor::Threads(1)));
+    assert!(first == image("c", Executor::Threads(4)));
+}
+
+#[test]
+fn import_subvolumes_and_owner_seen_by_kernel() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::BtrfsProgs, Oracle::Root]) {
+        return;
+    }
+    let (dir, source) = (tempdir().unwrap(), tempdir().unwrap());
+    fs::create_dir_all(source.path().join("home/user/deep")).unwrap();
+    fs::write(source.path().join("home/user/deep/file"), "x").unwrap();
+    let image = dir.path().join("image");
+    let fs = filesystem(&image, 256 << 20, Runtime::system());
+    let owner = Some(Owner { uid: 7, gid: 8 });
+    let options = ImportOptions {
+        owner,
+        subvolumes: vec![b"home".to_vec(), b"/home/user/deep".to_vec()],
+        ..ImportOptions::default()
+    };
+    let into = destination(&fs, b"a/b//c/", owner).unwrap();
+    assert_eq!(into, destination(&fs, b"/a/b/c", owner).unwrap());
+    let summary = from_path(&fs, into, source.path(), &options, &mut Vec::new()).unwrap();
+    assert_eq!(summary.subvolumes, 2);
+    drop(fs);
+    assert_checks_clean(&image);
+    let tree = seen_by_kernel(&image);
+    let entry = &tree.entries[&b"a/b/c/home/user/deep/file"[..]];
+    assert_eq!((entry.uid, entry.gid), (7, 8));
+    for path in [&b"a/b/c/home"[..], b"a/b/c/home/user/deep"] {
+        assert!(tree.entries[path].subvolume > Some(255), "{path:?}");
+    }
+}
+
+#[test]
+fn import_into_what_is_there_merges_and_keeps() {
+    let (dir, source) = (tempdir().unwrap(), tempdir().unwrap());
+    fs::create_dir(source.path().join("d")).unwrap();
+    fs::write(source.path().join("d/one"), "1").unwrap();
+    let fs = filesystem(&dir.path().join("image"), 256 << 20, Runtime::system());
+    let options = ImportOptions::default();
+    let import = || from_path(&fs, fs.top_level(), source.path(), &options, &mut Vec::new());
+    import().unwrap();
+    fs::remove_file(source.path().join("d/one")).unwrap();
+    fs::write(source.path().join("d/two"), "2").unwrap();
+    import().unwrap();
+    let d = fs.lookup(fs.top_level(), b"d").unwrap();
+    assert!(fs.lookup(d, b"one").is_ok() && fs.lookup(d, b"two").is_ok());
+    let error = import().unwrap_err().to_string();
+    assert!(error.contains("d/two") && error.contains("is there already"), "{error}");
+    let target = dir.path().join("out");
+    export::to_directory(&fs, d, &target, Existing::Refuse, &mut Vec::new()).unwrap();
+    assert_eq!(fs::read(target.join("one")).unwrap(), b"1");
+}
+
+#[test]
+fn import_no_space_says_so_and_image_stays_whole() {
+    let (dir, source) = (tempdir().unwrap(), tempdir().unwrap());
+    let image = dir.path().join("image");
+    fs::write(source.path().join("small"), "first").unwrap();
+    let fs = filesystem(&image, 160 << 20, Runtime::system());
+    let options = ImportOptions::default();
+    let import =
+        |fs: &Filesystem| from_path(fs, fs.top_level(), source.path(), &options, &mut Vec::new());
+    import(&fs).unwrap();
+    fs::rename(source.path().join("small"), source.path().join("z")).unwrap();
+    fs::write(source.path().join("large"), vec![7; 300 << 20]).unwrap();
+    let error = import(&fs).unwrap_err();
+    assert!(
+        matches!(&error, Error::Engine { source: ubtrfs_engine::Error::NoSpace { .. }, .. }),
+        "{error}"
+    );
+    drop(fs);
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(&image);
+    }
+}
+
+#[test]
+fn import_tar_stream_of_gnu_tar_equal() {
+    if !oracle::require_all(&[Oracle::Tar, Oracle::KernelBtrfs, Oracle::BtrfsProgs, Oracle::Root]) {
+        return;
+    }
+    let (dir, source) = (tempdir().unwrap(), tempdir().unwrap());
+    odd_files(source.path(), 4);
+    fs::remove_file(source.path().join("special/socket")).unwrap();
+    fs::remove_file(source.path().join("sparse/hole-of-one-byte")).unwrap();
+    let before = TreeSnapshot::of_directory(source.path());
+    let out = command("tar")
+        .args(["--format=pax", "--xattrs", "--xattrs-include=*", "--acls", "-S"])
+        .args(["--numeric-owner", "-cf", "-", "-C"])
+        .arg(source.path())
+        .arg(".")
+        .output()
+        .unwrap();
+    let image = dir.path().join("image");
+    let fs = filesystem(&image, 512 << 20, Runtime::system());
+    let archive = Box::new(std::io::Cursor::new(out.stdout));
+    let mut warnings = Vec::new();
+    from_tar(&fs, fs.top_level(), archive, &ImportOptions::default(), &mut warnings).unwrap();
+    assert_eq!(warnings, []);
+    drop(fs);
+    assert_checks_clean(&image);
+    seen_by_kernel(&image).assert_same(&before, &Compare::copied());
+}

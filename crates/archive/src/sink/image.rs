@@ -1,0 +1,239 @@
+//! A filesystem as the destination of a [`TreeSink`](super::tree::TreeSink).
+//!
+//! The changes of one step go under one transaction handle, begun with their worst case. Large
+//! files are appended to without one.
+
+use ubtrfs_engine::{
+    Appender, Error, Filesystem, Handle, InodeId, NewInode, PreparedData, Reservation,
+    SetAttributes, WriteOptions, device_number,
+};
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::{FileOffset, Generation};
+use ubtrfs_rt::Time;
+
+use super::contract::{Found, FoundKind, Make, Tree, TreeError, Work};
+use crate::batch::Prepare;
+use crate::entry::{Metadata, Segment, Special, file_type};
+use crate::error::Cause;
+
+/// Items that a name takes at worst: those of a subvolume, which needs most.
+const ITEMS_PER_NAME: u64 = 12;
+
+/// Items that an extent takes: its own, and its checksums.
+const ITEMS_PER_EXTENT: u64 = 3;
+
+/// The shortest extents are compressed ones.
+const EXTENT_BYTES_MIN: u64 = 128 << 10;
+
+/// A directory of a filesystem that is being filled.
+#[derive(Debug)]
+pub struct ImageTree<'f> {
+    filesystem: &'f Filesystem,
+    root: InodeId,
+    options: WriteOptions,
+    /// When the import began: the birth and change time of all that it makes.
+    now: Time,
+    /// What is newer was made by this import.
+    before: Generation,
+    handle: Option<Handle<'f>>,
+    appender: Option<Appender>,
+    /// Where the file ends that is appended to.
+    end: u64,
+}
+
+impl<'f> ImageTree<'f> {
+    /// Fills directory `root`. Commits what was changed before, to tell it from what this makes.
+    ///
+    /// # Errors
+    /// The filesystem cannot be written.
+    pub fn new(
+        filesystem: &'f Filesystem,
+        root: InodeId,
+        options: WriteOptions,
+    ) -> Result<Self, Error> {
+        filesystem.commit()?;
+        Ok(Self {
+            filesystem,
+            root,
+            options,
+            now: filesystem.runtime().clock.now(),
+            before: Generation(filesystem.superblock().generation.get()),
+            handle: None,
+            appender: None,
+            end: 0,
+        })
+    }
+
+    /// The handle of the changes at hand.
+    fn handle(&mut self) -> Result<&mut Handle<'f>, TreeError> {
+        if self.handle.is_none() {
+            self.begin(Work { names: 1, ..Work::default() })?;
+        }
+        Ok(self.handle.as_mut().expect("begun above"))
+    }
+
+    fn new_inode(&self, type_bits: u32, rdev: u64, metadata: &Metadata) -> NewInode {
+        NewInode {
+            mode: type_bits | metadata.permissions,
+            uid: metadata.uid,
+            gid: metadata.gid,
+            rdev,
+            atime: metadata.atime.unwrap_or(metadata.mtime),
+            mtime: metadata.mtime,
+            ctime: self.now,
+            otime: self.now,
+        }
+    }
+}
+
+impl Tree for ImageTree<'_> {
+    type Node = InodeId;
+    type Data = PreparedData;
+
+    fn root(&self) -> InodeId {
+        self.root
+    }
+
+    fn prepare(&self) -> Box<dyn Prepare<PreparedData>> {
+        Box::new(Preparation(self.options))
+    }
+
+    fn begin(&mut self, work: Work) -> Result<(), TreeError> {
+        let extents = work.data_bytes.div_ceil(EXTENT_BYTES_MIN) + 1;
+        let items = work.names * ITEMS_PER_NAME + work.xattrs + 1 + extents * ITEMS_PER_EXTENT;
+        self.handle = Some(self.filesystem.begin(Reservation::items(items))?);
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        self.handle = None;
+    }
+
+    fn lookup(&mut self, dir: InodeId, name: &[u8]) -> Result<Option<Found<InodeId>>, TreeError> {
+        let node = match self.filesystem.lookup(dir, name) {
+            Ok(node) => node,
+            Err(Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let inode = self.filesystem.inode(node)?;
+        let kind = match inode.file_type() {
+            FileType::Directory => FoundKind::Directory,
+            FileType::Symlink => FoundKind::Symlink,
+            _ => FoundKind::Other,
+        };
+        Ok(Some(Found { node, kind, is_ours: inode.generation > self.before }))
+    }
+
+    fn make(
+        &mut self,
+        dir: InodeId,
+        name: &[u8],
+        what: Make<'_>,
+        metadata: &Metadata,
+    ) -> Result<InodeId, TreeError> {
+        let (type_bits, rdev) = match what {
+            Make::Directory | Make::Subvolume => (file_type::DIRECTORY, 0),
+            Make::File { .. } => (file_type::REGULAR, 0),
+            Make::Special(special @ (Special::CharDevice(n) | Special::BlockDevice(n))) => {
+                (special.type_bits(), device_number(n.major, n.minor))
+            }
+            Make::Special(special) => (special.type_bits(), 0),
+        };
+        let new = self.new_inode(type_bits, rdev, metadata);
+        let handle = self.handle()?;
+        Ok(match what {
+            Make::Subvolume => handle.create_subvolume(dir, name, &new)?,
+            Make::Special(Special::Symlink(target)) => handle.symlink(dir, name, target, &new)?,
+            _ => handle.create(dir, name, &new)?,
+        })
+    }
+
+    fn link(&mut self, dir: InodeId, name: &[u8], node: InodeId) -> Result<(), TreeError> {
+        Ok(self.handle()?.link(dir, name, node)?)
+    }
+
+    fn unlink(&mut self, _: InodeId, _: &[u8]) -> Result<(), TreeError> {
+        let what = "replacing a file that the archive has twice".to_string();
+        Err(Error::Unsupported { what }.into())
+    }
+
+    fn set_xattr(&mut self, node: InodeId, name: &[u8], value: &[u8]) -> Result<(), TreeError> {
+        Ok(self.handle()?.set_xattr(node, name, value)?)
+    }
+
+    fn set_metadata(&mut self, node: InodeId, metadata: &Metadata) -> Result<(), TreeError> {
+        let attributes = SetAttributes {
+            mode: Some(metadata.permissions),
+            uid: Some(metadata.uid),
+            gid: Some(metadata.gid),
+            atime: Some(metadata.atime.unwrap_or(metadata.mtime)),
+            mtime: Some(metadata.mtime),
+            ctime: Some(self.now),
+            ..SetAttributes::default()
+        };
+        Ok(self.handle()?.set_attributes(node, &attributes)?)
+    }
+
+    fn set_times(&mut self, node: InodeId, metadata: &Metadata) -> Result<(), TreeError> {
+        let attributes = SetAttributes {
+            atime: Some(metadata.atime.unwrap_or(metadata.mtime)),
+            mtime: Some(metadata.mtime),
+            ctime: Some(self.now),
+            ..SetAttributes::default()
+        };
+        Ok(self.handle()?.set_attributes(node, &attributes)?)
+    }
+
+    fn write_whole(
+        &mut self,
+        node: InodeId,
+        size_bytes: u64,
+        data: Option<PreparedData>,
+    ) -> Result<(), TreeError> {
+        let pieces = data.map(|data| (FileOffset(0), data)).into_iter().collect();
+        Ok(self.handle()?.write_file(node, pieces, size_bytes)?)
+    }
+
+    fn begin_file(&mut self, node: InodeId, size_bytes: u64) -> Result<(), TreeError> {
+        self.appender = Some(self.filesystem.appender(node, size_bytes)?);
+        self.end = 0;
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        offset: u64,
+        len_bytes: usize,
+        data: PreparedData,
+    ) -> Result<(), TreeError> {
+        if let Some(appender) = &mut self.appender {
+            appender.push(FileOffset(offset), data)?;
+            self.end = offset + len_bytes as u64;
+        }
+        Ok(())
+    }
+
+    fn append_hole(&mut self, hole: Segment) -> Result<(), TreeError> {
+        // A hole before a piece follows from that piece's offset.
+        self.end = hole.end();
+        Ok(())
+    }
+
+    fn finish_file(&mut self) -> Result<(), TreeError> {
+        if let Some(mut appender) = self.appender.take() {
+            appender.hole_to(self.end)?;
+            appender.finish()?;
+        }
+        Ok(())
+    }
+}
+
+/// Checksums and compresses on the workers.
+struct Preparation(WriteOptions);
+
+impl Prepare<PreparedData> for Preparation {
+    fn prepare(&self, bytes: Vec<u8>, is_whole_file: bool) -> Result<PreparedData, Cause> {
+        let max_inline_bytes = if is_whole_file { self.0.max_inline_bytes } else { 0 };
+        Ok(PreparedData::new(bytes, &WriteOptions { max_inline_bytes, ..self.0 }))
+    }
+}
