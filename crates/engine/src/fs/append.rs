@@ -15,6 +15,10 @@ use crate::txn::Reservation;
 /// Bytes that an appender holds back before it places them together.
 const BATCH_BYTES: u64 = 8 << 20;
 
+/// Extents that it holds back at most: what is held is placed under one handle, whose worst case
+/// grows with them and has to fit into a small filesystem too.
+const BATCH_EXTENTS_MAX: u64 = 32;
+
 /// Appends prepared pieces to one file, from [`Filesystem::appender`]. Pieces are placed some at a
 /// time, the rest by [`Appender::finish`]; dropped without, the file ends after what was placed.
 #[derive(Debug)]
@@ -34,6 +38,8 @@ struct Tail {
     /// Pieces not placed yet, with their file offsets.
     held: Vec<(u64, PreparedData)>,
     held_bytes: u64,
+    /// Extents that they become at most, a hole before each piece included.
+    held_extents: u64,
     /// End of what was placed, in whole sectors.
     placed_end: u64,
     /// End of the last piece or hole: the file's size when all is placed.
@@ -95,6 +101,7 @@ impl Filesystem {
             no_holes: self.incompat().contains(Incompat::NO_HOLES),
             held: Vec::new(),
             held_bytes: 0,
+            held_extents: 0,
             placed_end: end,
             end,
             recorded_end: end,
@@ -111,7 +118,7 @@ impl Appender {
     /// filesystem; `NoSpace`; a failed write.
     pub fn push(&mut self, offset: FileOffset, data: PreparedData) -> Result<()> {
         self.tail.hold(&self.fs, offset, data)?;
-        if self.tail.held_bytes < BATCH_BYTES {
+        if self.tail.held_bytes < BATCH_BYTES && self.tail.held_extents < BATCH_EXTENTS_MAX {
             return Ok(());
         }
         let mut handle = self.fs.begin(self.tail.reservation())?;
@@ -190,6 +197,7 @@ impl Tail {
             return self.hole_to(self.end.max(offset));
         }
         self.held_bytes += data.len_bytes() as u64;
+        self.held_extents += data.extent_count_max() + 1;
         self.end = end;
         self.held.push((offset, data));
         Ok(())
@@ -205,9 +213,7 @@ impl Tail {
 
     /// Worst case of placing what is held: an extent for each 128 KiB, if it is compressed.
     fn reservation(&self) -> Reservation {
-        let piece_count: u64 = self.held.iter().map(|(_, data)| data.extent_count_max()).sum();
-        // A hole before each piece, where holes need items.
-        Reservation::extents(piece_count + self.held.len() as u64 + 1)
+        Reservation::extents(self.held_extents + 1)
     }
 
     fn finish(&mut self, handle: &mut Handle<'_>) -> Result<()> {
@@ -243,6 +249,7 @@ impl Tail {
         self.placed_end = len.next_multiple_of(self.sectorsize_bytes);
         self.held.clear();
         self.held_bytes = 0;
+        self.held_extents = 0;
         Ok(true)
     }
 
@@ -250,6 +257,7 @@ impl Tail {
     fn place(&mut self, handle: &mut Handle<'_>) -> Result<()> {
         let held = std::mem::take(&mut self.held);
         self.held_bytes = 0;
+        self.held_extents = 0;
         let pieces: Vec<(u64, Extents)> =
             held.into_iter().map(|(offset, data)| (offset, data.into_extents())).collect();
         let fs = handle.fs;
