@@ -4,6 +4,7 @@
 //! `make tidy` runs them, and so does a test of this crate.
 #![forbid(unsafe_code)]
 
+mod docs;
 mod edges;
 mod files;
 mod mask;

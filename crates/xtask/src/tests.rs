@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 
 use crate::mask::code_only;
 use crate::tidy::{Report, SourceFile};
-use crate::{edges, files, modules, tidy};
+use crate::{docs, edges, files, modules, tidy};
 
 fn source(path: &str, text: &str) -> SourceFile {
     SourceFile { path: PathBuf::from(path), text: text.to_owned() }
@@ -97,5 +97,22 @@ fn file_rules_each_broken_are_errors() {
         let mut report = Report::default();
         files::check(&[source("Makefile", &makefile.text), source(path, text)], &mut report);
         assert_eq!(report.errors.len(), errors, "{path}: {text}: {report}");
+    }
+}
+
+#[test]
+fn documents_that_name_what_is_not_there_are_errors() {
+    let code = source("crates/engine/src/a.rs", "fn commit() {}");
+    let cases = [
+        ("`Core::commit()` and `a.rs` and `commit`", 0),
+        ("`Core::gone()`", 1),
+        ("[a](../crates/engine) [b](https://example.org/x) [c](#below)", 0),
+        ("[a](SPEC.md)", 1),
+    ];
+    for (text, errors) in cases {
+        let mut report = Report::default();
+        let sources = [source("docs/X.md", text), source(code.path.to_str().unwrap(), &code.text)];
+        docs::check(&sources, &mut report);
+        assert_eq!(report.errors.len(), errors, "{text}: {report}");
     }
 }

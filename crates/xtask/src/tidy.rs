@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{edges, files, modules};
+use crate::{docs, edges, files, modules};
 
 /// One thing that is not as it should be.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -76,5 +76,6 @@ pub fn tidy(root: &Path) -> io::Result<Report> {
     edges::check(&sources, &mut report);
     modules::check(&sources, &mut report);
     files::check(&sources, &mut report);
+    docs::check(&sources, &mut report);
     Ok(report)
 }
