@@ -27,3 +27,8 @@ pub use fs::{
 };
 pub use mkfs::{MkfsOptions, mkfs};
 pub use txn::Reservation;
+
+/// The example in the README, which is a test this way.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
