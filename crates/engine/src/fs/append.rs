@@ -1,8 +1,9 @@
 //! Writing a file from its beginning to its end.
 
-use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::file_extent::FileExtent;
+use ubtrfs_ondisk::{FileOffset, KeyType};
 
 use super::inode::InodeId;
 use crate::data::append::{self, Target, misplaced};
@@ -94,6 +95,7 @@ impl Filesystem {
                 what: format!("appending to {id}, which ends inside a sector"),
             });
         }
+        self.check_nothing_behind(id, end)?;
         Ok(Tail {
             id,
             target: Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() },
@@ -106,6 +108,32 @@ impl Filesystem {
             end,
             recorded_end: end,
         })
+    }
+}
+
+impl Filesystem {
+    /// Refuses a file whose last extent is inline, or preallocated beyond its end: what is appended
+    /// would lie over it.
+    fn check_nothing_behind(&self, id: InodeId, end: u64) -> Result<()> {
+        let mut cursor = self.tree(id.root)?.cursor();
+        cursor.seek_back(&id.key(KeyType::EXTENT_DATA, u64::MAX))?;
+        let Some((key, data)) = cursor.current()? else { return Ok(()) };
+        if key.objectid != id.inode.object_id() || key.ty != KeyType::EXTENT_DATA {
+            return Ok(());
+        }
+        let extent = FileExtent::parse(data).map_err(|error| error.in_root(id.root))?;
+        let is_behind = match extent {
+            FileExtent::Inline { .. } => true,
+            FileExtent::Regular(extent) | FileExtent::Prealloc(extent) => {
+                key.offset.checked_add(extent.num_bytes).is_none_or(|extent_end| extent_end > end)
+            }
+        };
+        if is_behind {
+            return Err(Error::Unsupported {
+                what: format!("appending to {id}, which has inline data or space beyond its end"),
+            });
+        }
+        Ok(())
     }
 }
 
@@ -211,7 +239,7 @@ impl Tail {
         Ok(())
     }
 
-    /// Worst case of placing what is held: an extent for each 128 KiB, if it is compressed.
+    /// Worst case of placing what is held.
     fn reservation(&self) -> Reservation {
         Reservation::extents(self.held_extents + 1)
     }

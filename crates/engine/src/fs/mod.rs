@@ -24,3 +24,6 @@ pub use make::{NewInode, SetAttributes};
 pub(crate) use state::FileState;
 pub use subvolume::SubvolumeInfo;
 pub use usage::{SpaceUsage, Usage};
+
+#[cfg(test)]
+mod tests;

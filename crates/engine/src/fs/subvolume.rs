@@ -126,7 +126,8 @@ impl Filesystem {
     fn subvolume_info(&self, root: RootId, item: &RootItem) -> Result<SubvolumeInfo> {
         let path = match self.path_of(InodeId::root_of(root)) {
             Ok(path) => Some(path),
-            Err(Error::NotFound { .. }) => None,
+            // One whose parents are damaged is listed all the same.
+            Err(Error::NotFound { .. } | Error::Corrupt(_)) => None,
             Err(error) => return Err(error),
         };
         Ok(SubvolumeInfo {

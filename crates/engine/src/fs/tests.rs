@@ -1,0 +1,386 @@
+//! Trees as Linux leaves them and as no one should, made item by item and read.
+
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::file_extent::{Compression, FileExtent, RegularExtent};
+use ubtrfs_ondisk::root::RootRef;
+use ubtrfs_ondisk::{
+    FileOffset, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId,
+};
+use ubtrfs_rt::{Arc, Runtime, Time};
+use ubtrfs_volume::{Device, MemDevice};
+use zerocopy::IntoBytes;
+
+use super::inode::InodeId;
+use super::make::{EntryBytes, NewInode, SetAttributes, insert_name};
+use crate::data::compression::{self, Method};
+use crate::data::{MappingKind, PreparedData};
+use crate::error::Error;
+use crate::filesystem::{Filesystem, OpenOptions};
+use crate::mkfs::{MkfsOptions, mkfs};
+use crate::txn::Reservation;
+
+const TIME: Time = Time { sec: 1, nsec: 2 };
+const SECTOR: u64 = 4096;
+
+fn new_filesystem() -> Filesystem {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+    let runtime = Arc::new(Runtime::simulated(1));
+    let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime).unwrap();
+    Filesystem::open(volume, OpenOptions { runtime, ..OpenOptions::default() }).unwrap()
+}
+
+fn new_file(fs: &Filesystem, name: &str) -> InodeId {
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    handle.create(fs.top_level(), name.as_bytes(), &NewInode::new(0o100_644, TIME)).unwrap()
+}
+
+fn put_extent(fs: &Filesystem, id: InodeId, offset: u64, extent: &FileExtent<'_>) {
+    let mut item = Vec::new();
+    extent.write(&mut item);
+    put(fs, id.root, id.key(KeyType::EXTENT_DATA, offset), &item);
+}
+
+fn put(fs: &Filesystem, root: RootId, key: Key, item: &[u8]) {
+    fs.begin(Reservation::items(1)).unwrap().txn.insert(root, key, item).unwrap();
+}
+
+fn set_size(fs: &Filesystem, id: InodeId, size: u64) {
+    let mut handle = fs.begin(Reservation::items(1)).unwrap();
+    handle.change_inode(id, |item| item.size = size.into()).unwrap();
+}
+
+/// Puts bytes on the medium, with checksums, outside of any file.
+fn put_data(fs: &Filesystem, bytes: &[u8]) -> LogicalAddr {
+    let handle = fs.begin(Reservation::items(1)).unwrap();
+    let core = handle.txn.core();
+    let len = bytes.len() as u64;
+    let (start, got) = core.alloc.allocate_data(&core.roots, len, len).unwrap();
+    assert_eq!(got, len);
+    fs.volume().write(start, bytes).unwrap();
+    let mut csums = Vec::new();
+    fs.csum_type().compute_sectors(bytes, 4096, &mut csums);
+    fs.inner.files.csums.add(start, &csums, fs.csum_type(), SECTOR);
+    start
+}
+
+fn extent(start: LogicalAddr, disk: u64, offset: u64, num: u64) -> RegularExtent {
+    RegularExtent {
+        generation: Generation(5),
+        ram_bytes: disk,
+        compression: Compression::None,
+        disk_bytenr: start,
+        disk_num_bytes: disk,
+        offset,
+        num_bytes: num,
+    }
+}
+
+fn read(fs: &Filesystem, id: InodeId) -> Result<Vec<u8>, Error> {
+    let size = usize::try_from(fs.inode(id)?.size_bytes).unwrap();
+    let mut bytes = vec![0xEE; size];
+    assert_eq!(fs.read(id, FileOffset(0), &mut bytes)?, size);
+    // In odd pieces the same comes out.
+    let mut file = fs.open_file(id)?;
+    let mut pieces = vec![0xDD; size];
+    let mut at = 0;
+    while at < size {
+        let end = size.min(at + 1777);
+        at += file.read(FileOffset(at as u64), &mut pieces[at..end])?;
+    }
+    assert!(bytes == pieces, "read at once and in pieces");
+    Ok(bytes)
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| u8::try_from(at / 7 % 251).unwrap()).collect()
+}
+
+#[test]
+fn extents_used_in_part_and_holes_of_both_kinds_are_read() {
+    let fs = new_filesystem();
+    let id = new_file(&fs, "file");
+    let bytes = pattern(64 << 10);
+    let start = put_data(&fs, &bytes);
+    // [hole 2][data 2..5][explicit hole 1][prealloc 2][data 10..12][hole to the end]
+    put_extent(
+        &fs,
+        id,
+        2 * SECTOR,
+        &FileExtent::Regular(extent(start, 65536, 2 * SECTOR, 3 * SECTOR)),
+    );
+    put_extent(&fs, id, 5 * SECTOR, &FileExtent::Regular(extent(LogicalAddr(0), 0, 0, SECTOR)));
+    put_extent(&fs, id, 6 * SECTOR, &FileExtent::Prealloc(extent(start, 65536, 0, 2 * SECTOR)));
+    put_extent(
+        &fs,
+        id,
+        8 * SECTOR,
+        &FileExtent::Regular(extent(start, 65536, 10 * SECTOR, 2 * SECTOR)),
+    );
+    set_size(&fs, id, 12 * SECTOR + 5);
+    let read = read(&fs, id).unwrap();
+    let sector = |at: usize| &read[at * 4096..(at + 1) * 4096];
+    let of = |at: usize| &bytes[at * 4096..(at + 1) * 4096];
+    let zeros = [0; 4096];
+    let expect =
+        [&zeros, &zeros, of(2), of(3), of(4), &zeros, &zeros, &zeros, of(10), of(11), &zeros];
+    for (at, expect) in expect.into_iter().enumerate() {
+        assert!(sector(at) == expect, "sector {at}");
+    }
+    let kinds: Vec<_> = fs
+        .file_extents(id, FileOffset(0))
+        .unwrap()
+        .map(|mapping| mapping.map(|m| (m.kind, m.offset.0 / SECTOR, m.len_bytes / SECTOR)))
+        .collect::<Result<_, _>>()
+        .unwrap();
+    use MappingKind::{Data, Hole, Prealloc};
+    assert_eq!(
+        kinds,
+        [(Hole, 0, 2), (Data, 2, 3), (Hole, 5, 1), (Prealloc, 6, 2), (Data, 8, 2), (Hole, 10, 3)]
+    );
+    let from = fs.file_extents(id, FileOffset(3 * SECTOR + 1)).unwrap().next().unwrap().unwrap();
+    assert_eq!(from.offset.0, 2 * SECTOR);
+}
+
+#[test]
+fn compressed_extents_used_in_part_are_read() {
+    for compression in [Compression::Zlib, Compression::Lzo, Compression::Zstd] {
+        let fs = new_filesystem();
+        let id = new_file(&fs, "file");
+        let bytes = pattern(128 << 10);
+        let mut packed = Vec::new();
+        let method = Method::with_default_level(compression);
+        assert!(compression::compress_extent(method, &bytes, &mut packed, 4096));
+        let start = put_data(&fs, &packed);
+        let part = |offset: u64, num: u64| {
+            FileExtent::Regular(RegularExtent {
+                compression,
+                ram_bytes: 128 << 10,
+                disk_num_bytes: packed.len() as u64,
+                ..extent(start, 0, offset, num)
+            })
+        };
+        put_extent(&fs, id, 0, &part(5 * SECTOR, 3 * SECTOR));
+        put_extent(&fs, id, 3 * SECTOR, &part(31 * SECTOR, SECTOR));
+        put_extent(&fs, id, 4 * SECTOR, &part(0, 32 * SECTOR));
+        set_size(&fs, id, 36 * SECTOR - 9);
+        let expect =
+            [&bytes[5 * 4096..8 * 4096], &bytes[31 * 4096..], &bytes[..bytes.len() - 9]].concat();
+        assert!(read(&fs, id).unwrap() == expect, "{compression:?}");
+    }
+}
+
+#[test]
+fn inline_data_shorter_or_longer_than_the_file_is_read() {
+    let fs = new_filesystem();
+    for (name, data, size) in [("short", 100, 150), ("long", 200, 150), ("sparse", 100, 20_000)] {
+        let id = new_file(&fs, name);
+        let bytes = pattern(data);
+        // A wrong ram_bytes, as old kernels left it.
+        let inline = FileExtent::Inline {
+            generation: Generation(5),
+            ram_bytes: 4096,
+            compression: Compression::None,
+            data: &bytes,
+        };
+        put_extent(&fs, id, 0, &inline);
+        set_size(&fs, id, size);
+        let mut expect = bytes;
+        expect.resize(usize::try_from(size).unwrap(), 0);
+        assert_eq!(read(&fs, id).unwrap(), expect, "{name}");
+    }
+}
+
+#[test]
+fn damaged_extents_are_errors_that_name_the_file() {
+    let whole = |start| extent(start, 65536, 0, 65536);
+    type Case = fn(RegularExtent) -> Vec<(u64, RegularExtent)>;
+    let cases: [(&str, Case); 7] = [
+        ("overlap", |e| vec![(0, e), (SECTOR, e)]),
+        ("beyond the extent", |e| vec![(0, RegularExtent { offset: SECTOR, ..e })]),
+        ("unaligned", |e| vec![(0, RegularExtent { num_bytes: 100, ..e })]),
+        ("empty", |e| vec![(0, RegularExtent { num_bytes: 0, ..e })]),
+        ("wraps", |e| {
+            vec![
+                (u64::MAX - 4095, RegularExtent { num_bytes: SECTOR, ..e }),
+                (0, RegularExtent { num_bytes: u64::MAX - 4095, offset: 4096, ..e }),
+            ]
+        }),
+        ("nowhere", |e| vec![(0, RegularExtent { disk_bytenr: LogicalAddr(1 << 50), ..e })]),
+        ("too long compressed", |e| {
+            vec![(0, RegularExtent { compression: Compression::Zstd, ram_bytes: 1 << 40, ..e })]
+        }),
+    ];
+    let fs = new_filesystem();
+    let start = put_data(&fs, &pattern(65536));
+    for (name, extents) in cases {
+        let id = new_file(&fs, name);
+        for (offset, extent) in extents(whole(start)) {
+            put_extent(&fs, id, offset, &FileExtent::Regular(extent));
+        }
+        set_size(&fs, id, 20 * SECTOR);
+        assert!(read(&fs, id).is_err(), "{name}");
+        // Ends, too, instead of going round.
+        let count = fs.file_extents(id, FileOffset(0)).unwrap().take(100).count();
+        assert!(count < 100, "{name}");
+    }
+    let id = new_file(&fs, "garbage");
+    put(&fs, id.root, id.key(KeyType::EXTENT_DATA, 0), &[1, 2, 3]);
+    set_size(&fs, id, 10);
+    let Err(Error::Corrupt(corruption)) = read(&fs, id) else { panic!("garbage is read") };
+    assert_eq!(corruption.root, Some(RootId::FS_TREE));
+    assert!(corruption.to_string().contains(&format!("inode {}", id.inode)), "{corruption}");
+}
+
+#[test]
+fn a_changed_sector_is_an_error_with_its_place() {
+    let fs = new_filesystem();
+    let id = new_file(&fs, "file");
+    let options = fs.write_options(None);
+    let mut appender = fs.appender(id, 0).unwrap();
+    appender.push(FileOffset(0), PreparedData::new(pattern(1 << 20), &options)).unwrap();
+    appender.finish().unwrap();
+    fs.commit().unwrap();
+    let mapping = fs.file_extents(id, FileOffset(0)).unwrap().next().unwrap().unwrap();
+    let bad = LogicalAddr(mapping.disk_bytenr.0 + 50 * SECTOR);
+    fs.volume().write(bad, &[9; 4096]).unwrap();
+    let Err(Error::Corrupt(corruption)) = read(&fs, id) else { panic!("damage is read") };
+    assert_eq!(corruption.reason, Reason::CsumMismatch);
+    assert_eq!((corruption.root, corruption.block), (Some(RootId::FS_TREE), Some(bad)));
+    assert!(corruption.have.contains(&format!("inode {}", id.inode)), "{corruption}");
+    // What lies before it can still be read.
+    let mut buf = vec![0; 50 * 4096];
+    assert_eq!(fs.read(id, FileOffset(0), &mut buf).unwrap(), buf.len());
+}
+
+#[test]
+fn data_without_a_checksum_is_an_error_unless_the_inode_says_so() {
+    let fs = new_filesystem();
+    let id = new_file(&fs, "file");
+    let start = {
+        let handle = fs.begin(Reservation::items(1)).unwrap();
+        let core = handle.txn.core();
+        core.alloc.allocate_data(&core.roots, SECTOR, SECTOR).unwrap().0
+    };
+    fs.volume().write(start, &[5; 4096]).unwrap();
+    put_extent(&fs, id, 0, &FileExtent::Regular(extent(start, SECTOR, 0, SECTOR)));
+    set_size(&fs, id, SECTOR);
+    let Err(Error::Corrupt(corruption)) = read(&fs, id) else { panic!("it is read") };
+    assert_eq!(corruption.reason, Reason::Missing);
+    let mut handle = fs.begin(Reservation::items(1)).unwrap();
+    let flags = Some(ubtrfs_ondisk::inode::flags::NODATASUM);
+    handle.set_attributes(id, &SetAttributes { flags, ..SetAttributes::default() }).unwrap();
+    drop(handle);
+    assert_eq!(read(&fs, id).unwrap(), [5; 4096]);
+}
+
+#[test]
+fn directories_in_a_circle_are_walked_once() {
+    let fs = new_filesystem();
+    let top = fs.top_level();
+    let mut handle = fs.begin(Reservation::items(30)).unwrap();
+    let new = NewInode::new(0o040_755, TIME);
+    let a = handle.create(top, b"a", &new).unwrap();
+    let b = handle.create(a, b"b", &new).unwrap();
+    let entry = EntryBytes::new(a.key(KeyType::INODE_ITEM, 0), 1, FileType::Directory, b"again");
+    insert_name(&mut handle.txn, b, b"again", 2, &entry).unwrap();
+    // The only parent that `a` knows is below it.
+    handle.txn.remove(top.root, a.key(KeyType::INODE_REF, top.inode.0)).unwrap();
+    super::make::insert_first_ref(&mut handle.txn, a, b.inode, 2, b"again").unwrap();
+    drop(handle);
+    assert_eq!(fs.resolve(top, b"a/b/again/b/again").unwrap(), a);
+    assert!(matches!(fs.path_of(b), Err(Error::Corrupt(_))));
+}
+
+#[test]
+fn subvolumes_in_a_circle_are_listed() {
+    let fs = new_filesystem();
+    let top = fs.top_level();
+    let new = NewInode::new(0o040_755, TIME);
+    let mut handle = fs.begin(Reservation::items(40)).unwrap();
+    let child = handle.create_subvolume(top, b"sub", &new).unwrap();
+    let key = Key::new(child.root.object_id(), KeyType::ROOT_BACKREF, top.root.0);
+    handle.txn.remove(RootId::ROOT_TREE, key).unwrap();
+    let own = RootRef { dirid: 256.into(), sequence: 2.into(), name_len: 4.into() };
+    let key = Key::new(child.root.object_id(), KeyType::ROOT_BACKREF, child.root.0);
+    let item = [own.as_bytes(), b"self"].concat();
+    handle.txn.insert(RootId::ROOT_TREE, key, &item).unwrap();
+    drop(handle);
+    assert!(matches!(fs.path_of(child), Err(Error::Corrupt(_))));
+    // The list is not spoilt by one that has no path.
+    let infos = fs.subvolumes().unwrap();
+    assert_eq!(infos.len(), 2);
+    assert_eq!(infos[1].path, None);
+}
+
+#[test]
+fn entries_with_garbage_are_errors() {
+    let fs = new_filesystem();
+    let top = fs.top_level();
+    let index = top.key(KeyType::DIR_INDEX, 2);
+    put(&fs, top.root, index, &[7; 31]);
+    let entries: Vec<_> = fs.read_dir(top, 0).unwrap().collect();
+    assert!(matches!(entries.as_slice(), [Err(Error::Corrupt(_))]));
+    let key = top.key(KeyType::DIR_ITEM, ubtrfs_ondisk::hash::name_hash(b"name"));
+    let location = Key::new(ObjectId(300), KeyType::EXTENT_DATA, 0);
+    let entry = EntryBytes::new(location, 1, FileType::Regular, b"name");
+    put(&fs, top.root, key, entry.as_slice());
+    assert!(matches!(fs.lookup(top, b"name"), Err(Error::Corrupt(_))));
+    let dangling = InodeId { root: top.root, inode: InodeNo(4711) };
+    assert!(matches!(fs.inode(dangling), Err(Error::NotFound { .. })));
+    assert!(matches!(fs.read_dir(dangling, 0), Err(Error::NotFound { .. })));
+    let nowhere = InodeId::root_of(RootId(4711));
+    assert!(matches!(fs.inode(nowhere), Err(Error::NotFound { .. })));
+}
+
+#[test]
+fn readers_see_files_while_they_are_made_and_committed() {
+    let fs = new_filesystem();
+    let top = fs.top_level();
+    let options = fs.write_options(None);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for index in 0..400_usize {
+                let id = new_file(&fs, &format!("file {index}"));
+                let mut appender = fs.appender(id, 0).unwrap();
+                let bytes = vec![u8::try_from(index % 256).unwrap(); index * 37];
+                appender.push(FileOffset(0), PreparedData::new(bytes, &options)).unwrap();
+                appender.finish().unwrap();
+                if index % 50 == 7 {
+                    fs.commit().unwrap();
+                }
+            }
+        });
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut seen = 0;
+                while seen < 400 {
+                    seen = 0;
+                    for entry in fs.read_dir(top, 0).unwrap() {
+                        let entry = entry.unwrap();
+                        seen += 1;
+                        let bytes = read(&fs, entry.target).unwrap();
+                        let first = bytes.first().copied().unwrap_or(0);
+                        assert!(bytes.iter().all(|byte| *byte == first));
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(fs.read_dir(top, 0).unwrap().count(), 400);
+}
+
+#[test]
+fn read_only_subvolumes_take_no_changes() {
+    let fs = new_filesystem();
+    let new = NewInode::new(0o040_755, TIME);
+    let mut handle = fs.begin(Reservation::items(40)).unwrap();
+    let child = handle.create_subvolume(fs.top_level(), b"sub", &new).unwrap();
+    let (key, mut item) = fs.root_item(child.root).unwrap().unwrap();
+    item.flags = ubtrfs_ondisk::root::flags::RDONLY.into();
+    handle.txn.replace(RootId::ROOT_TREE, key, item.as_bytes()).unwrap();
+    let read_only = |result: Result<(), Error>| matches!(result, Err(Error::ReadOnly { .. }));
+    assert!(read_only(handle.create(child, b"x", &new).map(|_| ())));
+    assert!(read_only(handle.set_xattr(child, b"user.x", b"")));
+    assert!(read_only(handle.set_attributes(child, &SetAttributes::default())));
+    assert!(read_only(handle.create_subvolume(child, b"x", &new).map(|_| ())));
+}
