@@ -333,7 +333,9 @@ impl<'a> Editor<'a> {
                 Block::Node(node) => node,
             };
             if purpose == Purpose::Insert && node.len() + SPLIT_CHILDREN_MAX > node.capacity() {
-                ptr = self.split_node(&mut path, ptr, key)?;
+                let (half, end) = self.split_node(&mut path, ptr, key)?;
+                ptr = half;
+                high = end.or(high);
                 continue;
             }
             let slot = node.slot_for(key);

@@ -11,13 +11,13 @@ use crate::error::Result;
 
 impl Editor<'_> {
     /// Splits the full node at `ptr`, below the nodes in `path`, all of which have room. Returns
-    /// the half that `key` belongs to.
+    /// the half that `key` belongs to, and where that ends if it is the left one.
     pub(super) fn split_node(
         &mut self,
         path: &mut EditPath,
         ptr: BlockPtr,
         key: &Key,
-    ) -> Result<BlockPtr> {
+    ) -> Result<(BlockPtr, Option<Key>)> {
         self.forget_fingers();
         if path.is_empty() {
             self.grow_root(ptr)?;
@@ -41,9 +41,9 @@ impl Editor<'_> {
         let generation = self.generation;
         self.node_mut(parent).insert(parent_slot + 1, right_key, new.bytenr, generation);
         Ok(if *key >= right_key {
-            BlockPtr { addr: new.bytenr, generation: self.generation, level: ptr.level }
+            (BlockPtr { addr: new.bytenr, generation: self.generation, level: ptr.level }, None)
         } else {
-            ptr
+            (ptr, Some(right_key))
         })
     }
 

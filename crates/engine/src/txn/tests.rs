@@ -13,6 +13,8 @@ use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window}
 
 use crate::{Filesystem, MkfsOptions, OpenOptions, Reservation, mkfs};
 
+mod trees;
+
 type Model = BTreeMap<Key, Vec<u8>>;
 
 fn key(objectid: u64, offset: u64) -> Key {
@@ -43,6 +45,36 @@ fn reopen(path: &Path) -> Filesystem {
     Filesystem::open(volume, open_options()).unwrap()
 }
 
+fn mkfs_on(device: &Arc<impl Device + 'static>, options: &MkfsOptions) -> Filesystem {
+    let device = Arc::clone(device) as Arc<dyn Device>;
+    let volume = mkfs(vec![device], options, &runtime()).unwrap();
+    Filesystem::open(volume, open_options()).unwrap()
+}
+
+fn open_on(device: Arc<dyn Device>) -> Filesystem {
+    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, open_options()).unwrap()
+}
+
+/// Writes what a device in memory holds to a file, for judges that read files.
+fn write_image(device: &dyn Device, image: &Path) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::create(image).unwrap();
+    file.set_len(device.len_bytes()).unwrap();
+    let mut piece = vec![0; 64 << 10];
+    for at in (0..device.len_bytes()).step_by(piece.len()) {
+        device.read_at(ubtrfs_ondisk::PhysicalAddr(at), &mut piece).unwrap();
+        if piece.iter().any(|byte| *byte != 0) {
+            file.write_all_at(&piece, at).unwrap();
+        }
+    }
+}
+
+fn insert(fs: &Filesystem, key: Key, data: &[u8]) {
+    let mut handle = fs.begin(Reservation::items(1)).unwrap();
+    handle.txn.insert(RootId::UUID_TREE, key, data).unwrap();
+}
+
 fn contents(fs: &Filesystem) -> Model {
     let tree = fs.tree(RootId::UUID_TREE).unwrap();
     let mut cursor = tree.cursor();
@@ -68,9 +100,10 @@ fn contents_backward(fs: &Filesystem) -> Vec<Key> {
     keys
 }
 
-fn random_data(random: &mut Prng) -> Vec<u8> {
+fn random_data(random: &mut Prng, leaf_bytes: u64) -> Vec<u8> {
     // Now and then an item as large as half a leaf, which forces splits in three.
-    let words = if random.chance(1, 20) { random.below(1000) } else { 1 + random.below(20) };
+    let large = leaf_bytes / 16;
+    let words = if random.chance(1, 20) { random.below(large) } else { 1 + random.below(20) };
     let len = usize::try_from(words.max(1) * 8).unwrap();
     random.bytes(len)
 }
@@ -85,7 +118,7 @@ fn change(fs: &Filesystem, model: &mut Model, random: &mut Prng, key_space: u64,
         model.remove(&key);
         return;
     }
-    let data = random_data(random);
+    let data = random_data(random, fs.nodesize_bytes());
     if known {
         handle.txn.replace(RootId::UUID_TREE, key, &data).unwrap();
     } else {

@@ -1,0 +1,45 @@
+//! Trees' shapes that random items seldom make.
+
+use ubtrfs_ondisk::block::Block;
+use ubtrfs_volume::MemDevice;
+
+use super::*;
+
+fn root_block(fs: &Filesystem) -> Arc<Block> {
+    let tree = fs.tree(RootId::UUID_TREE).unwrap();
+    let state = tree.read();
+    state.block(&state.root, &tree.store).unwrap()
+}
+
+/// A node that was split while an item was inserted below its left half kept, for the leaf at that
+/// half's end, the key at which the whole node had ended: the next keys, which belong to the right
+/// half, went into that leaf.
+#[test]
+fn insert_behind_a_split_node_goes_to_the_right_half() {
+    let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+    let fs = mkfs_on(&Arc::new(MemDevice::new(64 << 20)), &options);
+    let mut model = contents(&fs);
+    let mut put = |key: Key, len: usize| {
+        insert(&fs, key, &vec![1; len]);
+        model.insert(key, vec![1; len]);
+    };
+    // Four items fill a leaf but for some bytes; the root has room for one child more.
+    let mut at = 0;
+    let node = loop {
+        put(key(at, 0), 800);
+        at += 10;
+        match &*root_block(&fs) {
+            Block::Node(node) if node.len() + 1 == node.capacity() => break node.clone(),
+            _ => {}
+        }
+    };
+    let left_end = node.key(node.len() / 2);
+    put(key(left_end.objectid.0 - 1, 0), 8);
+    assert_eq!(root_block(&fs).level(), 2, "the root was split");
+    put(key(left_end.objectid.0 + 1, 0), 8);
+    assert!(contents(&fs) == model);
+    let tree = fs.tree(RootId::UUID_TREE).unwrap();
+    for key in model.keys() {
+        assert!(tree.lookup(key).unwrap().is_some(), "{key}");
+    }
+}
