@@ -53,6 +53,24 @@ fn compress_extent_noise_is_refused_and_leaves_the_output() {
     }
 }
 
+/// After the first data that did not shrink, a thread stored all that came as it was: zstd's context
+/// kept the frame open. Which files these were depended on the threads.
+#[test]
+fn compress_after_what_does_not_fit_still_compresses() {
+    let text = include_str!("lzo.rs").repeat(3);
+    for method in methods() {
+        let fresh = |input: &[u8]| {
+            let mut out = Vec::new();
+            let fits = compress_extent(method, input, &mut out, SECTOR);
+            (fits, out)
+        };
+        let before = fresh(text.as_bytes());
+        assert!(before.0, "{method:?}");
+        assert!(!fresh(&noise(16 << 10)).0, "{method:?}");
+        assert!(fresh(text.as_bytes()) == before, "{method:?}");
+    }
+}
+
 #[test]
 fn compress_extent_one_sector_is_refused() {
     for method in methods() {

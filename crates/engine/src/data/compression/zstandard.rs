@@ -58,8 +58,10 @@ impl Workspace {
         let context = self.compressor.get_or_insert_with(CCtx::create);
         let start = out.len();
         out.resize(start + limit_bytes, 0);
+        // Output that did not fit leaves a frame open, with which nothing else can begin.
         let compressed = context
-            .set_parameter(CParameter::CompressionLevel(level))
+            .reset(ResetDirective::SessionOnly)
+            .and_then(|_| context.set_parameter(CParameter::CompressionLevel(level)))
             .and_then(|_| {
                 // The library makes the window no larger than the input, but never smaller than
                 // this asks for.
