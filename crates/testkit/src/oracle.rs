@@ -57,7 +57,11 @@ pub fn new_btrfs_progs() -> Option<PathBuf> {
     directory.join("sbin/mkfs.btrfs").exists().then_some(directory)
 }
 
-fn available(oracle: Oracle) -> Result<(), String> {
+/// Whether the judge is there.
+///
+/// # Errors
+/// Why it is not.
+pub fn available(oracle: Oracle) -> Result<(), String> {
     match oracle {
         Oracle::BtrfsProgs => has_tool("btrfs"),
         Oracle::MkfsBtrfs => has_tool("mkfs.btrfs"),
