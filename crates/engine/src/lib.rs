@@ -9,6 +9,8 @@
 #![allow(dead_code, unused_imports)] // Some of the trees' calls wait for their users.
 
 mod alloc;
+#[doc(hidden)]
+pub mod bench_hooks;
 mod btree;
 pub mod data;
 mod error;

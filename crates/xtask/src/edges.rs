@@ -18,7 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fuse", &["engine", "rt"]),
     ("testkit", &["volume", "ondisk", "iomap"]),
     ("sim", &["engine", "check", "testkit", "rt"]),
-    ("bench", &["engine", "archive", "fuse", "check", "testkit", "rt"]),
+    ("bench", &["engine", "archive", "fuse", "check", "testkit", "volume", "ondisk", "rt"]),
     (
         "cli",
         &[
