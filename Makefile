@@ -1,5 +1,5 @@
 # Entry points. Each does its own set-up on a machine that has a Rust toolchain.
-.PHONY: build test lint tidy doc deny fuzz
+.PHONY: build test lint tidy doc deny fuzz bench
 
 build:
 	scripts/setup build
@@ -33,3 +33,9 @@ deny:
 fuzz:
 	scripts/setup build
 	fuzz/run
+
+# BENCH: workloads and options, as `make bench BENCH="import --rounds 5"`; see docs/EXPERIMENTS.md.
+bench:
+	scripts/setup bench
+	cargo build --release --workspace
+	"$${CARGO_TARGET_DIR:-target}/release/ubtrfs-bench" $(BENCH)

@@ -1,0 +1,107 @@
+//! Contestants that take turns at one job.
+
+use std::time::Duration;
+
+use crate::child::Usage;
+use crate::error::Result;
+
+/// One way of doing the job.
+pub(crate) struct Contestant<'a> {
+    pub(crate) name: String,
+    pub(crate) run: Box<dyn FnMut() -> Result<Usage> + 'a>,
+}
+
+impl<'a> Contestant<'a> {
+    pub(crate) fn new(name: impl Into<String>, run: impl FnMut() -> Result<Usage> + 'a) -> Self {
+        Self { name: name.into(), run: Box::new(run) }
+    }
+}
+
+/// What a contestant used, round by round.
+#[derive(Clone, Debug)]
+pub(crate) struct Series {
+    pub(crate) name: String,
+    pub(crate) rounds: Vec<Usage>,
+}
+
+impl Series {
+    /// The median of what `value` says of each round.
+    fn median(&self, value: impl Fn(&Usage) -> f64) -> f64 {
+        median(self.rounds.iter().map(value).collect())
+    }
+
+    pub(crate) fn wall_s(&self) -> f64 {
+        self.median(|usage| usage.wall.as_secs_f64())
+    }
+
+    pub(crate) fn cpu_s(&self) -> f64 {
+        self.median(|usage| usage.cpu.as_secs_f64())
+    }
+
+    /// The most of all rounds.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.rounds.iter().map(|usage| usage.peak_bytes).max().unwrap_or(0)
+    }
+
+    /// Shortest and longest round.
+    pub(crate) fn wall_range(&self) -> (Duration, Duration) {
+        let walls = || self.rounds.iter().map(|usage| usage.wall);
+        (walls().min().unwrap_or_default(), walls().max().unwrap_or_default())
+    }
+}
+
+/// The middle value; of an even number, the lower middle one.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Lets each contestant do the job once a round. Who begins changes from round to round, so that
+/// none always runs on what another left behind.
+///
+/// # Errors
+/// The first that fails.
+pub(crate) fn alternate(
+    mut contestants: Vec<Contestant<'_>>,
+    round_count: usize,
+) -> Result<Vec<Series>> {
+    let mut series: Vec<Series> = contestants
+        .iter()
+        .map(|contestant| Series { name: contestant.name.clone(), rounds: Vec::new() })
+        .collect();
+    for round in 0..round_count {
+        for turn in 0..contestants.len() {
+            let index = (round + turn) % contestants.len();
+            series[index].rounds.push((contestants[index].run)()?);
+        }
+    }
+    Ok(series)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn median_of_an_odd_number_is_the_middle_one() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.0);
+    }
+
+    #[test]
+    fn contestants_take_turns_at_beginning() {
+        let order = RefCell::new(String::new());
+        let contestant = |name: &'static str| {
+            let order = &order;
+            Contestant::new(name, move || {
+                order.borrow_mut().push_str(name);
+                Ok(Usage::default())
+            })
+        };
+        let series = alternate(vec![contestant("a"), contestant("b")], 3).unwrap();
+        assert_eq!(*order.borrow(), "abbaab");
+        assert_eq!(series[1].rounds.len(), 3);
+    }
+}

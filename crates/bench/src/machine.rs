@@ -1,0 +1,83 @@
+//! What figures depend on: the machine, without its name.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// Where a run was made.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Machine {
+    /// The processor as it names itself.
+    pub processor: String,
+    /// Processors that this process may use.
+    pub core_count: usize,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// The running kernel.
+    pub kernel: String,
+    /// Processes that wanted to run, over the last minute, when the run began.
+    pub load_at_start: f64,
+    /// The same when the run ended.
+    pub load_at_end: f64,
+    /// A system call that does nothing.
+    pub syscall_ns: f64,
+    /// btrfs-progs, if it is there.
+    pub btrfs_progs: Option<String>,
+}
+
+impl Machine {
+    /// Looks at the machine.
+    pub fn look() -> Self {
+        let uname = rustix::system::uname();
+        Self {
+            processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
+            core_count: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: memory_bytes(),
+            kernel: uname.release().to_string_lossy().into_owned(),
+            load_at_start: load(),
+            load_at_end: 0.0,
+            syscall_ns: syscall_ns(),
+            btrfs_progs: btrfs_progs(),
+        }
+    }
+}
+
+/// Processes that wanted to run, over the last minute.
+pub(crate) fn load() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
+}
+
+/// The price of a bare system call: what every operation pays that leaves the process.
+fn syscall_ns() -> f64 {
+    const CALLS: u32 = 200_000;
+    let round = || {
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            // SAFETY: getppid takes nothing and cannot fail.
+            black_box(unsafe { libc::syscall(libc::SYS_getppid) });
+        }
+        start.elapsed()
+    };
+    let best = (0..5).map(|_| round()).min().unwrap_or(Duration::ZERO);
+    best.as_secs_f64() * 1e9 / f64::from(CALLS)
+}
+
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn memory_bytes() -> u64 {
+    let kib = field("/proc/meminfo", "MemTotal")
+        .and_then(|text| text.split(' ').next().and_then(|number| number.parse::<u64>().ok()));
+    kib.unwrap_or(0) * 1024
+}
+
+fn btrfs_progs() -> Option<String> {
+    let output = ubtrfs_testkit::command("mkfs.btrfs").arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Some(text.rsplit(' ').next()?.trim().trim_start_matches('v').to_owned())
+}

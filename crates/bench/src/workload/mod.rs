@@ -1,0 +1,249 @@
+//! What is measured, by name.
+
+mod cost;
+mod growth;
+mod import;
+mod memory;
+mod readback;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ubtrfs_testkit::{Oracle, oracle};
+
+use crate::contest::Series;
+use crate::error::{Error, Result};
+use crate::machine::{self, Machine};
+use crate::report::{Cell, Report, Table};
+use crate::scratch::Scratch;
+use crate::source::Source;
+
+/// Where Debian's linux-source packages put their tarballs.
+const SOURCES: &str = "/usr/src";
+
+/// A benchmark.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Workload {
+    /// An image from a directory: `ubtrfs import --mkfs`, `mkfs.btrfs --rootdir`, the kernel.
+    Import,
+    /// Every file read back from an image, cold, as a tar archive.
+    Readback,
+    /// Peak memory of import and export under different cache options.
+    Memory,
+    /// Import of a tenth, a third and all of the tree.
+    Growth,
+    /// Tree search, cursor, insert; making files.
+    Cost,
+}
+
+impl Workload {
+    /// All of them, in the order they run.
+    pub const ALL: [Self; 5] =
+        [Self::Cost, Self::Import, Self::Readback, Self::Memory, Self::Growth];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Import => "import",
+            Self::Readback => "readback",
+            Self::Memory => "memory",
+            Self::Growth => "growth",
+            Self::Cost => "cost",
+        }
+    }
+
+    /// The workload of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|workload| workload.name() == name)
+    }
+
+    /// What it measures, in a line.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Import => {
+                "an image from a source tree, beside mkfs.btrfs --rootdir and the kernel"
+            }
+            Self::Readback => "every file read back as tar, cold, beside the kernel",
+            Self::Memory => "peak memory of import and export under the cache option",
+            Self::Growth => "import of 1/10, 1/3 and all: time a file",
+            Self::Cost => "tree search, cursor, insert, file creation, in process",
+        }
+    }
+}
+
+/// How a run is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How often each contestant does the job; medians count.
+    pub round_count: usize,
+    /// Share of the source tree, and of the items of in-process jobs, above 0 and up to 1.
+    pub scale: f64,
+    /// Directory or tarball to import; `None` for the newest linux-source of Debian.
+    pub source: Option<PathBuf>,
+    /// Where images are made; `None` for memory.
+    pub scratch: Option<PathBuf>,
+    /// The `ubtrfs` command.
+    pub ubtrfs: PathBuf,
+    /// Program and first arguments that reach [`crate::jobs::main`].
+    pub job: Vec<OsString>,
+    /// Whether the kernel and `mkfs.btrfs` compete.
+    pub with_kernel: bool,
+}
+
+/// What the workloads of a run share.
+pub(crate) struct Context<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) scratch: &'a Scratch,
+    source: std::cell::OnceCell<Source>,
+    /// The system call's price, printed beside in-process figures.
+    pub(crate) syscall_ns: f64,
+}
+
+/// Runs workloads one after the other and hands each table to `show` as it is made.
+///
+/// # Errors
+/// The first job that fails; a missing kernel or `mkfs.btrfs` is no failure, but is said.
+pub fn run(
+    workloads: &[Workload],
+    options: &Options,
+    mut show: impl FnMut(&Table),
+) -> Result<Report> {
+    let scratch = Scratch::new(options.scratch.as_deref())?;
+    let mut machine = Machine::look();
+    let date = now();
+    let context = Context {
+        options,
+        scratch: &scratch,
+        source: std::cell::OnceCell::new(),
+        syscall_ns: machine.syscall_ns,
+    };
+    let mut tables = Vec::new();
+    for workload in workloads {
+        let made = match workload {
+            Workload::Import => import::run(&context)?,
+            Workload::Readback => readback::run(&context)?,
+            Workload::Memory => memory::run(&context)?,
+            Workload::Growth => growth::run(&context)?,
+            Workload::Cost => cost::run(&context)?,
+        };
+        made.iter().for_each(&mut show);
+        tables.extend(made);
+    }
+    machine.load_at_end = machine::load();
+    Ok(Report { date, machine, tables })
+}
+
+fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string()
+}
+
+impl Context<'_> {
+    /// The tree to import, unpacked and sampled when first asked for.
+    pub(crate) fn source(&self) -> Result<&Source> {
+        if let Some(source) = self.source.get() {
+            return Ok(source);
+        }
+        let path = match &self.options.source {
+            Some(path) => path.clone(),
+            None => newest_linux_source()?,
+        };
+        let mut source = Source::open(&path, self.scratch)?;
+        if self.options.scale < 1.0 {
+            source = source.sample(self.options.scale, &self.scratch.path("sample"))?;
+        }
+        Ok(self.source.get_or_init(|| source))
+    }
+
+    /// Why the kernel cannot compete, if it cannot.
+    pub(crate) fn kernel(&self) -> std::result::Result<(), String> {
+        self.competitor(Oracle::KernelBtrfs)
+    }
+
+    /// Why `mkfs.btrfs` cannot compete, if it cannot.
+    pub(crate) fn mkfs_btrfs(&self) -> std::result::Result<(), String> {
+        self.competitor(Oracle::MkfsBtrfs)
+    }
+
+    fn competitor(&self, which: Oracle) -> std::result::Result<(), String> {
+        if !self.options.with_kernel {
+            return Err("left out on request".to_owned());
+        }
+        oracle::available(which)
+    }
+
+    /// Our command.
+    pub(crate) fn ubtrfs(&self) -> Command {
+        Command::new(&self.options.ubtrfs)
+    }
+
+    /// The command that makes `image`, of `len_bytes`, from `source`.
+    pub(crate) fn import(&self, source: &Path, image: &Path, len_bytes: u64) -> Command {
+        let mut command = self.ubtrfs();
+        command.args(["import", "--mkfs", "--size", &len_bytes.to_string()]);
+        command.arg(image).arg(source);
+        command
+    }
+
+    /// A job inside of a process of our own.
+    pub(crate) fn job(&self, name: &str) -> Command {
+        let mut command = Command::new(&self.options.job[0]);
+        command.args(&self.options.job[1..]).arg(name);
+        command
+    }
+}
+
+/// The tarball of the newest linux-source package.
+fn newest_linux_source() -> Result<PathBuf> {
+    let entries = std::fs::read_dir(SOURCES).map_err(Error::io(format!("list {SOURCES}")))?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("linux-source-") && name.ends_with(".tar.xz")
+        })
+        .collect();
+    found.sort();
+    found.pop().ok_or_else(|| Error::Input {
+        what: format!(
+            "no linux-source tarball in {SOURCES}: install Debian's linux-source, or name a \
+             directory or tarball with --source"
+        ),
+    })
+}
+
+/// The columns of a table in which contestants are compared.
+const CONTEST_COLUMNS: [(&str, &str); 8] = [
+    ("job", "job"),
+    ("who", "who"),
+    ("wall_s", "wall s"),
+    ("wall_min_s", "min"),
+    ("wall_max_s", "max"),
+    ("times_ours", "× ours"),
+    ("cpu_s", "CPU s"),
+    ("peak_bytes", "peak MiB"),
+];
+
+/// A row for each contestant; the first is ours.
+fn push_contest(table: &mut Table, job: &str, series: &[Series]) {
+    let ours = series.first().map_or(f64::NAN, Series::wall_s);
+    for one in series {
+        let (min, max) = one.wall_range();
+        table.push(vec![
+            Cell::text(job),
+            Cell::text(&one.name),
+            Cell::Seconds(one.wall_s()),
+            Cell::Seconds(min.as_secs_f64()),
+            Cell::Seconds(max.as_secs_f64()),
+            Cell::Ratio(one.wall_s() / ours),
+            Cell::Seconds(one.cpu_s()),
+            Cell::Bytes(one.peak_bytes()),
+        ]);
+    }
+}
+
+/// Whether a goal was met, in words.
+fn verdict(what: &str, have: f64, goal: f64, unit: &str) -> String {
+    let met = if have <= goal { "met" } else { "NOT met" };
+    format!("Goal, {what}: ≤ {goal} {unit}; measured {have:.2} {unit}: {met}.")
+}
