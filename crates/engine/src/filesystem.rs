@@ -215,6 +215,13 @@ impl Filesystem {
         self.inner.core.roots.store.blocks_read()
     }
 
+    /// Searches of the free space tree for the form of a block group, so far: what
+    /// [`OpenOptions::cache_free_space_form`] saves.
+    #[doc(hidden)]
+    pub fn free_space_form_searches(&self) -> u64 {
+        self.inner.core.alloc.form_searches()
+    }
+
     /// Time, threads and identifiers.
     pub fn runtime(&self) -> &Runtime {
         &self.inner.options.runtime

@@ -12,7 +12,7 @@
 use ubtrfs_ondisk::free_space::{BITMAP_BITS, BITMAP_BYTES, FreeSpaceInfo, USING_BITMAPS};
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Corruption, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
-use ubtrfs_rt::Arc;
+use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 use super::block_group::FreeSpaceForm;
@@ -141,7 +141,7 @@ pub(super) struct FreeSpaceTree<'e, 'a> {
     /// Whether a group's form is remembered between changes.
     pub(super) is_form_cached: bool,
     /// Searches for a group's form.
-    pub(super) form_searches: u64,
+    pub(super) form_searches: &'e AtomicU64,
 }
 
 impl FreeSpaceTree<'_, '_> {
@@ -196,7 +196,7 @@ impl FreeSpaceTree<'_, '_> {
     }
 
     fn search_form(&mut self, group: &FreeSpaceForm) -> Result<FreeSpaceInfo> {
-        self.form_searches += 1;
+        self.form_searches.fetch_add(1, Ordering::Relaxed);
         let key = info_key(group);
         self.editor
             .get(&key, |bytes| FreeSpaceInfo::peek(bytes).copied())?

@@ -38,7 +38,7 @@ use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{
     DeviceId, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid,
 };
-use ubtrfs_rt::{Arc, Mutex, MutexGuard};
+use ubtrfs_rt::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
 
 use crate::btree::{BlockPtr, Roots, Store, Tree};
 use crate::error::{Error, Result};
@@ -74,6 +74,8 @@ pub(crate) struct Allocator {
     is_mixed: bool,
     has_free_space_tree: bool,
     has_block_group_tree: bool,
+    /// Searches for the form of a group's free space, for measuring what remembering it saves.
+    form_searches: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -114,6 +116,7 @@ impl Allocator {
             is_mixed: incompat.contains(Incompat::MIXED_GROUPS),
             has_free_space_tree: compat_ro.contains(valid_free_space_tree),
             has_block_group_tree: compat_ro.contains(CompatRo::BLOCK_GROUP_TREE),
+            form_searches: AtomicU64::new(0),
             state: Mutex::new(State::default()),
         }
     }
@@ -274,6 +277,11 @@ impl Allocator {
     ) {
         let reference = BackRef::ExtentData { root, inode, offset, count: 1 };
         self.state().refs.add_extent(start, len_bytes, ExtentKind::Data, reference, 1);
+    }
+
+    /// Searches made so far for the form in which a group's free space is kept.
+    pub(crate) fn form_searches(&self) -> u64 {
+        self.form_searches.load(Ordering::Relaxed)
     }
 
     /// Bytes of metadata in use as of the last commit.

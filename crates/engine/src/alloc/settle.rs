@@ -102,12 +102,12 @@ impl Allocator {
         Ok(())
     }
 
-    fn free_space_tree<'e, 'a>(&self, editor: &'e mut Editor<'a>) -> FreeSpaceTree<'e, 'a> {
+    fn free_space_tree<'e, 'a>(&'e self, editor: &'e mut Editor<'a>) -> FreeSpaceTree<'e, 'a> {
         FreeSpaceTree {
             editor,
             sectorsize_bytes: self.sectorsize_bytes(),
             is_form_cached: self.options.cache_free_space_form,
-            form_searches: 0,
+            form_searches: &self.form_searches,
         }
     }
 

@@ -275,3 +275,55 @@ fn empty_transaction_leaves_the_filesystem_as_it_was() {
     drop(fs);
     reopen(&image);
 }
+
+/// Kinds of items in the free space tree.
+fn free_space_keys(fs: &Filesystem) -> Vec<KeyType> {
+    let tree = fs.tree(RootId::FREE_SPACE_TREE).unwrap();
+    let mut cursor = tree.cursor();
+    cursor.seek(&Key::MIN).unwrap();
+    let mut keys = Vec::new();
+    while let Some((key, _)) = cursor.current().unwrap() {
+        keys.push(key.ty);
+        cursor.next().unwrap();
+    }
+    keys
+}
+
+/// Inserts items at random keys, each transaction one, so that every commit frees and takes blocks
+/// all over the small metadata group. Returns the searches for the form of its free space.
+fn fragment(image: &Path, cache_free_space_form: bool) -> u64 {
+    let volume = mkfs(vec![device(image, 64 << 20)], &MkfsOptions::default(), &runtime()).unwrap();
+    let options = OpenOptions { cache_free_space_form, ..open_options() };
+    let fs = Filesystem::open(volume, options).unwrap();
+    let mut random = Prng::of_test(5);
+    println!("seed {}", random.seed());
+    let mut model = contents(&fs);
+    let mut seen_bitmaps = false;
+    for round in 0..400 {
+        change(&fs, &mut model, &mut random, 3000, round < 300);
+        if round >= 20 {
+            fs.commit().unwrap();
+        }
+        seen_bitmaps |= free_space_keys(&fs).contains(&KeyType::FREE_SPACE_BITMAP);
+    }
+    assert!(seen_bitmaps, "the group never went to bitmaps: the test shows nothing");
+    assert!(contents(&fs) == model);
+    fs.commit().unwrap();
+    let searches = fs.free_space_form_searches();
+    drop(fs);
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(image);
+    }
+    assert!(contents(&reopen(image)) == model);
+    searches
+}
+
+#[test]
+fn fragmented_free_space_goes_to_bitmaps_and_its_form_is_searched_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let remembered = fragment(&dir.path().join("remembered"), true);
+    let searched = fragment(&dir.path().join("searched"), false);
+    println!("searches for the form: {remembered} remembered, {searched} not");
+    assert!(remembered <= 4, "at most one a group, not {remembered}");
+    assert!(searched > 100 * remembered.max(1), "{searched} against {remembered}");
+}
