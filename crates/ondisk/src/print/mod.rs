@@ -237,6 +237,7 @@ pub fn key(key: Key) -> String {
         KeyType::UUID_KEY_SUBVOL | KeyType::UUID_KEY_RECEIVED_SUBVOL => {
             format!("{:#018x}", key.offset)
         }
+        KeyType::ROOT_ITEM if key.offset == u64::MAX => "-1".to_owned(),
         _ => key.offset.to_string(),
     };
     let objectid = match key.ty {

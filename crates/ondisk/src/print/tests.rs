@@ -27,6 +27,7 @@ fn names_are_escaped_where_they_are_no_text() {
 fn keys_name_trees_and_objects() {
     let key = |objectid, ty, offset| super::key(Key::new(ObjectId(objectid), ty, offset));
     assert_eq!(key(5, KeyType::ROOT_ITEM, 0), "(FS_TREE ROOT_ITEM 0)");
+    assert_eq!(key(5, KeyType::ROOT_ITEM, u64::MAX), "(FS_TREE ROOT_ITEM -1)");
     assert_eq!(key(257, KeyType::ROOT_BACKREF, 5), "(257 ROOT_BACKREF FS_TREE)");
     assert_eq!(key(5, KeyType::INODE_ITEM, 0), "(5 INODE_ITEM 0)");
     assert_eq!(key(ObjectId::ORPHAN.0, KeyType::ORPHAN_ITEM, 300), "(ORPHAN ORPHAN_ITEM 300)");
