@@ -19,7 +19,7 @@ use ubtrfs_testkit::{MkfsBtrfs, Oracle, collections, corpus, oracle};
 struct Walk {
     block_count: usize,
     types: BTreeSet<KeyType>,
-    findings: Vec<Box<Corruption>>,
+    findings: Vec<Corruption>,
 }
 
 fn read(image: &File, at: u64, len_bytes: usize) -> Option<Vec<u8>> {
@@ -76,7 +76,7 @@ fn walk(image: &File, superblock: &Superblock) -> Walk {
                     walk.types.extend((0..leaf.len()).map(|slot| leaf.key(slot).ty));
                 }
             }
-            Err(error) => walk.findings.push(error),
+            Err(error) => walk.findings.push(*error),
         }
     }
     walk
