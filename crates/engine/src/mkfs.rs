@@ -80,7 +80,12 @@ impl MkfsOptions {
     /// Bytes that the smallest device may have.
     pub fn device_bytes_min(&self) -> u64 {
         let metadata = METADATA_BLOCKS_MIN * u64::from(self.nodesize_bytes);
-        2 * MIB + 2 * (MIB + metadata) + MIB
+        let others = 2 * MIB + 2 * (MIB + metadata);
+        match self.data_profile {
+            // Two copies of a tenth of the device.
+            Some(BlockGroupFlags::DUP) => (others * 5 / 4 + MIB).next_multiple_of(MIB),
+            _ => others + MIB,
+        }
     }
 
     fn incompat(&self) -> Incompat {

@@ -85,6 +85,12 @@ fn made_filesystem_of_each_size_is_clean() {
         make(&image, size_bytes, &options, Runtime::system());
         assert_checks_clean(&image);
     }
+    for nodesize_bytes in [4096, 16_384, 65_536] {
+        let data_profile = Some(BlockGroupFlags::DUP);
+        let options = MkfsOptions { nodesize_bytes, data_profile, ..MkfsOptions::default() };
+        make(&image, options.device_bytes_min(), &options, Runtime::system());
+        assert_checks_clean(&image);
+    }
 }
 
 #[test]
