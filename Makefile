@@ -39,3 +39,9 @@ bench:
 	scripts/setup bench
 	cargo build --release --workspace
 	"$${CARGO_TARGET_DIR:-target}/release/ubtrfs-bench" $(BENCH)
+
+# Man pages and shell completions, for packagers: from the definitions that make the help.
+.PHONY: man
+man: build
+	"$${CARGO_TARGET_DIR:-target}/release/ubtrfs" generate man target/man
+	"$${CARGO_TARGET_DIR:-target}/release/ubtrfs" generate completions target/completions

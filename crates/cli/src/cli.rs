@@ -53,6 +53,8 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Mkfs(commands::mkfs::Args),
+    Import(Box<commands::import::Args>),
+    Export(commands::export::Args),
     Ls(commands::ls::Args),
     Tree(commands::tree::Args),
     Cat(commands::cat::Args),
@@ -70,6 +72,8 @@ impl Command {
     fn run(self, out: &mut Output) -> Result<Exit> {
         match self {
             Self::Mkfs(args) => commands::mkfs::run(&args, out),
+            Self::Import(args) => commands::import::run(&args, out),
+            Self::Export(args) => commands::export::run(&args, out),
             Self::Ls(args) => commands::ls::run(&args, out),
             Self::Tree(args) => commands::tree::run(&args, out),
             Self::Cat(args) => commands::cat::run(&args, out),

@@ -208,6 +208,24 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// An error while a tree was moved, which names the path itself.
+    pub fn archive(what: impl Into<String>, error: ubtrfs_archive::error::Error) -> Self {
+        use ubtrfs_archive::error::Error;
+        let what = what.into();
+        match error {
+            Error::Io { op, path, source } => {
+                Self::io(format!("{what}: {op}"), &source).at_name(&path.0)
+            }
+            Error::Engine { op, path, source } => {
+                Self::engine(format!("{what}: {op}"), source).at_name(&path.0)
+            }
+            Error::Refused { path, why } => Self::new(Exit::Io, what, why).at_name(&path.0),
+            other => Self::new(Exit::Io, what, other),
+        }
+    }
+}
+
 impl From<ubtrfs_volume::Error> for Failure {
     fn from(error: ubtrfs_volume::Error) -> Self {
         Self::volume("opening", &error)

@@ -76,6 +76,16 @@ impl WindowArgs {
 }
 
 impl OpenArgs {
+    /// Where in IMAGE the filesystem lies.
+    pub fn window(&self) -> &WindowArgs {
+        &self.window
+    }
+
+    /// Whether there are devices beside IMAGE.
+    pub fn names_other_devices(&self) -> bool {
+        !self.device.is_empty()
+    }
+
     /// Opens the devices and matches them to one volume.
     pub fn volume(&self, path: &Path, mode: OpenMode) -> Result<Volume> {
         let mut devices: Vec<Arc<dyn Device>> = Vec::with_capacity(1 + self.device.len());

@@ -7,6 +7,7 @@ mod facts;
 mod failure;
 mod image;
 mod output;
+mod progress;
 mod signature;
 mod size;
 mod target;

@@ -4,11 +4,14 @@ mod support;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use support::{ubtrfs, ubtrfs_in};
 
 /// Every command and subcommand.
 const COMMANDS: &[&[&str]] = &[
+    &["import"],
+    &["export"],
     &["mkfs"],
     &["ls"],
     &["tree"],
@@ -37,6 +40,26 @@ fn help_every_command_explains_itself() {
         assert_eq!(by_help.text(), by_flag.text(), "{words:?}");
         assert!(by_flag.text().lines().all(|line| line.chars().count() <= 100), "{words:?}");
     }
+}
+
+/// To take what is printed for right: `UBTRFS_BLESS=1 cargo test -p ubtrfs-cli --test usage`.
+#[test]
+fn help_texts_are_those_reviewed() {
+    let mut texts = ubtrfs(["--help"]).ok().text().to_owned();
+    for words in COMMANDS.iter().chain(&[&["exit-codes"][..], &["topics"]]) {
+        texts.push_str(&format!("\n==== ubtrfs help {}\n", words.join(" ")));
+        texts.push_str(ubtrfs(["help"].iter().chain(*words)).ok().text());
+    }
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/help.txt");
+    if std::env::var_os("UBTRFS_BLESS").is_some() {
+        fs::create_dir_all(golden.parent().unwrap()).unwrap();
+        fs::write(&golden, &texts).unwrap();
+    }
+    let reviewed = fs::read_to_string(&golden).unwrap();
+    for (number, (have, expect)) in texts.lines().zip(reviewed.lines()).enumerate() {
+        assert_eq!(have, expect, "line {}", number + 1);
+    }
+    assert_eq!(texts.lines().count(), reviewed.lines().count());
 }
 
 #[test]
@@ -86,7 +109,7 @@ fn image_missing_empty_or_something_else_exits_4() {
     run("missing.img").fails(4).says("opening: missing.img: No such file or directory");
     run("empty").fails(4).says("empty");
     run("text").fails(4).says("text: no btrfs filesystem");
-    run(".").fails(4).says("neither a file nor a block device");
+    run(".").fails(4).says("a directory");
 }
 
 #[test]

@@ -78,7 +78,7 @@ pub struct MakeArgs {
     pub size: Option<u64>,
     /// Overwrite a target that holds something
     #[arg(short, long)]
-    pub force: bool,
+    force: bool,
 }
 
 fn parse_uuid(text: &str) -> Result<Uuid, String> {
@@ -165,6 +165,22 @@ impl MakeArgs {
         let seed = CsumType::Xxhash.compute(format!("{} {shape:?}", time.sec).as_bytes());
         let seed = u64::from_le_bytes(*seed.first_chunk().expect("a checksum has 32 bytes"));
         Ok(Arc::new(Runtime::reproducible(time, seed)))
+    }
+
+    /// The first option that was given although nothing is made.
+    pub fn first_given(&self) -> Option<&'static str> {
+        let given = [
+            (self.label.is_some(), "--label"),
+            (self.uuid.is_some(), "--uuid"),
+            (self.nodesize.is_some(), "--nodesize"),
+            (self.csum.is_some(), "--csum"),
+            (!self.features.is_empty(), "--features"),
+            (self.metadata.is_some(), "--metadata"),
+            (self.data.is_some(), "--data"),
+            (self.size.is_some(), "--size"),
+            (self.force, "--force"),
+        ];
+        given.iter().find(|(is_given, _)| *is_given).map(|(_, name)| *name)
     }
 }
 

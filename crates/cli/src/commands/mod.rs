@@ -3,8 +3,10 @@
 pub mod cat;
 pub mod df;
 pub mod du;
+pub mod export;
 pub mod generate;
 pub mod help;
+pub mod import;
 pub mod inspect;
 pub mod ls;
 pub mod mkfs;

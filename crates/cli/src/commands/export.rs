@@ -1,0 +1,200 @@
+//! `ubtrfs export`: a tree of an image becomes a directory or a tar archive.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use ubtrfs_archive::codec::Compression;
+use ubtrfs_archive::export;
+use ubtrfs_archive::progress::Summary;
+use ubtrfs_archive::sink::directory::Existing;
+use ubtrfs_engine::InodeId;
+
+use crate::failure::{Exit, Failure, Result};
+use crate::image::{Image, OpenArgs, StartArgs};
+use crate::output::{Output, mode, quote};
+use crate::progress::Progress;
+
+/// Bytes of an archive that are written at once.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Get files out of an image, into a directory or a tar archive
+///
+/// PATH is a directory or subvolume in the image, whose contents go into TARGET. TARGET is a directory,
+/// made if missing; or, by its ending, an archive: .tar, .tar.gz, .tar.xz, .tar.zst, .tar.bz2; or - for
+/// an archive on standard output.
+///
+/// Owners and device nodes need root in a directory; an archive keeps them without. What could not be
+/// kept is named on standard error, and the exit code is 1 if files are missing because of it.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  ubtrfs export disk.img / files/
+  ubtrfs export disk.img /home/me home.tar.zst
+  ubtrfs export disk.img / - | ssh host tar xp -C /srv/box"
+)]
+pub struct Args {
+    /// The image or device
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// What is taken out
+    #[arg(value_name = "PATH")]
+    path: OsString,
+    /// A directory, an archive, or -
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+    /// Fill a directory that holds something, replacing files that are there; replace an archive
+    #[arg(short, long)]
+    force: bool,
+    /// Say nothing when done
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    start: StartArgs,
+    #[command(flatten)]
+    open: OpenArgs,
+}
+
+/// Gets them out.
+pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
+    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let path = args.path.as_bytes();
+    let from = image.resolve_following(path)?;
+    if !mode::is_directory(image.facts(from, path)?.mode) {
+        return Err(Failure::new(Exit::Io, "export", "not a directory")
+            .at_name(path)
+            .at_path(&args.image)
+            .advice(format!(
+                "To get a single file: ubtrfs cat {} {} > FILE",
+                quote::for_terminal(args.image.as_os_str().as_bytes()),
+                quote::for_terminal(path)
+            )));
+    }
+    let mut progress = Progress::new("export");
+    let target = Target::of(&args.target);
+    let done = match target {
+        Target::Stdout => to_stdout(&image, from, &mut progress)?,
+        Target::Archive(compression) => to_archive(&image, from, args, compression, &mut progress)?,
+        Target::Directory => {
+            let existing = if args.force { Existing::Merge } else { Existing::Refuse };
+            export::to_directory(image.filesystem(), from, &args.target, existing, &mut progress)
+                .map_err(|error| {
+                    let failure = Failure::archive("export", error);
+                    if args.force {
+                        return failure;
+                    }
+                    failure.advice("-f (--force) fills a directory that holds something already.")
+                })?
+        }
+    };
+    progress.finish();
+    if !args.quiet && target != Target::Stdout {
+        out.line(&progress.sentence("exported", &done))?;
+    }
+    Ok(progress.exit())
+}
+
+/// What TARGET means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Directory,
+    Archive(Compression),
+    Stdout,
+}
+
+impl Target {
+    fn of(target: &Path) -> Self {
+        let name = target.as_os_str().as_bytes();
+        match Compression::of_name(name) {
+            _ if name == b"-" => Self::Stdout,
+            Some(compression) if !name.ends_with(b"/") && !target.is_dir() => {
+                Self::Archive(compression)
+            }
+            _ => Self::Directory,
+        }
+    }
+}
+
+fn to_stdout(image: &Image, from: InodeId, progress: &mut Progress) -> Result<Summary> {
+    let stdout = io::stdout();
+    if stdout.is_terminal() {
+        return Err(Failure::usage(
+            "export",
+            "standard output is a terminal; an archive is not text",
+        )
+        .advice("Send it into a file or a pipe."));
+    }
+    write(image, from, stdout.lock(), Compression::None, progress)
+}
+
+/// Writes under another name first: what was there stays until the whole archive is.
+fn to_archive(
+    image: &Image,
+    from: InodeId,
+    args: &Args,
+    compression: Compression,
+    progress: &mut Progress,
+) -> Result<Summary> {
+    let target = &args.target;
+    let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(target);
+    if !args.force && target.symlink_metadata().is_ok() {
+        return Err(Failure::new(Exit::Io, "export", "exists already; nothing was changed")
+            .at_path(target)
+            .advice("Give -f (--force) to replace it, or choose another name."));
+    }
+    let partial = Partial::create(target).map_err(|error| failed("creating", &error))?;
+    let done = write(image, from, &partial.file, compression, progress)
+        .map_err(|failure| failure.at_path(target))?;
+    partial.complete(target).map_err(|error| failed("writing", &error))?;
+    Ok(done)
+}
+
+fn write(
+    image: &Image,
+    from: InodeId,
+    output: impl Write,
+    compression: Compression,
+    progress: &mut Progress,
+) -> Result<Summary> {
+    let buffer = BufWriter::with_capacity(BUFFER_BYTES, output);
+    let (done, mut buffer) =
+        export::to_tar(image.filesystem(), from, buffer, compression, progress)
+            .map_err(|error| Failure::archive("export", error))?;
+    buffer.flush().map_err(|error| Failure::io("writing the archive", &error))?;
+    Ok(done)
+}
+
+/// A file that goes away unless it is completed.
+struct Partial {
+    file: File,
+    path: Option<PathBuf>,
+}
+
+impl Partial {
+    fn create(target: &Path) -> io::Result<Self> {
+        let mut name = target.as_os_str().to_owned();
+        name.push(format!(".partial-{}", std::process::id()));
+        let path = PathBuf::from(name);
+        Ok(Self { file: File::create_new(&path)?, path: Some(path) })
+    }
+
+    fn complete(mut self, target: &Path) -> io::Result<()> {
+        match self.path.take() {
+            Some(path) => fs::rename(path, target),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if let Some(path) = self.path.take() {
+            // The failure that brought us here is reported.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
