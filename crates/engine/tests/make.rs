@@ -394,3 +394,68 @@ fn many_files_over_several_commits() {
     }
     judge(made);
 }
+
+/// Fills a filesystem with files of `file_bytes` until an error, which must be that of no space.
+fn fill(fs: &Filesystem, file_bytes: usize, method: Option<Method>, prng: &mut Prng) -> usize {
+    let dir = create(fs, fs.top_level(), b"dir", &directory());
+    for index in 0.. {
+        let result = fs
+            .begin(Reservation::create(0))
+            .and_then(|mut handle| handle.create(dir, format!("{index}").as_bytes(), &file()))
+            .and_then(|id| {
+                let options = fs.write_options(method);
+                let mut appender = fs.appender(id, file_bytes as u64)?;
+                let bytes =
+                    if index % 2 == 0 { prng.bytes(file_bytes) } else { prng.text(file_bytes) };
+                appender.push(FileOffset(0), PreparedData::new(bytes, &options))?;
+                appender.finish()
+            });
+        match result {
+            Ok(()) => {}
+            Err(Error::NoSpace { needed_bytes, available_bytes, .. }) => {
+                assert!(needed_bytes > available_bytes);
+                return index;
+            }
+            Err(error) => panic!("file {index}: {error}"),
+        }
+    }
+    unreachable!("the range has no end")
+}
+
+#[test]
+fn a_full_filesystem_says_so_and_stays_whole() {
+    let mut prng = Prng::new(23);
+    let zstd = Some(Method::with_default_level(Compression::Zstd));
+    for (len_mib, file_bytes, method, count_min) in [
+        (64, 20_000_000, None, 1),
+        (64, 3_000_000, zstd, 5),
+        (128, 100_000, None, 300),
+        (128, 100_000, zstd, 300),
+        (48, 0, None, 2000),
+        (64, 1500, None, 2000),
+    ] {
+        for single_metadata in [false, true] {
+            let options = MkfsOptions {
+                metadata_profile: single_metadata.then(Default::default),
+                ..MkfsOptions::default()
+            };
+            let made = make_with(&options, len_mib << 20);
+            let count = fill(&made.fs, file_bytes, method, &mut prng);
+            assert!(count >= count_min, "{len_mib} MiB: {count} files of {file_bytes} bytes");
+            judge(made);
+        }
+    }
+}
+
+#[test]
+fn a_full_filesystem_is_filled_again_after_opening() {
+    let mut prng = Prng::new(29);
+    let made = make_with(&MkfsOptions::default(), 96 << 20);
+    fill(&made.fs, 500_000, None, &mut prng);
+    made.fs.commit().unwrap();
+    // Names still fit where data does not.
+    for index in 0..50 {
+        create(&made.fs, made.fs.top_level(), format!("empty {index}").as_bytes(), &file());
+    }
+    judge(made);
+}

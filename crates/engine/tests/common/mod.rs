@@ -1,4 +1,5 @@
-//! What the engine's tests share.
+//! What the engine's tests share; each uses a part of it.
+#![allow(dead_code)]
 
 use std::collections::BTreeMap;
 use std::path::Path;
