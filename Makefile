@@ -1,13 +1,19 @@
 # Entry points. Each does its own set-up on a machine that has a Rust toolchain.
-.PHONY: build test lint tidy doc deny fuzz bench
+.PHONY: build demo test acceptance lint tidy doc deny fuzz bench
 
 build:
 	scripts/setup build
 	cargo build --release --workspace
 
+
 test:
 	scripts/setup test
 	scripts/run-tests
+
+# Debian's linux-source, 84,000 files, there and back, judged on the way: minutes and gigabytes.
+acceptance:
+	scripts/setup acceptance
+	cargo test --release -p ubtrfs-cli --test acceptance -- --ignored --nocapture
 
 # What a change must pass besides its tests. `deny` needs a tool that takes minutes to build.
 lint: fmt-clippy doc tidy deny
