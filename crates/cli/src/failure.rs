@@ -40,7 +40,10 @@ impl Exit {
             "input or output failed: not found, not permitted, locked or mounted elsewhere, \
              refused because something is there already, or a device error",
         ),
-        (Self::NoSpace, "no space left in the image; the message says how much is needed"),
+        (
+            Self::NoSpace,
+            "no space left, in the image or where an export goes; the message says how much",
+        ),
         (Self::Unsupported, "not supported: a feature, profile or kind of file"),
     ];
 

@@ -89,7 +89,7 @@ impl ubtrfs_archive::progress::Progress for Progress {
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {
-            let bar = ProgressBar::new_spinner();
+            let bar = ProgressBar::new_spinner().with_elapsed(self.began.elapsed());
             if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} [{elapsed}]") {
                 bar.set_style(style);
             }

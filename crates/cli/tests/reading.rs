@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, Weak};
 
-use support::{Ran, command, ubtrfs};
+use support::{Ran, command, ubtrfs, ubtrfs_in};
 use tempfile::TempDir;
 use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, odd::odd_files, oracle, run};
 
@@ -409,4 +409,23 @@ fn reader_that_goes_away_is_no_error() {
         assert_eq!(output.status.code(), Some(0), "{words:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{words:?}");
     }
+}
+
+#[test]
+fn several_devices_are_opened_together_or_degraded() {
+    if !oracle::require_all(&[Oracle::MkfsBtrfs, Oracle::KernelBtrfs]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let images: Vec<PathBuf> = ["a.img", "b.img"].map(|name| directory.path().join(name)).into();
+    MkfsBtrfs::new().size_bytes(256 << 20).options("-d raid1 -m raid1").make_on(&images);
+    let mount = KernelMount::mount(&images, "", false).unwrap();
+    fs::write(mount.path().join("file"), "on both\n".repeat(1000)).unwrap();
+    mount.unmount();
+    let cat = |words: &[&str]| ubtrfs_in(directory.path(), words);
+    let whole = cat(&["cat", "--device", "b.img", "a.img", "file"]).ok();
+    assert_eq!(whole.text().len(), 8000);
+    cat(&["cat", "b.img", "file"]).fails(4).says("missing").says("--device");
+    assert_eq!(cat(&["cat", "--degraded", "b.img", "file"]).ok().text(), whole.text());
+    cat(&["cat", "--device", "a.img", "a.img", "file"]).fails(4);
 }

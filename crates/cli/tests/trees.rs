@@ -7,11 +7,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{Ran, command, ubtrfs_in, ubtrfs_with_stdin};
+use support::{Ran, ubtrfs_in, ubtrfs_with_stdin};
 use tempfile::TempDir;
 use ubtrfs_testkit::odd::odd_files;
 use ubtrfs_testkit::{
-    Compare, KernelMount, Oracle, TreeSnapshot, assert_checks_clean, oracle, run,
+    Compare, KernelMount, Oracle, Prng, TreeSnapshot, assert_checks_clean, oracle, run,
 };
 
 struct Place(TempDir);
@@ -264,19 +264,60 @@ fn archive_whose_reader_goes_away_is_a_failure() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("Broken pipe"));
 }
 
+/// What compresses and what does not, in many batches, so that threads could matter.
+fn many_files(directory: &Path) {
+    let mut prng = Prng::new(5);
+    for number in 0..400 {
+        let len = prng.index(60_000);
+        let bytes = if number % 3 == 0 { prng.bytes(len) } else { prng.text(len) };
+        fs::write(directory.join(format!("file-{number}")), bytes).unwrap();
+    }
+}
+
 #[test]
 fn import_with_source_date_epoch_gives_the_same_bytes() {
     let place = Place::new();
-    let make = |image: &str| {
-        let mut import = command();
+    many_files(&place.path("source"));
+    let make = |image: &str, program: &[&str]| {
+        let us = env!("CARGO_BIN_EXE_ubtrfs");
+        let words = ["import", "-q", "--mkfs", "--compress", "zstd", image, "source"];
+        let words: Vec<&str> = program.iter().chain(&[us]).chain(&words).copied().collect();
+        let mut import = Command::new(words[0]);
         import.current_dir(place.0.path()).env("SOURCE_DATE_EPOCH", "1700000000");
-        import.args(["import", "-q", "--mkfs", "--compress", "zstd", image, "source"]);
-        Ran::from(import.output().unwrap()).ok();
+        Ran::from(import.args(&words[1..]).output().unwrap()).ok();
         fs::read(place.path(image)).unwrap()
     };
-    let first = make("a.img");
+    let first = make("a.img", &[]);
     // Reading the source changes access times; they do not count.
-    for name in ["b.img", "c.img"] {
-        assert!(make(name) == first, "{name}");
+    assert!(make("b.img", &[]) == first);
+    if Path::new("/usr/bin/taskset").exists() {
+        assert!(make("c.img", &["taskset", "-c", "0"]) == first, "on one processor");
     }
+}
+
+#[test]
+fn partition_of_a_disk_image_is_filled_and_read() {
+    let place = Place::new();
+    // One partition of 400 MiB, 1 MiB into the disk, in the classic table.
+    let mut table = vec![0; 512];
+    table[446 + 4] = 0x83;
+    table[446 + 8..446 + 12].copy_from_slice(&2048_u32.to_le_bytes());
+    table[446 + 12..446 + 16].copy_from_slice(&(400_u32 << 11).to_le_bytes());
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    fs::write(place.path("disk.img"), &table).unwrap();
+    let disk = File::options().write(true).open(place.path("disk.img")).unwrap();
+    disk.set_len(600 << 20).unwrap();
+    place.run(&["mkfs", "disk.img"]).fails(4).says("a partition table (MBR)");
+    place.run(&["import", "-q", "--mkfs", "--partition", "1", "disk.img", "source"]).ok();
+    place.run(&["ls", "disk.img"]).fails(4).says("--partition");
+    place.run(&["ls", "--partition", "2", "disk.img"]).fails(4).says("no partition 2");
+    for place_of in [&["--partition", "1"], &["--offset", "1M"]] {
+        let words = ["cat", place_of[0], place_of[1], "disk.img", "home/note"];
+        assert_eq!(place.run(&words).ok().text(), "a note\n");
+    }
+    let df = place.run(&["df", "--json", "--partition", "1", "disk.img"]).ok().json();
+    assert_eq!(df["device_size"], 400 << 20);
+    assert_eq!(fs::read(place.path("disk.img")).unwrap()[..512], table);
+    // Behind the partition nothing was written.
+    assert!(fs::read(place.path("disk.img")).unwrap()[401 << 20..].iter().all(|byte| *byte == 0));
 }

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ubtrfs_archive::codec::Compression;
+use ubtrfs_archive::error::Error;
 use ubtrfs_archive::export;
 use ubtrfs_archive::progress::Summary;
 use ubtrfs_archive::sink::directory::Existing;
@@ -82,13 +83,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         Target::Directory => {
             let existing = if args.force { Existing::Merge } else { Existing::Refuse };
             export::to_directory(image.filesystem(), from, &args.target, existing, &mut progress)
-                .map_err(|error| {
-                    let failure = Failure::archive("export", error);
-                    if args.force {
-                        return failure;
-                    }
-                    failure.advice("-f (--force) fills a directory that holds something already.")
-                })?
+                .map_err(|error| refused_directory(error, args))?
         }
     };
     progress.finish();
@@ -96,6 +91,15 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         out.line(&progress.sentence("exported", &done))?;
     }
     Ok(progress.exit())
+}
+
+fn refused_directory(error: Error, args: &Args) -> Failure {
+    let is_refusal = matches!(error, Error::Refused { .. });
+    let failure = Failure::archive("export", error);
+    if is_refusal && !args.force {
+        return failure.advice("-f (--force) fills a directory that holds something already.");
+    }
+    failure
 }
 
 /// What TARGET means.
