@@ -21,7 +21,11 @@ impl Editor<'_> {
         self.forget_fingers();
         if path.is_empty() {
             self.grow_root(ptr)?;
-            path.push((self.state.root.addr, 0));
+            let root = self.state.root.addr;
+            path.push((root, 0));
+            if *key < self.node_mut(root).key(0) {
+                self.node_mut(root).set_key(0, *key);
+            }
         }
         let node = self.node_mut(ptr.addr);
         let count = node.len();

@@ -43,3 +43,23 @@ fn insert_behind_a_split_node_goes_to_the_right_half() {
         assert!(tree.lookup(key).unwrap().is_some(), "{key}");
     }
 }
+
+/// A root that was split by an item before all others kept, in the new root, the first key that the
+/// tree had had: the tree could not be read again, as a parent and its child disagreed.
+#[test]
+fn insert_before_all_others_lowers_the_key_in_a_new_root() {
+    let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let fs = mkfs_on(&device, &options);
+    let mut model = contents(&fs);
+    let mut at = 1_000_000;
+    while root_block(&fs).level() < 2 {
+        at -= 1;
+        insert(&fs, key(at, 0), &[1; 800]);
+        model.insert(key(at, 0), vec![1; 800]);
+    }
+    fs.commit().unwrap();
+    drop(fs);
+    let fs = open_on(device);
+    assert!(contents(&fs) == model);
+}
