@@ -35,10 +35,8 @@ impl Core {
                 gate.is_dirty = false;
                 Ok(())
             }
-            Err(error) => {
-                drop(gate);
-                Err(self.abort(error))
-            }
+            // Under the same lock: who waited here must not go on with a failed transaction.
+            Err(error) => Err(gate.abort(error)),
         }
     }
 

@@ -204,11 +204,7 @@ impl Core {
 
     /// Stops all further changes; reads go on. Returns what every later call will fail with.
     pub(crate) fn abort(&self, cause: Error) -> Error {
-        let mut gate = self.gate.lock();
-        let generation = gate.generation;
-        let (generation, first_cause) =
-            gate.first_cause.get_or_insert_with(|| (generation, Arc::new(cause))).clone();
-        Error::Aborted { generation, first_cause }
+        self.gate.lock().abort(cause)
     }
 
     /// Whether changes are possible.
@@ -229,6 +225,13 @@ impl Core {
 const EXTENT_MEMORY_BYTES: u64 = 256;
 
 impl Gate {
+    fn abort(&mut self, cause: Error) -> Error {
+        let generation = self.generation;
+        let (generation, first_cause) =
+            self.first_cause.get_or_insert_with(|| (generation, Arc::new(cause))).clone();
+        Error::Aborted { generation, first_cause }
+    }
+
     fn check(&self) -> Result<()> {
         if let Some((generation, first_cause)) = &self.first_cause {
             return Err(Error::Aborted {

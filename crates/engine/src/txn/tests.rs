@@ -13,6 +13,8 @@ use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window}
 
 use crate::{Filesystem, MkfsOptions, OpenOptions, Reservation, mkfs};
 
+mod crash;
+mod faults;
 mod trees;
 
 type Model = BTreeMap<Key, Vec<u8>>;

@@ -1,0 +1,140 @@
+//! A power cut at every write of several commits, and with the writes since the last flush lost in
+//! part: what opens is the last commit, or the one whose superblock had arrived.
+
+use ubtrfs_testkit::crash::{CutDevice, RecordingDevice};
+
+use super::*;
+
+/// The contents after each commit, by generation, and how many writes had been made when the
+/// commit returned.
+struct History {
+    states: BTreeMap<u64, Model>,
+    commits: Vec<(usize, u64)>,
+}
+
+impl History {
+    /// The generations that a cut after `events` may show.
+    fn allowed(&self, events: usize) -> std::ops::RangeInclusive<u64> {
+        let durable = self.commits.iter().rev().find(|(at, _)| *at <= events).unwrap().1;
+        durable..=durable + 1
+    }
+}
+
+fn judge_cut(cut: CutDevice, history: &History, events: usize) {
+    let fs = open_on(Arc::new(cut));
+    let generation = fs.superblock().generation.get();
+    assert!(history.allowed(events).contains(&generation), "cut after {events}: {generation}");
+    assert!(contents(&fs) == history.states[&generation], "cut after {events}: {generation}");
+    // Every tree, so that a block that is not what its parent says is met.
+    for info in fs.subvolumes().unwrap() {
+        fs.tree(info.id).unwrap().lookup(&Key::MAX).unwrap();
+    }
+}
+
+fn run(options: &MkfsOptions, seed: u64) {
+    let mut random = Prng::of_test(seed);
+    let device = Arc::new(RecordingDevice::new(96 << 20));
+    let fs = mkfs_on(&device, options);
+    for at in 0..400 {
+        insert(&fs, key(at, 0), &random.bytes(200));
+    }
+    fs.commit().unwrap();
+    let mut model = contents(&fs);
+    device.begin();
+    let generation = fs.superblock().generation.get();
+    let mut history = History {
+        states: BTreeMap::from([(generation, model.clone())]),
+        commits: vec![(0, generation)],
+    };
+    for _ in 0..6 {
+        for _ in 0..60 {
+            change(&fs, &mut model, &mut random, 1500, false);
+        }
+        fs.commit().unwrap();
+        let generation = fs.superblock().generation.get();
+        history.states.insert(generation, model.clone());
+        history.commits.push((device.recording().event_count(), generation));
+    }
+    drop(fs);
+    let recording = device.recording();
+    let count = recording.event_count();
+    assert_eq!(recording.flush_count(), 12, "two flushes a commit");
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let mut judged = 0;
+    for events in 0..=count {
+        judge_cut(recording.cut_after(events), &history, events);
+        judge_cut(recording.torn_after(events, &mut random.clone()), &history, events);
+        judged += 2;
+        if random.chance(12, count as u64) && oracle::require(Oracle::BtrfsProgs) {
+            recording.torn_after(events, &mut random.clone()).write_image(&image);
+            assert_checks_clean(&image);
+        }
+        random.next_u64();
+    }
+    println!("{judged} states");
+    assert!(judged > 300);
+}
+
+#[test]
+fn commit_cut_at_any_write_leaves_the_last_state_or_the_new_one() {
+    run(&MkfsOptions::default(), 21);
+}
+
+#[test]
+fn commit_in_small_nodes_cut_at_any_write_leaves_the_last_state_or_the_new_one() {
+    let options = MkfsOptions {
+        nodesize_bytes: 4096,
+        block_group_tree: false,
+        free_space_tree: false,
+        ..MkfsOptions::default()
+    };
+    run(&options, 22);
+}
+
+/// A cut, then transactions on what it left: what the lost transaction had written is met again as
+/// stale blocks of the very generation that is being written.
+#[test]
+fn transaction_after_a_cut_is_not_confused_by_what_the_lost_one_wrote() {
+    let mut random = Prng::of_test(23);
+    let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+    let device = Arc::new(RecordingDevice::new(64 << 20));
+    let fs = mkfs_on(&device, &options);
+    let mut model = contents(&fs);
+    for _ in 0..600 {
+        change(&fs, &mut model, &mut random, 1500, true);
+    }
+    fs.commit().unwrap();
+    let durable = model.clone();
+    device.begin();
+    for _ in 0..200 {
+        change(&fs, &mut model, &mut random, 1500, false);
+    }
+    fs.commit().unwrap();
+    drop(fs);
+    let recording = device.recording();
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for _ in 0..8 {
+        // All tree blocks are there, the superblocks are not.
+        let events = recording.event_count() - 4;
+        let cut = Arc::new(recording.cut_after(events));
+        let fs = open_on(Arc::clone(&cut) as Arc<dyn Device>);
+        let mut model = contents(&fs);
+        assert!(model == durable);
+        for _ in 0..4 {
+            for _ in 0..150 {
+                change(&fs, &mut model, &mut random, 1500, false);
+            }
+            assert!(contents(&fs) == model);
+            fs.commit().unwrap();
+        }
+        drop(fs);
+        let fs = open_on(Arc::clone(&cut) as Arc<dyn Device>);
+        assert!(contents(&fs) == model);
+        cut.write_image(&image);
+    }
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(&image);
+    }
+}
