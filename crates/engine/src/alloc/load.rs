@@ -21,6 +21,11 @@ impl Allocator {
         if self.state().is_loaded {
             return Ok(());
         }
+        // Loaded twice, the second would take the place of what the first has allocated from.
+        let _alone = self.loading.lock();
+        if self.state().is_loaded {
+            return Ok(());
+        }
         let item_root =
             if self.has_block_group_tree { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE };
         let tree = roots.tree(item_root)?;
@@ -44,11 +49,11 @@ impl Allocator {
         let mut state = self.state();
         state.devices = devices.into_iter().collect();
         state.groups = groups.into_iter().map(|group| (group.start, group)).collect();
-        state.is_loaded = true;
         state.count_metadata();
         drop(state);
         // The chunk tree may be edited by any commit.
         while self.load_free_space(roots, Class::System)? {}
+        self.state().is_loaded = true;
         Ok(())
     }
 

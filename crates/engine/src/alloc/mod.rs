@@ -13,7 +13,7 @@
 //! 4. A handle exists only for a reservation that was granted, and granting keeps back what the
 //!    commit itself needs. So an allocation under a handle, or in the commit, does not fail.
 //!
-//! The one lock here is innermost: nothing else is locked while it is held.
+//! The lock of the state is innermost: nothing else is locked while it is held.
 //!
 //! A crash leaves what the last superblock says; all of this is memory.
 
@@ -76,6 +76,8 @@ pub(crate) struct Allocator {
     has_block_group_tree: bool,
     /// Searches for the form of a group's free space, for measuring what remembering it saves.
     form_searches: AtomicU64,
+    /// Held while groups are loaded, before `state` and with no tree locked.
+    loading: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -117,6 +119,7 @@ impl Allocator {
             has_free_space_tree: compat_ro.contains(valid_free_space_tree),
             has_block_group_tree: compat_ro.contains(CompatRo::BLOCK_GROUP_TREE),
             form_searches: AtomicU64::new(0),
+            loading: Mutex::new(()),
             state: Mutex::new(State::default()),
         }
     }

@@ -116,4 +116,10 @@ impl Allocator {
         let mut state = self.state();
         state.reserved_bytes = state.reserved_bytes.saturating_sub(bytes);
     }
+
+    /// Free bytes of metadata that are loaded.
+    #[cfg(test)]
+    pub(crate) fn metadata_free_bytes(&self) -> u64 {
+        self.state().spaces[Class::Metadata.index()].loaded_free_bytes
+    }
 }
