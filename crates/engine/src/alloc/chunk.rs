@@ -66,22 +66,17 @@ impl DeviceSpace {
         }
     }
 
-    /// The first free range of at least `len_bytes`, or the largest there is.
-    fn find(&self, len_bytes: u64) -> (u64, u64) {
+    /// Where the first free range of `len_bytes` begins.
+    fn find(&self, len_bytes: u64) -> Option<u64> {
         let mut at = DEVICE_RESERVED_BYTES;
-        let mut largest = (at, 0);
-        let end = (self.item.total_bytes.get(), self.item.total_bytes.get());
-        for (start, extent_end) in self.extents.iter().map(|(s, e)| (*s, *e)).chain([end]) {
-            let free = start.saturating_sub(at) / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
-            if free >= len_bytes {
-                return (at, len_bytes);
+        let end = self.item.total_bytes.get();
+        for (start, extent_end) in self.extents.iter().map(|(s, e)| (*s, *e)).chain([(end, end)]) {
+            if start.min(end).saturating_sub(at) >= len_bytes {
+                return Some(at);
             }
-            if free > largest.1 {
-                largest = (at, free);
-            }
-            at = at.max(extent_end.next_multiple_of(STRIPE_LEN_BYTES));
+            at = at.max(extent_end.checked_next_multiple_of(STRIPE_LEN_BYTES)?);
         }
-        largest
+        None
     }
 
     /// End of the last device extent.
@@ -145,7 +140,7 @@ impl Allocator {
         if class != Class::System && !self.has_room_in_system(flags)? {
             return Ok(false);
         }
-        let devices_bytes = self.state().devices.values().map(DeviceSpace::total_bytes).sum();
+        let devices_bytes = self.devices_bytes();
         self.add_chunk(flags, wanted_bytes(class, devices_bytes))
     }
 
@@ -164,7 +159,7 @@ impl Allocator {
             return Ok(true);
         }
         let system = system.unwrap_or(BlockGroupFlags::SYSTEM | flags.profile());
-        let devices_bytes = self.state().devices.values().map(DeviceSpace::total_bytes).sum();
+        let devices_bytes = self.devices_bytes();
         self.add_chunk(system, wanted_bytes(Class::System, devices_bytes))
     }
 
@@ -202,7 +197,8 @@ impl Allocator {
         for stripe in &stripes {
             let device = state.devices.get_mut(&stripe.device).expect("placed on it");
             device.occupy(stripe.offset.0, len_bytes)?;
-            device.item.bytes_used += len_bytes;
+            let used_bytes = device.item.bytes_used.get().saturating_add(len_bytes);
+            device.item.bytes_used = used_bytes.into();
             device.is_dirty = true;
             self.store.volume().set_device_item(device.item);
         }
@@ -218,8 +214,9 @@ impl Allocator {
     fn grow(&self, state: &mut State, flags: BlockGroupFlags, wanted_bytes: u64) -> Result<()> {
         let (copies, _) = copies(flags.profile())?;
         let (devid, device) = state.devices.iter_mut().next().expect("the only device");
-        let needed = device.allocated_end() + wanted_bytes * copies as u64;
-        let total = needed.max(device.total_bytes() + GROWTH_BYTES).next_multiple_of(MIB);
+        let needed = device.allocated_end().saturating_add(wanted_bytes * copies as u64);
+        let grown = device.total_bytes().saturating_add(GROWTH_BYTES);
+        let total = needed.max(grown).checked_next_multiple_of(MIB).unwrap_or(u64::MAX);
         self.store.volume().resize_device(*devid, total)?;
         device.item.total_bytes = total.into();
         device.is_dirty = true;
@@ -227,24 +224,20 @@ impl Allocator {
         Ok(())
     }
 
-    /// Cuts the only device off behind its last device extent. Returns its new length.
-    ///
-    /// # Errors
-    /// The device's error.
-    pub(crate) fn shrink_device_to_fit(&self) -> Result<u64> {
+    /// Cuts the only device off behind its last device extent.
+    pub(crate) fn shrink_device_to_fit(&self) {
         let mut state = self.state();
-        let Some((devid, device)) = state.devices.iter_mut().next() else { return Ok(0) };
-        let total = device.allocated_end().next_multiple_of(self.sectorsize_bytes());
+        let Some(device) = state.devices.values_mut().next() else { return };
+        let end = device.allocated_end();
+        let total = end.checked_next_multiple_of(self.sectorsize_bytes()).unwrap_or(end);
         device.item.total_bytes = total.into();
         device.is_dirty = true;
         self.store.volume().set_device_item(device.item);
-        let _ = devid;
-        Ok(total)
     }
 
     /// Bytes of all devices.
     pub(crate) fn devices_bytes(&self) -> u64 {
-        self.state().devices.values().map(DeviceSpace::total_bytes).sum()
+        self.state().devices_bytes()
     }
 
     /// Enters a device of a filesystem that is being made.
@@ -258,7 +251,14 @@ impl Allocator {
     }
 }
 
-/// Places the stripes of a chunk of at most `wanted_bytes`.
+impl State {
+    pub(super) fn devices_bytes(&self) -> u64 {
+        let bytes = self.devices.values().map(DeviceSpace::total_bytes);
+        bytes.fold(0, u64::saturating_add)
+    }
+}
+
+/// Places the stripes of a chunk: `wanted_bytes`, or as much as there is room for.
 fn place(
     state: &State,
     flags: BlockGroupFlags,
@@ -271,49 +271,52 @@ fn place(
         let unallocated = device.total_bytes().saturating_sub(device.item.bytes_used.get());
         (std::cmp::Reverse(unallocated), device.item.devid.get())
     });
-    let mut len_bytes = wanted_bytes;
-    loop {
-        let mut stripes = Vec::with_capacity(copies);
-        let mut least = len_bytes;
-        if on_one {
-            for device in &devices {
-                let mut trial = (*device).clone();
-                stripes.clear();
-                for _ in 0..copies {
-                    let (offset, found) = trial.find(len_bytes);
-                    least = least.min(found);
-                    if found < len_bytes {
-                        break;
-                    }
-                    trial.occupy(offset, len_bytes)?;
-                    stripes.push(stripe(device, offset));
-                }
-                if stripes.len() == copies {
-                    break;
-                }
+    let fit = |len_bytes: u64| place_whole(&devices, copies, on_one, len_bytes);
+    let wanted_bytes = wanted_bytes / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
+    if let Some(stripes) = fit(wanted_bytes)? {
+        return Ok(Some((stripes, wanted_bytes)));
+    }
+    // The longest that fits lies between the two, in elements of stripes; what is shorter fits too.
+    let (mut fits, mut too_long) = (None, wanted_bytes / STRIPE_LEN_BYTES);
+    let mut least = CHUNK_BYTES_MIN / STRIPE_LEN_BYTES;
+    while least < too_long {
+        let middle = if fits.is_none() { least } else { (least + too_long) / 2 };
+        match fit(middle * STRIPE_LEN_BYTES)? {
+            Some(stripes) => {
+                fits = Some((stripes, middle * STRIPE_LEN_BYTES));
+                least = middle + 1;
             }
-        } else {
-            for device in &devices {
-                let (offset, found) = device.find(len_bytes);
-                if found >= len_bytes {
-                    stripes.push(stripe(device, offset));
-                    if stripes.len() == copies {
-                        break;
-                    }
-                } else {
-                    least = least.min(found);
-                }
-            }
-        }
-        if stripes.len() == copies {
-            return Ok(Some((stripes, len_bytes)));
-        }
-        // Nothing that large: half of it, or what the last look found, whichever is less.
-        len_bytes = least.min(len_bytes / 2) / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
-        if len_bytes < CHUNK_BYTES_MIN {
-            return Ok(None);
+            None if fits.is_none() => return Ok(None),
+            None => too_long = middle,
         }
     }
+    Ok(fits)
+}
+
+/// Places stripes of exactly `len_bytes`, all on one device or each on another.
+fn place_whole(
+    devices: &[&DeviceSpace],
+    copies: usize,
+    on_one: bool,
+    len_bytes: u64,
+) -> Result<Option<Vec<ChunkStripe>>> {
+    let mut stripes = Vec::with_capacity(copies);
+    for device in devices {
+        let count = if on_one { copies } else { 1 };
+        if on_one {
+            stripes.clear();
+        }
+        let mut trial = (*device).clone();
+        for _ in 0..count {
+            let Some(offset) = trial.find(len_bytes) else { break };
+            trial.occupy(offset, len_bytes)?;
+            stripes.push(stripe(device, offset));
+        }
+        if stripes.len() == copies {
+            return Ok(Some(stripes));
+        }
+    }
+    Ok(None)
 }
 
 fn stripe(device: &DeviceSpace, offset: u64) -> ChunkStripe {
@@ -330,5 +333,77 @@ fn default_flags(class: Class, is_mixed: bool) -> BlockGroupFlags {
         Class::Metadata if is_mixed => BlockGroupFlags::DATA | BlockGroupFlags::METADATA,
         Class::Metadata => BlockGroupFlags::METADATA | BlockGroupFlags::DUP,
         Class::System => BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices(list: &[(u64, &[(u64, u64)])]) -> State {
+        let mut state = State::default();
+        for (devid, (total_bytes, extents)) in (1..).zip(list) {
+            let used: u64 = extents.iter().map(|(_, len)| len).sum();
+            let mut device = DeviceSpace::new(DevItem {
+                devid: devid.into(),
+                total_bytes: (*total_bytes).into(),
+                bytes_used: used.into(),
+                ..DevItem::default()
+            });
+            for (start, len) in *extents {
+                device.occupy(*start, *len).unwrap();
+            }
+            state.devices.insert(DeviceId(devid), device);
+        }
+        state
+    }
+
+    fn lens(state: &State, flags: BlockGroupFlags, wanted_bytes: u64) -> Option<(Vec<u64>, u64)> {
+        let (stripes, len) = place(state, flags, wanted_bytes).unwrap()?;
+        Some((stripes.iter().map(|stripe| stripe.device.0).collect(), len))
+    }
+
+    /// The longest free range of a full device counted for the length of the next try: with one
+    /// device full, no chunk was found on the others unless they had room for all that was wanted.
+    #[test]
+    fn place_beside_a_full_device_takes_what_the_others_have() {
+        let full: &[(u64, u64)] = &[(MIB, 63 * MIB)];
+        let state = devices(&[(64 * MIB, full), (64 * MIB, &[(MIB, 43 * MIB)])]);
+        let found = lens(&state, BlockGroupFlags::DATA, 100 * MIB);
+        assert_eq!(found, Some((vec![2], 20 * MIB)));
+        let empty: &[(u64, u64)] = &[];
+        let state = devices(&[(64 * MIB, full), (64 * MIB, empty), (40 * MIB, empty)]);
+        let found = lens(&state, BlockGroupFlags::DATA | BlockGroupFlags::RAID1, 50 * MIB);
+        assert_eq!(found, Some((vec![2, 3], 39 * MIB)));
+    }
+
+    /// Two copies on one device whose only hole was as long as what was wanted found no room.
+    #[test]
+    fn place_dup_in_one_hole_takes_its_halves() {
+        let state = devices(&[(65 * MIB, &[])]);
+        let flags = BlockGroupFlags::METADATA | BlockGroupFlags::DUP;
+        assert_eq!(lens(&state, flags, 64 * MIB), Some((vec![1, 1], 32 * MIB)));
+        assert_eq!(lens(&state, flags, 10 * MIB), Some((vec![1, 1], 10 * MIB)));
+        let state = devices(&[(3 * MIB - 4096, &[])]);
+        assert_eq!(lens(&state, flags, 64 * MIB), None);
+    }
+
+    #[test]
+    fn place_in_holes_takes_none_of_what_is_used() {
+        let used: &[(u64, u64)] = &[(2 * MIB, 4 * MIB), (10 * MIB, MIB)];
+        let state = devices(&[(12 * MIB, used)]);
+        let found = place(&state, BlockGroupFlags::DATA, 4 * MIB).unwrap().unwrap();
+        assert_eq!((found.0[0].offset.0, found.1), (6 * MIB, 4 * MIB));
+        let flags = BlockGroupFlags::DATA | BlockGroupFlags::DUP;
+        let found = place(&state, flags, 4 * MIB).unwrap().unwrap();
+        assert_eq!((found.0[0].offset.0, found.0[1].offset.0), (6 * MIB, 8 * MIB));
+        assert_eq!(found.1, 2 * MIB);
+    }
+
+    #[test]
+    fn place_at_the_end_of_the_address_space_is_no_panic() {
+        let at_the_end: &[(u64, u64)] = &[(MIB, u64::MAX - MIB)];
+        let state = devices(&[(u64::MAX, at_the_end)]);
+        assert_eq!(lens(&state, BlockGroupFlags::DATA, MIB), None);
     }
 }

@@ -276,8 +276,7 @@ impl Allocator {
     pub(crate) fn totals(&self) -> (u64, u64) {
         let state = self.state();
         let used = state.groups.values().map(|group| group.used_bytes).sum();
-        let total = state.devices.values().map(|device| device.item.total_bytes.get()).sum();
-        (used, total)
+        (used, state.devices_bytes())
     }
 
     /// After the superblock is durable: what the transaction freed is free.
