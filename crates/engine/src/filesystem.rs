@@ -5,7 +5,9 @@ use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::misc::{DevItem, OnDisk};
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::superblock::Superblock;
-use ubtrfs_ondisk::{CsumType, Generation, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid};
+use ubtrfs_ondisk::{
+    Corruption, CsumType, Generation, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId, Uuid,
+};
 use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_volume::Volume;
 
@@ -132,6 +134,13 @@ impl Filesystem {
             return Err(Error::Unsupported {
                 what: format!("the filesystem's features {unknown}"),
             });
+        }
+        if superblock.generation.get() == u64::MAX {
+            return Err(Error::Corrupt(
+                Corruption::new(Reason::WrongGeneration)
+                    .have(format!("superblock of generation {}", superblock.generation))
+                    .expect("one that another can follow"),
+            ));
         }
         let notices = notices_of(&superblock);
         let store = Arc::new(Store::new(Arc::new(volume), options.cache_bytes));

@@ -5,6 +5,7 @@
 //! [`super::extent_tree`], additions before drops, until it stays empty.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use smallvec::SmallVec;
 use ubtrfs_ondisk::extent::BackRef;
@@ -60,7 +61,9 @@ impl DelayedRefs {
         std::mem::take(&mut self.heads)
     }
 
-    /// Queues the first reference of an extent that was just allocated.
+    /// Queues the first reference of an extent that was just allocated. Returns false, with
+    /// nothing queued, where changes of an extent at that address wait: it is in use, then.
+    #[must_use]
     pub(crate) fn add_extent(
         &mut self,
         addr: LogicalAddr,
@@ -68,11 +71,11 @@ impl DelayedRefs {
         kind: ExtentKind,
         reference: BackRef,
         count: i64,
-    ) {
+    ) -> bool {
+        let Entry::Vacant(entry) = self.heads.entry(addr) else { return false };
         let changes = SmallVec::from_elem((reference, count), 1);
-        let head = Head { len_bytes, kind, is_new: true, changes };
-        let before = self.heads.insert(addr, head);
-        debug_assert!(before.is_none(), "extent {addr} was allocated twice");
+        entry.insert(Head { len_bytes, kind, is_new: true, changes });
+        true
     }
 
     /// Queues a change of `count` references, negative to drop.
@@ -118,7 +121,8 @@ mod tests {
     #[test]
     fn change_that_undoes_an_allocation_cancels_it() {
         let mut refs = DelayedRefs::default();
-        refs.add_extent(LogicalAddr(4096), 4096, BLOCK, of(5), 1);
+        assert!(refs.add_extent(LogicalAddr(4096), 4096, BLOCK, of(5), 1));
+        assert!(!refs.add_extent(LogicalAddr(4096), 4096, BLOCK, of(5), 1));
         assert_eq!(refs.change(LogicalAddr(4096), 4096, BLOCK, of(5), -1), Queued::Cancelled);
         assert_eq!(refs.len(), 0);
     }

@@ -23,6 +23,12 @@ impl FreeSpace {
         self.extents.iter().map(|(start, end)| (*start, *end))
     }
 
+    /// Whether any of a range is free.
+    pub(crate) fn overlaps(&self, start: u64, end: u64) -> bool {
+        let before = self.extents.range(..end).next_back();
+        before.is_some_and(|(_, before_end)| *before_end > start)
+    }
+
     /// Adds a range, none of which may be free already.
     pub(crate) fn add(&mut self, mut start: u64, mut end: u64) {
         if start >= end {
@@ -85,7 +91,7 @@ impl FreeSpace {
         let from = around.unwrap_or(self.cursor);
         let candidates = self.extents.range(from..).chain(self.extents.range(..from));
         for (&start, &end) in candidates {
-            let aligned = start.next_multiple_of(align_bytes);
+            let Some(aligned) = start.checked_next_multiple_of(align_bytes) else { continue };
             let len = end.saturating_sub(aligned);
             if len >= max_bytes {
                 largest = Some((aligned, max_bytes));
@@ -156,5 +162,11 @@ mod tests {
         free.add(4, 100);
         assert_eq!(free.take(16, 16, 16), Some((16, 16)));
         assert_eq!(free.free_bytes(), 80);
+    }
+    #[test]
+    fn take_aligned_at_the_end_of_the_address_space_finds_nothing() {
+        let mut free = FreeSpace::default();
+        free.add(u64::MAX - 8191, u64::MAX - 4095);
+        assert_eq!(free.take(16_384, 16_384, 16_384), None);
     }
 }

@@ -36,7 +36,8 @@ use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{
-    DeviceId, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid,
+    Corruption, DeviceId, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId,
+    Uuid,
 };
 use ubtrfs_rt::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
 
@@ -188,7 +189,9 @@ impl Allocator {
         let (start, _) = state.take(class, nodesize, nodesize, nodesize)?;
         let addr = LogicalAddr(start);
         let kind = ExtentKind::Block { level, first_key };
-        state.refs.add_extent(addr, nodesize, kind, BackRef::TreeBlock { root }, 1);
+        if !state.refs.add_extent(addr, nodesize, kind, BackRef::TreeBlock { root }, 1) {
+            return Err(in_use(addr));
+        }
         state.allocated_blocks += 1;
         Ok(addr)
     }
@@ -268,8 +271,11 @@ impl Allocator {
         self.state().give(start.0, len_bytes);
     }
 
-    /// Queues the first reference of a data extent: `count` file extents of `inode` in `root`.
-    /// `offset` is the file offset minus the offset in the extent.
+    /// Queues the first reference of a data extent, a file extent of `inode` in `root`. `offset`
+    /// is the file offset minus the offset in the extent.
+    ///
+    /// # Errors
+    /// Corruption where the space was in use; the transaction must then not commit.
     pub(crate) fn add_data(
         &self,
         start: LogicalAddr,
@@ -277,9 +283,13 @@ impl Allocator {
         root: RootId,
         inode: InodeNo,
         offset: u64,
-    ) {
+    ) -> Result<()> {
         let reference = BackRef::ExtentData { root, inode, offset, count: 1 };
-        self.state().refs.add_extent(start, len_bytes, ExtentKind::Data, reference, 1);
+        let mut state = self.state();
+        if !state.refs.add_extent(start, len_bytes, ExtentKind::Data, reference, 1) {
+            return Err(in_use(start));
+        }
+        Ok(())
     }
 
     /// Searches made so far for the form in which a group's free space is kept.
@@ -356,4 +366,15 @@ impl State {
         let (_, group) = self.groups.range_mut(..=LogicalAddr(addr)).next_back()?;
         (addr < group.end().0).then_some(group)
     }
+}
+
+/// The free space tree, or what lies between extent items, called space free that is not.
+#[cold]
+fn in_use(addr: LogicalAddr) -> Error {
+    Error::Corrupt(
+        Corruption::new(Reason::Overlap)
+            .in_block(addr)
+            .have("free space")
+            .expect("none where an extent is"),
+    )
 }

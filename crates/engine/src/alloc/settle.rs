@@ -186,6 +186,9 @@ impl Allocator {
                 )
             })?;
             if delta.is_free {
+                if group.free.as_ref().is_some_and(|free| free.overlaps(delta.start, delta.end)) {
+                    return Err(super::in_use(LogicalAddr(delta.start)));
+                }
                 state.pinned.push((delta.start, delta.end));
             }
         }

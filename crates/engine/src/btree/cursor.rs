@@ -178,13 +178,14 @@ impl Cursor {
             let Block::Node(node) = &**parent else { break };
             let ptr = child_ptr(node, *parent_slot);
             let miss = Miss { ptr, first_key: Some(node.key(*parent_slot)) };
+            let mut loaded = None;
             let block = loop {
                 let found = {
                     let state = self.tree.read();
                     if self.tree.version() != self.version {
                         return Ok(false);
                     }
-                    state.block(&ptr, &self.tree.store)
+                    state.block(&ptr, miss.first_key.as_ref(), &self.tree.store).or(loaded)
                 };
                 if let Some(block) = found {
                     if mode == Readahead::ForwardAlways {
@@ -193,7 +194,7 @@ impl Cursor {
                     break block;
                 }
                 readahead::around(&self.tree, parent, *parent_slot, mode);
-                self.tree.load(&miss, self.version)?;
+                loaded = self.tree.load(&miss, self.version)?;
             };
             let last = block.len().saturating_sub(1);
             self.path[below] = (block, slot.min(last));

@@ -171,7 +171,7 @@ impl<'a> Editor<'a> {
     /// As [`Editor::insert`].
     pub(crate) fn touch_root(&mut self) -> Result<()> {
         let ptr = self.state.root;
-        if !self.state.dirty.contains_key(&ptr.addr) {
+        if !self.state.is_dirty(&ptr) {
             self.state.root = self.cow(&ptr, None)?;
             self.forget_fingers();
         }
@@ -281,7 +281,7 @@ impl<'a> Editor<'a> {
     }
 
     pub(super) fn load(&self, ptr: &BlockPtr, first_key: Option<Key>) -> Result<Arc<Block>> {
-        match self.state.block(ptr, &self.tree.store) {
+        match self.state.block(ptr, first_key.as_ref(), &self.tree.store) {
             Some(block) => Ok(block),
             None => self.tree.store.read(ptr, self.tree.id, first_key),
         }
@@ -316,7 +316,7 @@ impl<'a> Editor<'a> {
     fn descend(&mut self, key: &Key, purpose: Purpose) -> Result<EditPath> {
         let mut path = EditPath::new();
         let mut ptr = self.state.root;
-        if !self.state.dirty.contains_key(&ptr.addr) {
+        if !self.state.is_dirty(&ptr) {
             ptr = self.cow(&ptr, None)?;
             self.state.root = ptr;
             self.forget_fingers();
@@ -341,16 +341,13 @@ impl<'a> Editor<'a> {
             let slot = node.slot_for(key);
             let first_key = node.key(slot);
             low = first_key;
-            if purpose == Purpose::Insert && *key < first_key {
-                node.set_key(slot, *key);
-                low = *key;
-            }
+            let is_lowered = purpose == Purpose::Insert && *key < first_key;
             if slot + 1 < node.len() {
                 high = Some(node.key(slot + 1));
             }
             let child = child_ptr(node, slot);
             path.push((ptr.addr, slot));
-            if self.state.dirty.contains_key(&child.addr) {
+            if self.state.is_dirty(&child) {
                 ptr = child;
             } else {
                 ptr = self.cow(&child, Some(first_key))?;
@@ -360,6 +357,10 @@ impl<'a> Editor<'a> {
                     ptr.generation,
                 );
                 self.forget_fingers();
+            }
+            if is_lowered {
+                self.node_mut(path.last().expect("just pushed").0).set_key(slot, *key);
+                low = *key;
             }
         }
         let known = self.state.fingers.iter().flatten().any(|finger| finger.leaf == ptr.addr);
@@ -393,7 +394,9 @@ impl<'a> Editor<'a> {
 
     /// Gives a block back.
     pub(super) fn drop_block(&mut self, ptr: &BlockPtr) {
-        self.state.dirty.remove(&ptr.addr);
+        if self.state.is_dirty(ptr) {
+            self.state.dirty.remove(&ptr.addr);
+        }
         let nodesize_bytes = self.tree.store.geometry().nodesize_bytes as u64;
         self.state.bytes_used = self.state.bytes_used.saturating_sub(nodesize_bytes);
         self.alloc.free_block(self.tree.id, ptr);
@@ -510,7 +513,7 @@ impl<'a> Editor<'a> {
             }
             let child = child_ptr(node, 0);
             // A root's generation is the transaction's: the child must be dirty to become one.
-            let child = if self.state.dirty.contains_key(&child.addr) {
+            let child = if self.state.is_dirty(&child) {
                 child
             } else {
                 self.cow(&child, Some(node.key(0)))?

@@ -50,7 +50,7 @@ pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
         .filter(|(ptr, _)| {
             let near = ptr.addr.0.abs_diff(node.child(slot).0) <= NEAR_BYTES;
             (near || mode == Readahead::ForwardAlways)
-                && tree.store.cached(ptr).is_none()
+                && tree.store.cached(ptr, None).is_none()
                 && !tree.read().dirty.contains_key(&ptr.addr)
         })
         .collect();
@@ -61,7 +61,7 @@ pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
 }
 
 fn is_cached(tree: &Tree, node: &Node, slot: usize) -> bool {
-    tree.store.cached(&child_ptr(node, slot)).is_some()
+    tree.store.cached(&child_ptr(node, slot), None).is_some()
 }
 
 /// What `node` says of the child in `slot`.

@@ -1,13 +1,13 @@
 //! Splitting what is full and merging what is nearly empty.
 
-use ubtrfs_ondisk::block::{Block, ITEM_BYTES, Leaf, Node};
+use ubtrfs_ondisk::block::{Block, ITEM_BYTES, LEVEL_COUNT_MAX, Leaf, Node};
 use ubtrfs_ondisk::{Key, LogicalAddr};
 use ubtrfs_rt::Arc;
 
 use super::edit::{EditPath, Editor};
 use super::readahead::child_ptr;
 use super::store::BlockPtr;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Editor<'_> {
     /// Splits the full node at `ptr`, below the nodes in `path`, all of which have room. Returns
@@ -53,6 +53,9 @@ impl Editor<'_> {
 
     /// Puts a node above the root, with the old root as its only child.
     fn grow_root(&mut self, old: BlockPtr) -> Result<()> {
+        if usize::from(old.level) + 1 >= LEVEL_COUNT_MAX {
+            return Err(Error::Limit { what: format!("levels of tree {}", self.tree.id) });
+        }
         let key = self.load(&old, None)?.first_key().unwrap_or_default();
         let new = self.new_block(old.level + 1, key)?;
         let mut root = Node::new(&new, old.level + 1);
@@ -176,7 +179,7 @@ impl Editor<'_> {
                 return Ok(());
             }
             drop(block);
-            let target = if self.state.dirty.contains_key(&ptr.addr) {
+            let target = if self.state.is_dirty(&ptr) {
                 ptr.addr
             } else {
                 let copy = self.cow(&ptr, Some(key))?;

@@ -18,6 +18,14 @@ pub(crate) struct BlockPtr {
     pub(crate) level: u8,
 }
 
+impl BlockPtr {
+    /// Whether `block`, which lies at this address, is the one meant.
+    #[inline]
+    pub(crate) fn is_of(&self, block: &Block) -> bool {
+        block.generation() == self.generation && block.level() == self.level
+    }
+}
+
 #[derive(Clone, Debug)]
 struct BlockWeighter;
 
@@ -66,11 +74,13 @@ impl Store {
         self.blocks_read.load(Ordering::Relaxed)
     }
 
-    /// The block, if it is in memory and is the one meant.
+    /// The block, if it is in memory and is the one meant: also under another parent than that
+    /// under which it was verified.
     #[inline]
-    pub(crate) fn cached(&self, ptr: &BlockPtr) -> Option<Arc<Block>> {
+    pub(crate) fn cached(&self, ptr: &BlockPtr, first_key: Option<&Key>) -> Option<Arc<Block>> {
         let block = self.cache.get(&ptr.addr)?;
-        (block.generation() == ptr.generation && block.level() == ptr.level).then_some(block)
+        let has_key = first_key.is_none_or(|key| block.first_key() == Some(*key));
+        (ptr.is_of(&block) && has_key).then_some(block)
     }
 
     /// Puts a block in that was just written, or just read.
@@ -93,7 +103,7 @@ impl Store {
         root: RootId,
         first_key: Option<Key>,
     ) -> Result<Arc<Block>> {
-        if let Some(block) = self.cached(ptr) {
+        if let Some(block) = self.cached(ptr, first_key.as_ref()) {
             return Ok(block);
         }
         let expect = expect(ptr, root, first_key);

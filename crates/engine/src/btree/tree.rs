@@ -52,21 +52,42 @@ pub(crate) struct Miss {
 impl TreeState {
     /// The block, if it is in memory.
     #[inline]
-    pub(crate) fn block(&self, ptr: &BlockPtr, store: &Store) -> Option<Arc<Block>> {
+    pub(crate) fn block(
+        &self,
+        ptr: &BlockPtr,
+        first_key: Option<&Key>,
+        store: &Store,
+    ) -> Option<Arc<Block>> {
         match self.dirty.get(&ptr.addr) {
-            Some(block) => Some(Arc::clone(block)),
-            None => store.cached(ptr),
+            // In a damaged filesystem an address may be in use twice.
+            Some(block) if ptr.is_of(block) => Some(Arc::clone(block)),
+            _ => store.cached(ptr, first_key),
         }
     }
 
-    /// Walks towards `key` through blocks in memory.
-    fn walk(&self, store: &Store, key: &Key) -> std::result::Result<Path, Miss> {
+    /// Whether the block is one of the running transaction.
+    #[inline]
+    pub(crate) fn is_dirty(&self, ptr: &BlockPtr) -> bool {
+        self.dirty.get(&ptr.addr).is_some_and(|block| ptr.is_of(block))
+    }
+
+    /// Walks towards `key` through blocks in memory, or among those just `loaded`.
+    fn walk(
+        &self,
+        store: &Store,
+        key: &Key,
+        loaded: &[(BlockPtr, Arc<Block>)],
+    ) -> std::result::Result<Path, Miss> {
         let mut ptr = self.root;
         let mut first_key = None;
         let mut path = Path::new();
         loop {
-            let Some(block) = self.block(&ptr, store) else {
-                return Err(Miss { ptr, first_key });
+            let block = match self.block(&ptr, first_key.as_ref(), store) {
+                Some(block) => block,
+                None => match loaded.iter().find(|(known, _)| *known == ptr) {
+                    Some((_, block)) => Arc::clone(block),
+                    None => return Err(Miss { ptr, first_key }),
+                },
             };
             match &*block {
                 Block::Leaf(leaf) => {
@@ -176,26 +197,30 @@ impl Tree {
     /// # Errors
     /// A block on the way that is damaged or cannot be read.
     pub(crate) fn search(&self, key: &Key, readahead: Readahead) -> Result<(Path, u64)> {
+        // What was loaded on the way, in case the cache is too small to keep it.
+        let mut loaded: SmallVec<[(BlockPtr, Arc<Block>); 1]> = SmallVec::new();
         loop {
             let (miss, version) = {
                 let state = self.read();
                 let version = self.version();
-                match state.walk(&self.store, key) {
+                match state.walk(&self.store, key, &loaded) {
                     Ok(path) => return Ok((path, version)),
                     Err(miss) => (miss, version),
                 }
             };
             let _ = readahead;
-            self.load(&miss, version)?;
+            if let Some(block) = self.load(&miss, version)? {
+                loaded.push((miss.ptr, block));
+            }
         }
     }
 
     /// Brings a block into memory with no lock held. A block that was freed meanwhile, and its
-    /// space reused, reads as damaged; that is no error if the tree has changed.
-    pub(crate) fn load(&self, miss: &Miss, version: u64) -> Result<()> {
+    /// space reused, reads as damaged; that is no error, but `None`, if the tree has changed.
+    pub(crate) fn load(&self, miss: &Miss, version: u64) -> Result<Option<Arc<Block>>> {
         match self.store.read(&miss.ptr, self.id, miss.first_key) {
-            Ok(_) => Ok(()),
-            Err(_) if self.version() != version => Ok(()),
+            Ok(block) => Ok(Some(block)),
+            Err(_) if self.version() != version => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -299,14 +299,14 @@ fn enter(
     use_compression(handle, extent.compression);
     insert(handle, target, file_offset, &FileExtent::Regular(*extent))?;
     // The reference names file offset − offset in the extent, which is the extent's own beginning.
-    handle.core().alloc.add_data(
+    let added = handle.core().alloc.add_data(
         extent.disk_bytenr,
         extent.disk_num_bytes,
         target.root,
         target.inode,
         file_offset,
     );
-    Ok(())
+    added.map_err(|error| handle.abort(error))
 }
 
 /// Sets the feature bit that readers of this compression look for.

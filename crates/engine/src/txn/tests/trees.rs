@@ -8,7 +8,7 @@ use super::*;
 fn root_block(fs: &Filesystem) -> Arc<Block> {
     let tree = fs.tree(RootId::UUID_TREE).unwrap();
     let state = tree.read();
-    state.block(&state.root, &tree.store).unwrap()
+    state.block(&state.root, None, &tree.store).unwrap()
 }
 
 /// A node that was split while an item was inserted below its left half kept, for the leaf at that
@@ -62,4 +62,23 @@ fn insert_before_all_others_lowers_the_key_in_a_new_root() {
     drop(fs);
     let fs = open_on(device);
     assert!(contents(&fs) == model);
+}
+
+/// A cache that held less than a path from root to leaf made a search begin again for ever.
+#[test]
+fn search_with_a_cache_smaller_than_a_path_ends() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let fs = mkfs_on(&device, &MkfsOptions::default());
+    let mut model = contents(&fs);
+    for at in 0..3000 {
+        insert(&fs, key(at, 0), &[7; 104]);
+        model.insert(key(at, 0), vec![7; 104]);
+    }
+    fs.commit().unwrap();
+    drop(fs);
+    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
+    let options = OpenOptions { cache_bytes: 0, ..open_options() };
+    let fs = Filesystem::open(volume, options).unwrap();
+    assert!(contents(&fs) == model);
+    assert!(contents_backward(&fs).iter().eq(model.keys()));
 }

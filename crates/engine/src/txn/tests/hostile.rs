@@ -1,0 +1,132 @@
+//! Images whose bytes are right one by one and wrong together.
+
+use ubtrfs_ondisk::block::Block;
+use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use ubtrfs_ondisk::Generation;
+use ubtrfs_volume::MemDevice;
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::btree::BlockPtr;
+
+fn made(options: &MkfsOptions) -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let fs = mkfs_on(&device, options);
+    for at in 0..200 {
+        insert(&fs, key(at, 0), &[1; 200]);
+    }
+    fs.commit().unwrap();
+    device
+}
+
+/// Changes the primary superblock.
+fn forge(device: &MemDevice, change: impl FnOnce(&mut Superblock)) {
+    let at = SUPERBLOCK_OFFSETS[0];
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    device.read_at(at, &mut bytes).unwrap();
+    let mut superblock = Superblock::parse(&bytes, at).unwrap();
+    change(&mut superblock);
+    superblock.seal(at).unwrap();
+    device.write_at(at, superblock.as_bytes()).unwrap();
+}
+
+/// Writes a block of the tree `root`, changed and sealed again, over itself.
+fn forge_block(fs: &Filesystem, ptr: &BlockPtr, root: RootId, change: impl FnOnce(&mut Block)) {
+    let store = &fs.inner.core.roots.store;
+    let mut block = Block::clone(&*store.read(ptr, root, None).unwrap());
+    change(&mut block);
+    block.seal(fs.csum_type());
+    store.volume().write(ptr.addr, block.as_bytes()).unwrap();
+}
+
+/// The generation after the last overflowed when the filesystem was opened.
+#[test]
+fn superblock_of_the_last_generation_is_an_error() {
+    let device = made(&MkfsOptions::default());
+    let fs = open_on(Arc::clone(&device) as _);
+    let ptr = fs.tree(RootId::ROOT_TREE).unwrap().root();
+    forge_block(&fs, &ptr, RootId::ROOT_TREE, |block| {
+        block.readdress(ptr.addr, Generation(u64::MAX), RootId::ROOT_TREE);
+    });
+    drop(fs);
+    forge(&device, |superblock| superblock.generation = u64::MAX.into());
+    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
+    assert!(Filesystem::open(volume, open_options()).is_err());
+}
+
+/// A node whose children are all one block, under other keys, was walked as often as it had
+/// children: the first reading, under the first key, put the block into the cache, where no
+/// expectation was compared any more.
+#[test]
+fn node_that_names_one_child_twice_is_damage() {
+    let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+    let device = made(&options);
+    let fs = open_on(Arc::clone(&device) as _);
+    let ptr = fs.tree(RootId::UUID_TREE).unwrap().root();
+    assert_eq!(ptr.level, 1);
+    forge_block(&fs, &ptr, RootId::UUID_TREE, |block| {
+        let Block::Node(node) = block else { panic!("a node") };
+        let (child, generation) = (node.child(0), node.child_generation(0));
+        for slot in 1..node.len() {
+            node.set_child(slot, child, generation);
+        }
+    });
+    drop(fs);
+    let fs = open_on(device);
+    let tree = fs.tree(RootId::UUID_TREE).unwrap();
+    let mut cursor = tree.cursor();
+    cursor.seek(&Key::MIN).unwrap();
+    let result = (0..1000).find_map(|_| cursor.next().err());
+    assert!(result.is_some(), "walked one leaf many times");
+    assert!(tree.lookup(&key(150, 0)).is_err());
+}
+
+/// A free space tree that calls blocks free which are in use: what is allocated there may have an
+/// address that a node of the same tree gives as its child's.
+#[test]
+fn blocks_in_use_that_the_free_space_tree_calls_free_end_in_an_error() {
+    for nodesize_bytes in [4096, 16_384] {
+        let options = MkfsOptions { nodesize_bytes, ..MkfsOptions::default() };
+        let device = made(&options);
+        let fs = open_on(Arc::clone(&device) as _);
+        let before = contents(&fs);
+        // All of the metadata groups is free, says the tree.
+        let keys: Vec<Key> = {
+            let mut cursor = fs.tree(RootId::FREE_SPACE_TREE).unwrap().cursor();
+            cursor.seek(&Key::MIN).unwrap();
+            let mut keys = Vec::new();
+            while let Some((key, _)) = cursor.current().unwrap() {
+                keys.push(key);
+                cursor.next().unwrap();
+            }
+            keys
+        };
+        let mut handle = fs.begin(Reservation::items(100)).unwrap();
+        for key in keys.iter().filter(|key| key.ty == KeyType::FREE_SPACE_EXTENT) {
+            handle.txn.remove(RootId::FREE_SPACE_TREE, *key).unwrap();
+        }
+        for key in keys.iter().filter(|key| key.ty == KeyType::FREE_SPACE_INFO) {
+            let all = Key::new(key.objectid, KeyType::FREE_SPACE_EXTENT, key.offset);
+            handle.txn.insert(RootId::FREE_SPACE_TREE, all, &[]).unwrap();
+        }
+        drop(handle);
+        // The commit itself may find the tree to be wrong.
+        if fs.commit().is_err() {
+            continue;
+        }
+        drop(fs);
+        let fs = open_on(Arc::clone(&device) as _);
+        let mut random = Prng::of_test(51);
+        for _ in 0..200 {
+            let Ok(mut handle) = fs.begin(Reservation::items(1)) else { break };
+            let key = key(random.below(400), 0);
+            if handle.txn.remove(RootId::UUID_TREE, key).is_err() {
+                let _ = handle.txn.insert(RootId::UUID_TREE, key, &[1; 200]);
+            }
+        }
+        assert!(fs.commit().is_err());
+        drop(fs);
+        let fs = open_on(device);
+        assert!(contents(&fs) == before, "{nodesize_bytes}: nothing in use was overwritten");
+    }
+}
