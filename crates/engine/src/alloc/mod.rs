@@ -91,8 +91,14 @@ struct State {
     /// Ranges freed in the running transaction.
     pinned: Vec<(u64, u64)>,
     devices: BTreeMap<DeviceId, DeviceSpace>,
+    /// Data and metadata share their groups.
+    is_mixed: bool,
     /// Bytes of metadata promised to open handles.
     reserved_bytes: u64,
+    /// Bytes of metadata that what is held back above may need, as of the last reservation.
+    held_back_bytes: u64,
+    /// Bytes of the trees that only the commit edits, as of the last reservation.
+    tree_bytes: u64,
     /// Bytes of metadata in use as of the last commit.
     metadata_used_bytes: u64,
     /// Metadata blocks allocated since the transaction began.
@@ -121,7 +127,10 @@ impl Allocator {
             has_block_group_tree: compat_ro.contains(CompatRo::BLOCK_GROUP_TREE),
             form_searches: AtomicU64::new(0),
             loading: Mutex::new(()),
-            state: Mutex::new(State::default()),
+            state: Mutex::new(State {
+                is_mixed: incompat.contains(Incompat::MIXED_GROUPS),
+                ..State::default()
+            }),
         }
     }
 
@@ -253,17 +262,38 @@ impl Allocator {
         max_bytes: u64,
     ) -> Result<(LogicalAddr, u64)> {
         let class = self.data_class();
-        let align = self.sectorsize_bytes();
         loop {
-            if let Ok((start, len)) = self.state().take(class, max_bytes, max_bytes, align) {
+            if let Ok((start, len)) = self.take_data(max_bytes, max_bytes) {
                 return Ok((LogicalAddr(start), len));
             }
             if self.load_free_space(roots, class)? || self.allocate_chunk(roots, class)? {
                 continue;
             }
-            let (start, len) = self.state().take(class, min_bytes, max_bytes, align)?;
+            let (start, len) = self.take_data(min_bytes, max_bytes)?;
             return Ok((LogicalAddr(start), len));
         }
+    }
+
+    /// Takes space for data out of loaded groups; where they are mixed, none that was promised to
+    /// metadata.
+    fn take_data(&self, min_bytes: u64, max_bytes: u64) -> Result<(u64, u64)> {
+        let class = self.data_class();
+        let align = self.sectorsize_bytes();
+        let mut state = self.state();
+        if !self.is_mixed {
+            return state.take(class, min_bytes, max_bytes, align);
+        }
+        let free_bytes = state.spaces[class.index()].loaded_free_bytes;
+        let spare_bytes = free_bytes.saturating_sub(state.kept_bytes(self.nodesize_bytes()));
+        let spare_bytes = spare_bytes / align * align;
+        if spare_bytes < min_bytes {
+            return Err(Error::NoSpace {
+                what: class.name(),
+                needed_bytes: min_bytes,
+                available_bytes: spare_bytes,
+            });
+        }
+        state.take(class, min_bytes, max_bytes.min(spare_bytes), align)
     }
 
     /// Gives back space of [`Allocator::allocate_data`] that was not used.

@@ -53,17 +53,29 @@ pub(super) struct SpaceInfo {
 /// Blocks that a commit may have to copy whatever it holds: the way to a leaf, and its
 /// neighbours, in each tree that it edits.
 const COMMIT_BLOCKS_BASE: u64 = 96;
+/// Bytes of extent tree and free space tree that the items of one metadata block lie in, where
+/// leaves may be a quarter full.
+const COMMIT_BYTES_A_METADATA_BLOCK: u64 = 384;
 /// Bytes of items that one pending extent adds to the extent tree and the free space tree, where
 /// leaves may end up half empty.
 const COMMIT_BYTES_AN_EXTENT: u64 = 512;
 
 impl State {
     /// Bytes of metadata that the commit may need for what is pending: the copies of the leaves
-    /// that it touches, at most three an extent and at most all there are, and the new items.
-    fn commit_reserve_bytes(&self, nodesize_bytes: u64, tree_bytes: u64) -> u64 {
+    /// that it touches, and the new items. Each pending extent touches three leaves. Each leaf so
+    /// copied frees a block, whose items lie in other leaves, which are copied in turn: in the end
+    /// those of all metadata. It is no more than all there are.
+    fn commit_reserve_bytes(&self, nodesize_bytes: u64) -> u64 {
         let pending = self.refs.len() as u64;
-        let copies = (pending * 3 * nodesize_bytes).min(tree_bytes);
+        let blocks = self.metadata_used_bytes / nodesize_bytes + self.allocated_blocks;
+        let chained = if self.is_mixed { u64::MAX } else { blocks * COMMIT_BYTES_A_METADATA_BLOCK };
+        let copies = (pending * 3 * nodesize_bytes).saturating_add(chained).min(self.tree_bytes);
         COMMIT_BLOCKS_BASE * nodesize_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
+    }
+
+    /// Bytes of metadata that are promised.
+    pub(super) fn kept_bytes(&self, nodesize_bytes: u64) -> u64 {
+        self.reserved_bytes + self.held_back_bytes + self.commit_reserve_bytes(nodesize_bytes)
     }
 }
 
@@ -86,9 +98,10 @@ impl Allocator {
         loop {
             let (needed, free, has_pinned) = {
                 let mut state = self.state();
+                state.held_back_bytes = held_back;
+                state.tree_bytes = tree_bytes;
                 let free = state.spaces[Class::Metadata.index()].loaded_free_bytes;
-                let commit = state.commit_reserve_bytes(nodesize, tree_bytes);
-                let needed = state.reserved_bytes + bytes + held_back + commit;
+                let needed = state.kept_bytes(nodesize).saturating_add(bytes);
                 if needed <= free {
                     state.reserved_bytes += bytes;
                     return Ok(true);

@@ -15,6 +15,7 @@ use crate::{Filesystem, MkfsOptions, OpenOptions, Reservation, mkfs};
 
 mod crash;
 mod faults;
+mod full;
 mod hostile;
 mod races;
 mod trees;
