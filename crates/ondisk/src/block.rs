@@ -11,6 +11,8 @@
 //!
 //! Edits assert that their room exists: asking is the caller's part ([`Leaf::free_bytes`]).
 
+use std::hint::select_unpredictable;
+
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -128,19 +130,33 @@ fn header_of_mut(bytes: &mut [u8]) -> &mut Header {
     Header::mut_from_prefix(bytes).expect("a block is longer than its header").0
 }
 
-/// Searches `count` keys, of which `key_at` gives each, for `key`.
+/// Searches `count` keys, of which `key_at` gives each, for `key`. Which way a step goes cannot be
+/// predicted, so it is chosen without a branch: that more than halves the time.
 #[inline]
 fn search_by(count: usize, key: &Key, key_at: impl Fn(usize) -> Key) -> Result<usize, usize> {
-    let (mut low, mut high) = (0, count);
-    while low < high {
-        let middle = (low + high) / 2;
-        match key_at(middle).cmp(key) {
-            std::cmp::Ordering::Less => low = middle + 1,
-            std::cmp::Ordering::Equal => return Ok(middle),
-            std::cmp::Ordering::Greater => high = middle,
-        }
+    if count == 0 {
+        return Err(0);
     }
-    Err(low)
+    // The last key that is not above `key`, or the first, lies in `base..base + len`.
+    let (mut base, mut len) = (0, count);
+    while len > 1 {
+        let half = len / 2;
+        let middle = base + half;
+        base = select_unpredictable(is_above(&key_at(middle), key), base, middle);
+        len -= half;
+    }
+    match key_at(base).cmp(key) {
+        std::cmp::Ordering::Less => Err(base + 1),
+        std::cmp::Ordering::Equal => Ok(base),
+        std::cmp::Ordering::Greater => Err(base),
+    }
+}
+
+/// `a > b`, without branches.
+#[inline]
+fn is_above(a: &Key, b: &Key) -> bool {
+    let low = |key: &Key| u128::from(key.ty.0) << 64 | u128::from(key.offset);
+    (a.objectid > b.objectid) | ((a.objectid == b.objectid) & (low(a) > low(b)))
 }
 
 /// A verified leaf.
