@@ -1,7 +1,6 @@
 //! Power cuts: whatever of the last writes arrived, the filesystem opens, shows one of its commits,
 //! never an older one than the last that was promised, and is clean.
 
-#[allow(dead_code)] // Each test file uses its part.
 mod common;
 
 use std::collections::BTreeMap;

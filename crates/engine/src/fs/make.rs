@@ -273,7 +273,7 @@ impl Handle<'_> {
 
         let parent = names.hold(core, dir)?;
         parent.count_name(name.len(), transid, now);
-        files.mark_dirty(parent);
+        files.mark_dirty(&mut self.txn, dir, parent)?;
         names.take_inode(dir.root);
         if FileType::from_mode(new.mode) == FileType::Directory {
             names.hold_new_directory(id, item);
@@ -328,11 +328,11 @@ impl Handle<'_> {
 
         let parent = names.hold(core, dir)?;
         parent.count_name(name.len(), transid, now);
-        files.mark_dirty(parent);
+        files.mark_dirty(&mut self.txn, dir, parent)?;
         let held = names.hold(core, id)?;
         held.item.nlink += 1;
         held.touch(transid, now);
-        files.mark_dirty(held);
+        files.mark_dirty(&mut self.txn, id, held)?;
         files.bound(&mut names, &mut self.txn)
     }
 
@@ -381,8 +381,8 @@ impl Handle<'_> {
         let mut names = files.names();
         names.check_writable(self.txn.core(), id.root)?;
         if let Some(held) = names.held_mut(id) {
+            files.mark_dirty(&mut self.txn, id, held)?;
             change(&mut held.item);
-            files.mark_dirty(held);
             return Ok(());
         }
         let key = id.key(KeyType::INODE_ITEM, 0);

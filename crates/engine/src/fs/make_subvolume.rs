@@ -69,7 +69,7 @@ impl Handle<'_> {
 
         let parent = names.hold(core, dir)?;
         parent.count_name(name.len(), transid, now);
-        files.mark_dirty(parent);
+        files.mark_dirty(&mut self.txn, dir, parent)?;
         let id = InodeId::root_of(root);
         names.hold_new_directory(id, directory);
         Ok(id)

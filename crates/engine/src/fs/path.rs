@@ -1,5 +1,6 @@
 //! Paths: from names to an inode, and back.
 
+use rustc_hash::FxHashMap;
 use ubtrfs_ondisk::root::RootRef;
 use ubtrfs_ondisk::{Corruption, InodeNo, Key, KeyType, Reason, RootId};
 
@@ -8,7 +9,12 @@ use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
 /// Deepest directory whose path is told; in a damaged filesystem parents may form a circle.
-const DEPTH_MAX: usize = 16 << 10;
+const DEPTH_MAX: usize = 4096;
+/// Longest path of a subvolume that is told.
+const PATH_BYTES_MAX: usize = 64 << 10;
+
+/// Paths of subvolumes that were told before; `None` for one that has none, or is being looked for.
+pub(crate) type SubvolumePaths = FxHashMap<RootId, Option<Vec<u8>>>;
 
 impl Filesystem {
     /// Goes from `start` along `path`, whose components are separated by `/`; empty ones and `.`
@@ -71,21 +77,75 @@ impl Filesystem {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut here = id;
         while here != self.top_level() {
-            let link = self
-                .name_of_directory(here)?
-                .ok_or_else(|| Error::not_found(format!("a name of {here}")))?;
-            if names.len() >= DEPTH_MAX {
-                return Err(Corruption::new(Reason::BadValue)
-                    .in_root(id.root)
-                    .have(format!("{id} more than {DEPTH_MAX} directories deep"))
-                    .expect("parents that form no circle")
-                    .into());
-            }
-            names.push(link.name);
-            here = link.parent;
+            here = self.step_up(here, &mut names)?;
         }
         names.reverse();
         Ok(names.join(&b'/'))
+    }
+
+    /// Adds a name of `id` to `names` and returns what holds it.
+    fn step_up(&self, id: InodeId, names: &mut Vec<Vec<u8>>) -> Result<InodeId> {
+        let link = self
+            .name_of_directory(id)?
+            .ok_or_else(|| Error::not_found(format!("a name of {id}")))?;
+        if names.len() >= DEPTH_MAX {
+            return Err(Corruption::new(Reason::BadValue)
+                .in_root(id.root)
+                .have(format!("{id} is below more than {DEPTH_MAX} directories"))
+                .expect("parents that form no circle")
+                .into());
+        }
+        names.push(link.name);
+        Ok(link.parent)
+    }
+
+    /// The path of a subvolume, with the help of those told before; `None` where it has none.
+    ///
+    /// # Errors
+    /// A block that cannot be read.
+    pub(crate) fn subvolume_path(
+        &self,
+        root: RootId,
+        told: &mut SubvolumePaths,
+    ) -> Result<Option<Vec<u8>>> {
+        let mut chain = Vec::new();
+        let mut here = root;
+        let mut path = loop {
+            if here == RootId::FS_TREE {
+                break Some(Vec::new());
+            }
+            if let Some(path) = told.get(&here) {
+                break path.clone();
+            }
+            told.insert(here, None);
+            match self.path_in_parent(here) {
+                Ok((parent, path)) => {
+                    chain.push((here, path));
+                    here = parent;
+                }
+                // What has damaged parents has no path.
+                Err(Error::NotFound { .. } | Error::Corrupt(_)) => break None,
+                Err(error) => return Err(error),
+            }
+        };
+        for (root, below) in chain.into_iter().rev() {
+            path = path
+                .map(|path| if path.is_empty() { below.clone() } else { [path, below].join(&b'/') })
+                .filter(|path| path.len() <= PATH_BYTES_MAX);
+            told.insert(root, path.clone());
+        }
+        Ok(path)
+    }
+
+    /// The subvolume that holds subvolume `root`, and the path in it.
+    fn path_in_parent(&self, root: RootId) -> Result<(RootId, Vec<u8>)> {
+        let mut names = Vec::new();
+        let mut here = self.step_up(InodeId::root_of(root), &mut names)?;
+        while here.inode != InodeNo::SUBVOLUME_ROOT {
+            here = self.step_up(here, &mut names)?;
+        }
+        names.reverse();
+        Ok((here.root, names.join(&b'/')))
     }
 
     /// The name by which a directory, or the first by which a file, is linked.

@@ -111,12 +111,26 @@ impl FileState {
         Ok(())
     }
 
-    /// Marks a held inode dirty after a change.
-    pub(crate) fn mark_dirty(&self, held: &mut HeldInode) {
+    /// Marks a held inode dirty, for a change that follows or preceded under the same handle. The
+    /// first time in a transaction this makes its leaf dirty too, so that the commit needs no space
+    /// for it that was not reserved.
+    ///
+    /// # Errors
+    /// What stops the edit; the transaction is then aborted.
+    pub(crate) fn mark_dirty(
+        &self,
+        handle: &mut Handle<'_>,
+        id: InodeId,
+        held: &mut HeldInode,
+    ) -> Result<()> {
         if !held.is_dirty {
+            handle
+                .update(id.root, id.key(KeyType::INODE_ITEM, 0), |_| ())
+                .map_err(|error| handle.abort(error))?;
             held.is_dirty = true;
             self.dirty_count.fetch_add(1, Ordering::Release);
         }
+        Ok(())
     }
 }
 
@@ -127,9 +141,8 @@ impl Flush for FileState {
     }
 
     fn held_back_bytes(&self, nodesize_bytes: u64) -> u64 {
-        // An inode's leaf and its share of the nodes above; nothing is inserted.
-        let inodes = self.dirty_count.load(Ordering::Relaxed) as u64 * 3 * nodesize_bytes;
-        inodes + self.csums.held_back_bytes(nodesize_bytes)
+        // A held inode's leaf became dirty with it.
+        self.csums.held_back_bytes(nodesize_bytes)
     }
 }
 

@@ -8,6 +8,7 @@ use ubtrfs_ondisk::{Generation, Key, KeyType, ObjectId, RootId, Uuid};
 use ubtrfs_rt::Time;
 
 use super::inode::InodeId;
+use super::path::SubvolumePaths;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
@@ -86,6 +87,7 @@ impl Filesystem {
     /// Damaged items, or the device's error.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let mut found = Vec::new();
+        let mut told = SubvolumePaths::default();
         let mut cursor = self.tree(RootId::ROOT_TREE)?.cursor();
         let mut next = Key::new(RootId::FS_TREE.object_id(), KeyType::ROOT_ITEM, 0);
         loop {
@@ -98,7 +100,7 @@ impl Filesystem {
             if key.ty == KeyType::ROOT_ITEM && root.is_subvolume() {
                 let item =
                     RootItem::parse(data).map_err(|error| error.in_root(RootId::ROOT_TREE))?;
-                found.push(self.subvolume_info(root, &item)?);
+                found.push(self.subvolume_info(root, &item, &mut told)?);
             }
             // On to the next object's root item, or to this object's if it is still ahead.
             next = if key.ty < KeyType::ROOT_ITEM {
@@ -120,16 +122,16 @@ impl Filesystem {
             return Err(missing());
         }
         let (_, item) = self.root_item(root)?.ok_or_else(missing)?;
-        self.subvolume_info(root, &item)
+        self.subvolume_info(root, &item, &mut SubvolumePaths::default())
     }
 
-    fn subvolume_info(&self, root: RootId, item: &RootItem) -> Result<SubvolumeInfo> {
-        let path = match self.path_of(InodeId::root_of(root)) {
-            Ok(path) => Some(path),
-            // One whose parents are damaged is listed all the same.
-            Err(Error::NotFound { .. } | Error::Corrupt(_)) => None,
-            Err(error) => return Err(error),
-        };
+    fn subvolume_info(
+        &self,
+        root: RootId,
+        item: &RootItem,
+        told: &mut SubvolumePaths,
+    ) -> Result<SubvolumeInfo> {
+        let path = self.subvolume_path(root, told)?;
         Ok(SubvolumeInfo {
             id: root,
             parent: self.name_of_subvolume(root)?.map(|link| link.parent),
