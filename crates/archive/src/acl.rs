@@ -98,15 +98,8 @@ fn parse_entry(entry: &str, id_of: &dyn Fn(Named, &str) -> Option<u32>) -> Optio
 
 /// The text form, with numbers for users and groups; `None` if the stored form is malformed.
 pub fn to_text(stored: &[u8]) -> Option<String> {
-    let (version, entries) = stored.split_first_chunk()?;
-    if u32::from_le_bytes(*version) != VERSION || entries.len() % 8 != 0 {
-        return None;
-    }
     let mut text = Vec::new();
-    for entry in entries.chunks_exact(8) {
-        let tag = u16::from_le_bytes([entry[0], entry[1]]);
-        let bits = u16::from_le_bytes([entry[2], entry[3]]);
-        let id = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+    for (tag, bits, id) in entries(stored)? {
         let permissions: String = [(4, 'r'), (2, 'w'), (1, 'x')]
             .iter()
             .map(|&(bit, c)| if bits & bit != 0 { c } else { '-' })
@@ -122,6 +115,36 @@ pub fn to_text(stored: &[u8]) -> Option<String> {
         });
     }
     Some(text.join(","))
+}
+
+/// The permission bits of a file with that access list, as the kernel shows them: the group's are
+/// the mask, where there is one. `None` if the stored form is malformed.
+pub fn permissions(stored: &[u8]) -> Option<u32> {
+    let (mut user, mut group, mut mask, mut other) = (None, None, None, None);
+    for (tag, bits, _) in entries(stored)? {
+        let place = match tag {
+            USER_OBJ => &mut user,
+            GROUP_OBJ => &mut group,
+            MASK => &mut mask,
+            OTHER => &mut other,
+            _ => continue,
+        };
+        *place = Some(u32::from(bits & 7));
+    }
+    Some(user? << 6 | mask.or(group)? << 3 | other?)
+}
+
+/// Tag, permissions and number of each entry.
+fn entries(stored: &[u8]) -> Option<impl Iterator<Item = (u16, u16, u32)> + '_> {
+    let (version, entries) = stored.split_first_chunk()?;
+    if u32::from_le_bytes(*version) != VERSION || !entries.len().is_multiple_of(8) {
+        return None;
+    }
+    Some(entries.chunks_exact(8).map(|entry| {
+        let tag = u16::from_le_bytes([entry[0], entry[1]]);
+        let bits = u16::from_le_bytes([entry[2], entry[3]]);
+        (tag, bits, u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]))
+    }))
 }
 
 #[cfg(test)]
@@ -156,6 +179,14 @@ mod tests {
         });
         assert_eq!(to_text(&stored.unwrap()).unwrap(), "group:7:r--");
         assert_eq!(system_id(Named::User, "root"), Some(0));
+    }
+
+    #[test]
+    fn permissions_group_is_the_mask() {
+        let stored = |text: &[u8]| permissions(&from_text(text, &nobody).unwrap());
+        assert_eq!(stored(b"user::rwx,group::r--,mask::rw-,other::--x"), Some(0o761));
+        assert_eq!(stored(b"user::rwx,group::r--,other::--x"), Some(0o741));
+        assert_eq!(stored(b"user::rwx,mask::rw-"), None);
     }
 
     #[test]

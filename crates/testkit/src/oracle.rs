@@ -24,6 +24,8 @@ pub enum Oracle {
     ImageCollections,
     /// GNU tar.
     Tar,
+    /// libarchive's tar.
+    Bsdtar,
 }
 
 /// Whether the judge is there. Where it is not, says so as a line that begins with SKIPPED.
@@ -66,6 +68,7 @@ pub fn available(oracle: Oracle) -> Result<(), String> {
         Oracle::BtrfsProgs => has_tool("btrfs"),
         Oracle::MkfsBtrfs => has_tool("mkfs.btrfs"),
         Oracle::Tar => has_tool("tar"),
+        Oracle::Bsdtar => has_tool("bsdtar"),
         Oracle::NewBtrfsProgs => new_btrfs_progs()
             .map(|_| ())
             .ok_or_else(|| "scripts/fetch-collections has not run".to_owned()),

@@ -24,6 +24,7 @@ use std::path::Path;
 
 use ubtrfs_rt::{Executor, Time};
 
+use crate::acl;
 use crate::batch::{
     Batch, Content, Entry, LinkTarget, PIECE_BYTES_MAX, Place, Source, Step, Xattr,
 };
@@ -539,15 +540,20 @@ fn entry(
         Some(digits) => decimal_time(digits, "access time")?,
         None => mtime,
     };
+    let (found, warnings) = records.xattrs();
     let permissions = header.mode()? & i64::from(PERMISSION_BITS);
+    let mut permissions = u32::try_from(permissions).expect("twelve bits");
+    if let Some(acl) = found.get(&b"system.posix_acl_access"[..]) {
+        // libarchive tells the group's own permissions, where the system tells the mask.
+        permissions = acl::permissions(acl).map_or(permissions, |bits| permissions & !0o777 | bits);
+    }
     let metadata = Metadata {
-        permissions: u32::try_from(permissions).expect("twelve bits"),
+        permissions,
         uid: id(b"uid", header.uid(), "owner")?,
         gid: id(b"gid", header.gid(), "group")?,
         atime: Some(atime),
         mtime,
     };
-    let (found, warnings) = records.xattrs();
     for warning in warnings {
         batch.warn(path, warning);
     }

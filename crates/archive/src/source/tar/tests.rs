@@ -211,6 +211,48 @@ fn tar_archives_of_gnu_tar_read_in_each_format() {
 }
 
 #[test]
+fn tar_archives_of_libarchive_both_ways() {
+    if !oracle::require_all(&[Oracle::Bsdtar, Oracle::Root]) {
+        return;
+    }
+    let (dir, target) = (odd(), tempdir().unwrap());
+    // What libarchive's bsdtar cannot do: long paths, and names that no locale can tell.
+    for odd in ["deep", "names", "links"] {
+        fs::remove_dir_all(dir.path().join(odd)).unwrap();
+    }
+    fs::remove_file(dir.path().join("symlinks/bytes")).unwrap();
+    fs::remove_file(dir.path().join("sparse/hole-of-one-byte")).unwrap();
+    // libarchive writes minus one and a half seconds as minus two and a half.
+    fs::remove_file(dir.path().join("times/before-epoch")).unwrap();
+    let before = seen(dir.path());
+    let out = command("bsdtar")
+        .args(["--format=pax", "--numeric-owner", "-cf", "-", "-C"])
+        .arg(dir.path())
+        .arg(".")
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let (model, _, warnings) = read(&out.stdout).unwrap();
+    assert_eq!(warnings, []);
+    model.snapshot().assert_same(&before, &Compare::copied());
+
+    let path = target.path().join("x.tar");
+    fs::write(&path, write(dir.path(), Compression::Zstd).0).unwrap();
+    let unpacked = target.path().join("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    let out = command("bsdtar")
+        .args(["--numeric-owner", "-xpf"])
+        .arg(&path)
+        .arg("-C")
+        .arg(&unpacked)
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    // It leaves the directory that it unpacks into as it is.
+    seen(&unpacked).assert_same(&before, &Compare { root: false, ..Compare::copied() });
+}
+
+#[test]
 fn tar_compressed_by_the_usual_programs_read() {
     let plain = archive(&[file(b"a", b"content")]);
     let dir = tempdir().unwrap();
