@@ -36,6 +36,8 @@ pub struct ImageTree<'f> {
     /// What is newer was made by this import.
     before: Generation,
     handle: Option<Handle<'f>>,
+    /// What the handle of the step at hand was begun with.
+    step: Option<Reservation>,
     appender: Option<Appender>,
     /// Where the file ends that is appended to.
     end: u64,
@@ -59,6 +61,7 @@ impl<'f> ImageTree<'f> {
             now: filesystem.runtime().clock.now(),
             before: Generation(filesystem.superblock().generation.get()),
             handle: None,
+            step: None,
             appender: None,
             end: 0,
         })
@@ -101,12 +104,15 @@ impl Tree for ImageTree<'_> {
     fn begin(&mut self, work: Work) -> Result<(), TreeError> {
         let extents = work.data_bytes.div_ceil(EXTENT_BYTES_MIN) + 1;
         let items = work.names * ITEMS_PER_NAME + work.xattrs + 1 + extents * ITEMS_PER_EXTENT;
-        self.handle = Some(self.filesystem.begin(Reservation::items(items))?);
+        let reservation = Reservation::items(items);
+        self.handle = Some(self.filesystem.begin(reservation)?);
+        self.step = Some(reservation);
         Ok(())
     }
 
     fn end(&mut self) {
         self.handle = None;
+        self.step = None;
     }
 
     fn lookup(&mut self, dir: InodeId, name: &[u8]) -> Result<Option<Found<InodeId>>, TreeError> {
@@ -152,9 +158,14 @@ impl Tree for ImageTree<'_> {
         Ok(self.handle()?.link(dir, name, node)?)
     }
 
-    fn unlink(&mut self, _: InodeId, _: &[u8]) -> Result<(), TreeError> {
-        let what = "replacing a file that the archive has twice".to_string();
-        Err(Error::Unsupported { what }.into())
+    fn unlink(&mut self, dir: InodeId, name: &[u8]) -> Result<(), TreeError> {
+        // Removing takes handles of its own; the step goes on under a new one.
+        self.handle = None;
+        self.filesystem.unlink(dir, name)?;
+        if let Some(reservation) = self.step {
+            self.handle = Some(self.filesystem.begin(reservation)?);
+        }
+        Ok(())
     }
 
     fn set_xattr(&mut self, node: InodeId, name: &[u8], value: &[u8]) -> Result<(), TreeError> {

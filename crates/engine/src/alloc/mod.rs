@@ -19,6 +19,7 @@
 
 pub(crate) mod block_group;
 pub(crate) mod chunk;
+pub(crate) mod csum_tree;
 pub(crate) mod delayed_ref;
 mod extent_tree;
 mod free_space;
@@ -325,6 +326,26 @@ impl Allocator {
     /// Searches made so far for the form in which a group's free space is kept.
     pub(crate) fn form_searches(&self) -> u64 {
         self.form_searches.load(Ordering::Relaxed)
+    }
+
+    /// Takes back one file extent's reference to a data extent. Returns whether the extent is gone
+    /// at once, as it was allocated in this transaction: its checksums are then the caller's to
+    /// forget. Those of others go when the commit frees them.
+    pub(crate) fn drop_data(
+        &self,
+        start: LogicalAddr,
+        len_bytes: u64,
+        root: RootId,
+        inode: InodeNo,
+        offset: u64,
+    ) -> bool {
+        let reference = BackRef::ExtentData { root, inode, offset, count: 1 };
+        let mut state = self.state();
+        let queued = state.refs.change(start, len_bytes, ExtentKind::Data, reference, -1);
+        if queued == Queued::Cancelled {
+            state.give(start.0, len_bytes);
+        }
+        queued == Queued::Cancelled
     }
 
     /// Bytes of metadata in use as of the last commit.

@@ -12,9 +12,10 @@ use zerocopy::IntoBytes;
 
 use super::block_group::{BlockGroup, FreeSpaceForm};
 use super::chunk::DeviceSpace;
+use super::delayed_ref::ExtentKind;
 use super::extent_tree::{self, Form, Outcome};
 use super::free_space_tree::{Delta, FreeSpaceTree};
-use super::{Allocator, Class};
+use super::{Allocator, Class, csum_tree};
 use crate::btree::{Editor, Roots, Tree};
 use crate::error::{Error, Result};
 
@@ -127,6 +128,7 @@ impl Allocator {
             Form { is_skinny: self.is_skinny, nodesize_bytes: self.nodesize_bytes(), generation };
         let tree = roots.tree(RootId::EXTENT_TREE)?;
         let mut deltas = Vec::new();
+        let mut freed_data = Vec::new();
         let mut editor = self.edit(roots, &tree, generation);
         for (addr, head) in &heads {
             let is_free = match extent_tree::run(&mut editor, &form, *addr, head)? {
@@ -135,13 +137,36 @@ impl Allocator {
                 Outcome::Freed => true,
             };
             deltas.push(Delta { start: addr.0, end: addr.0 + head.len_bytes, is_free });
+            if is_free && head.kind == ExtentKind::Data {
+                freed_data.push((addr.0, addr.0 + head.len_bytes));
+            }
         }
         drop(editor);
+        self.remove_csums(roots, generation, &freed_data)?;
         self.account(&deltas)?;
         if self.has_free_space_tree {
             self.apply_free_space(roots, generation, &self.merge(deltas))?;
         }
         Ok(true)
+    }
+
+    fn remove_csums(
+        &self,
+        roots: &Roots,
+        generation: Generation,
+        freed_data: &[(u64, u64)],
+    ) -> Result<()> {
+        if freed_data.is_empty() {
+            return Ok(());
+        }
+        let geometry = *self.store.geometry();
+        let tree = roots.tree(RootId::CSUM_TREE)?;
+        let mut editor = self.edit(roots, &tree, generation);
+        for (start, end) in freed_data {
+            let csum_bytes = geometry.csum.len_bytes();
+            csum_tree::remove(&mut editor, *start, *end, csum_bytes, self.sectorsize_bytes())?;
+        }
+        Ok(())
     }
 
     /// Merges changes of one kind that touch, within a group; they come in address order.

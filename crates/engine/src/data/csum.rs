@@ -180,6 +180,56 @@ impl PendingCsums {
         self.bytes.fetch_add(csums.len(), Ordering::Relaxed);
     }
 
+    /// Forgets the checksums of the sectors in `start..end`, held or in the tree: their data is
+    /// gone in the transaction that wrote it.
+    ///
+    /// # Errors
+    /// What stops an edit; the transaction is then aborted.
+    pub(crate) fn remove(&self, handle: &mut Handle<'_>, start: u64, end: u64) -> Result<()> {
+        let geometry = *handle.core().roots.store.geometry();
+        let (csum_bytes, sectorsize) =
+            (geometry.csum.len_bytes(), geometry.sectorsize_bytes as u64);
+        let _alone = self.flush.lock();
+        self.forget(start, end, csum_bytes, sectorsize);
+        let removed = handle.edit(RootId::CSUM_TREE, |editor| {
+            crate::alloc::csum_tree::remove(editor, start, end, csum_bytes, sectorsize)
+        });
+        removed.map_err(|error| handle.abort(error))
+    }
+
+    /// The part of [`PendingCsums::remove`] that concerns what is held.
+    fn forget(&self, start: u64, end: u64, csum_bytes: usize, sectorsize: u64) {
+        let mut runs = self.runs.write();
+        let from = runs.by_start.range(..=start).next_back().map_or(start, |(from, _)| *from);
+        let hit: Vec<u64> = runs.by_start.range(from..end).map(|(start, _)| *start).collect();
+        let bytes_of = |len: u64| usize::try_from(len / sectorsize).unwrap_or(0) * csum_bytes;
+        for run_start in hit {
+            let run_len = runs.by_start[&run_start].len();
+            let run_end = run_start + (run_len / csum_bytes) as u64 * sectorsize;
+            let (cut_start, cut_end) = (start.max(run_start), end.min(run_end));
+            if cut_start >= cut_end {
+                continue;
+            }
+            let mut run = runs.by_start.remove(&run_start).expect("just seen");
+            let tail = run.split_off(bytes_of(cut_end - run_start));
+            run.truncate(bytes_of(cut_start - run_start));
+            let mut kept = 0;
+            for (at, part) in [(run_start, run), (cut_end, tail)] {
+                if !part.is_empty() {
+                    runs.by_start.insert(at, part);
+                    kept += 1;
+                }
+            }
+            // A cut in the middle leaves two runs of one.
+            match kept {
+                0 => _ = self.run_count.fetch_sub(1, Ordering::Relaxed),
+                2 => _ = self.run_count.fetch_add(1, Ordering::Relaxed),
+                _ => {}
+            }
+            self.bytes.fetch_sub(bytes_of(cut_end - cut_start), Ordering::Relaxed);
+        }
+    }
+
     /// Bytes of metadata that a flush may need: for each run the leaf where it begins and its share
     /// of the nodes above, and leaves for the checksums that may end up half full.
     pub(crate) fn held_back_bytes(&self, nodesize_bytes: u64) -> u64 {

@@ -11,6 +11,7 @@ pub(crate) mod inode;
 pub(crate) mod make;
 pub(crate) mod make_subvolume;
 pub(crate) mod path;
+pub(crate) mod remove;
 pub(crate) mod state;
 pub(crate) mod subvolume;
 pub(crate) mod usage;

@@ -111,6 +111,14 @@ impl FileState {
         Ok(())
     }
 
+    /// Drops an inode that is no more.
+    pub(crate) fn forget(&self, id: InodeId) {
+        let removed = self.names.lock().held.remove(&id);
+        if removed.is_some_and(|held| held.is_dirty) {
+            self.dirty_count.fetch_sub(1, Ordering::Release);
+        }
+    }
+
     /// Marks a held inode dirty, for a change that follows or preceded under the same handle. The
     /// first time in a transaction this makes its leaf dirty too, so that the commit needs no space
     /// for it that was not reserved.
@@ -262,6 +270,14 @@ impl HeldInode {
     pub(crate) fn count_name(&mut self, name_bytes: usize, transid: u64, now: Time) {
         self.next_index = self.next_index.map(|next| next + 1);
         self.item.size += 2 * name_bytes as u64;
+        self.touch(transid, now);
+        self.item.mtime = timespec(now);
+    }
+
+    /// Counts a name of `name_bytes` that was removed from the directory.
+    pub(crate) fn uncount_name(&mut self, name_bytes: usize, transid: u64, now: Time) {
+        let size = self.item.size.get().saturating_sub(2 * name_bytes as u64);
+        self.item.size = size.into();
         self.touch(transid, now);
         self.item.mtime = timespec(now);
     }
