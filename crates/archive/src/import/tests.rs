@@ -191,3 +191,39 @@ fn import_tar_stream_of_gnu_tar_equal() {
     assert_checks_clean(&image);
     seen_by_kernel(&image).assert_same(&before, &Compare::copied());
 }
+
+/// GNU tar's `--append` leaves a file's earlier contents in the archive.
+#[test]
+fn import_tar_path_twice_later_replaces() {
+    if !oracle::require_all(&[Oracle::Tar, Oracle::BtrfsProgs]) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let (archive, image) = (dir.path().join("a.tar"), dir.path().join("image"));
+    let append = |name: &str, contents: &[u8]| {
+        fs::write(dir.path().join(name), contents).unwrap();
+        let mut tar = command("tar");
+        let tar = tar.arg("-C").arg(dir.path()).arg("-rf").arg(&archive).arg(name);
+        assert!(tar.status().unwrap().success());
+    };
+    append("inline", b"first");
+    append("large", &vec![b'1'; 3 << 20]);
+    append("other", &vec![b'o'; 100_000]);
+    append("inline", b"second");
+    append("large", &vec![b'2'; 1 << 20]);
+    let fs = filesystem(&image, 256 << 20, Runtime::system());
+    let top = fs.top_level();
+    from_path(&fs, top, &archive, &ImportOptions::default(), &mut Vec::new()).unwrap();
+    for (name, contents) in [
+        (&b"inline"[..], b"second".to_vec()),
+        (b"large", vec![b'2'; 1 << 20]),
+        (b"other", vec![b'o'; 100_000]),
+    ] {
+        let mut have = vec![0; contents.len() + 1];
+        let id = fs.lookup(top, name).unwrap();
+        let len = fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut have).unwrap();
+        assert!(have[..len] == contents, "{}", String::from_utf8_lossy(name));
+    }
+    drop(fs);
+    assert_checks_clean(&image);
+}
