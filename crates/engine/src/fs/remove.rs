@@ -65,11 +65,11 @@ impl Handle<'_> {
 
         let parent = names.hold(core, dir)?;
         parent.uncount_name(name.len(), transid, now);
-        files.mark_dirty(&mut self.txn, dir, parent)?;
+        files.mark_dirty(txn, dir, parent)?;
         let held = names.hold(core, id)?;
         held.item.nlink = held.item.nlink.get().saturating_sub(1).into();
         held.touch(transid, now);
-        files.mark_dirty(&mut self.txn, id, held)?;
+        files.mark_dirty(txn, id, held)?;
         if held.item.nlink.get() > 0 {
             return Ok(None);
         }

@@ -1,8 +1,8 @@
 //! Images whose bytes are right one by one and wrong together.
 
+use ubtrfs_ondisk::Generation;
 use ubtrfs_ondisk::block::Block;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
-use ubtrfs_ondisk::Generation;
 use ubtrfs_volume::MemDevice;
 use zerocopy::IntoBytes;
 
