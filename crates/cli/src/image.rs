@@ -2,15 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use ubtrfs_engine::{Filesystem, InodeId, OpenOptions};
+use ubtrfs_engine::{Filesystem, Inode, InodeId, OpenOptions};
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::{InodeNo, PhysicalAddr, RootId};
 use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
-use crate::facts::Facts;
 use crate::failure::{Exit, Failure, Result};
-use crate::output::{mode, quote};
+use crate::output::quote;
 use crate::walk::Child;
 
 /// Symbolic links followed for one path, as Linux limits it.
@@ -212,7 +211,8 @@ impl Image {
                 continue;
             }
             let found = self.filesystem.lookup(here, &name).map_err(failed)?;
-            let is_link = mode::is_symlink(self.filesystem.inode(found).map_err(failed)?.mode);
+            let inode = self.filesystem.inode(found).map_err(failed)?;
+            let is_link = inode.file_type() == FileType::Symlink;
             if !is_link || (rest.is_empty() && last_link == LastLink::Keep) {
                 here = found;
                 continue;
@@ -229,7 +229,7 @@ impl Image {
             }
             rest.extend(components_reversed(&target));
         }
-        if path.ends_with(b"/") && !mode::is_directory(self.facts(here, path)?.mode) {
+        if path.ends_with(b"/") && !self.inode(here, path)?.is_dir() {
             return Err(self.failure(
                 "finding",
                 path,
@@ -249,27 +249,9 @@ impl Image {
             .map_err(|error| self.failure("finding", &[path, b"/.."].concat(), error))
     }
 
-    /// The facts of an inode; `path` is for messages.
-    pub fn facts(&self, id: InodeId, path: &[u8]) -> Result<Facts> {
-        let inode =
-            self.filesystem.inode(id).map_err(|error| self.failure("reading", path, error))?;
-        Ok(Facts {
-            id,
-            mode: inode.mode,
-            nlink: inode.nlink,
-            uid: inode.uid,
-            gid: inode.gid,
-            size_bytes: inode.size_bytes,
-            nbytes: inode.nbytes,
-            rdev: inode.rdev,
-            flags: inode.flags,
-            generation: inode.generation.0,
-            transid: inode.transid.0,
-            atime: inode.atime,
-            mtime: inode.mtime,
-            ctime: inode.ctime,
-            otime: inode.otime,
-        })
+    /// What an inode says; `path` is for messages.
+    pub fn inode(&self, id: InodeId, path: &[u8]) -> Result<Inode> {
+        self.filesystem.inode(id).map_err(|error| self.failure("reading", path, error))
     }
 
     /// A symbolic link's target.

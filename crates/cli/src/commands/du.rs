@@ -9,11 +9,11 @@ use clap::ArgAction;
 use serde::Serialize;
 use ubtrfs_engine::InodeId;
 
-use crate::facts::JsonPath;
+use crate::facts::{self, JsonPath};
 use crate::failure::{Exit, Result};
 use crate::image::{Image, OpenArgs, StartArgs};
+use crate::output::Output;
 use crate::output::json::Array;
-use crate::output::{Output, mode};
 use crate::size;
 use crate::walk::{self, Visit, Walk};
 
@@ -91,9 +91,9 @@ struct JsonSum {
 impl Sums<'_> {
     fn path(&mut self, path: &[u8], out: &mut Output) -> Result<()> {
         let id = self.image.resolve(path)?;
-        let facts = self.image.facts(id, path)?;
-        if !mode::is_directory(facts.mode) {
-            let bytes = facts.allocated_bytes(self.image.sectorsize_bytes());
+        let inode = self.image.inode(id, path)?;
+        if !inode.is_dir() {
+            let bytes = facts::allocated_bytes(&inode, self.image.sectorsize_bytes());
             return self.print(path, bytes, out);
         }
         let mut walk = Walk::new(id, path.to_vec());
@@ -136,20 +136,21 @@ impl Sums<'_> {
     fn directory(&mut self, visit: &Visit, walk: &mut Walk, out: &mut Output) -> Result<u64> {
         let sectorsize_bytes = self.image.sectorsize_bytes();
         let children = walk::children(self.image, visit.id, &visit.path)?;
-        let mut sum = self.image.facts(visit.id, &visit.path)?.allocated_bytes(sectorsize_bytes);
+        let inode = self.image.inode(visit.id, &visit.path)?;
+        let mut sum = facts::allocated_bytes(&inode, sectorsize_bytes);
         for child in children.iter().filter(|child| !child.is_directory) {
             let path = walk::join(&visit.path, &child.name);
-            let facts = match self.image.facts(child.id, &path) {
-                Ok(facts) => facts,
+            let inode = match self.image.inode(child.id, &path) {
+                Ok(inode) => inode,
                 Err(failure) => {
                     out.tolerate(Err(failure))?;
                     continue;
                 }
             };
-            if facts.nlink > 1 && !self.counted.insert(child.id) {
+            if inode.nlink > 1 && !self.counted.insert(child.id) {
                 continue;
             }
-            let bytes = facts.allocated_bytes(sectorsize_bytes);
+            let bytes = facts::allocated_bytes(&inode, sectorsize_bytes);
             sum = sum.saturating_add(bytes);
             if self.args.all {
                 self.print(&path, bytes, out)?;

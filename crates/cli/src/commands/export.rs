@@ -15,7 +15,7 @@ use ubtrfs_engine::InodeId;
 
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, OpenArgs, StartArgs};
-use crate::output::{Output, mode, quote};
+use crate::output::{Output, quote};
 use crate::progress::Progress;
 
 /// Bytes of an archive that are written at once.
@@ -65,7 +65,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let image = Image::open_read(&args.image, &args.open, &args.start)?;
     let path = args.path.as_bytes();
     let from = image.resolve_following(path)?;
-    if !mode::is_directory(image.facts(from, path)?.mode) {
+    if !image.inode(from, path)?.is_dir() {
         return Err(Failure::new(Exit::Io, "export", "not a directory")
             .at_name(path)
             .at_path(&args.image)

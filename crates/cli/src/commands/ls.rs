@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use clap::ArgAction;
 use serde::Serialize;
-use ubtrfs_engine::InodeId;
+use ubtrfs_engine::{Inode, InodeId};
+use ubtrfs_ondisk::dir::FileType;
 
-use crate::facts::{Facts, JsonFacts, JsonPath};
+use crate::facts::{self, JsonFacts, JsonPath};
 use crate::failure::{Exit, Result};
 use crate::image::{Image, OpenArgs, StartArgs};
 use crate::output::json::{self, Array};
@@ -107,7 +108,7 @@ struct Line {
     name: Vec<u8>,
     path: Vec<u8>,
     /// Where they are shown: a plain list of names reads no inodes.
-    facts: Option<Facts>,
+    inode: Option<Inode>,
     target: Option<Vec<u8>>,
     has_acl: bool,
 }
@@ -149,7 +150,7 @@ impl Listing<'_> {
     fn named(&self, path: &OsStr) -> Result<(Line, bool)> {
         let path = path.as_bytes();
         let id = self.image.resolve(path)?;
-        let is_directory = mode::is_directory(self.image.facts(id, path)?.mode);
+        let is_directory = self.image.inode(id, path)?.is_dir();
         Ok((self.line(id, path.to_vec(), path.to_vec())?, is_directory))
     }
 
@@ -179,14 +180,14 @@ impl Listing<'_> {
     }
 
     fn line(&self, id: InodeId, name: Vec<u8>, path: Vec<u8>) -> Result<Line> {
-        let mut line = Line { id, name, path, facts: None, target: None, has_acl: false };
+        let mut line = Line { id, name, path, inode: None, target: None, has_acl: false };
         if self.args.long || self.args.json {
-            let facts = self.image.facts(id, &line.path)?;
-            if mode::is_symlink(facts.mode) {
+            let inode = self.image.inode(id, &line.path)?;
+            if inode.file_type() == FileType::Symlink {
                 line.target = Some(self.image.read_link(id, &line.path)?);
             }
             line.has_acl = !self.args.json && self.image.has_acl(id, &line.path)?;
-            line.facts = Some(facts);
+            line.inode = Some(inode);
         }
         Ok(line)
     }
@@ -208,7 +209,8 @@ impl Listing<'_> {
         self.printed = true;
         if self.args.long && !matches!(heading, Heading::Files) {
             let sectorsize_bytes = self.image.sectorsize_bytes();
-            let bytes = facts_of(lines).map(|facts| facts.allocated_bytes(sectorsize_bytes)).sum();
+            let bytes =
+                inodes_of(lines).map(|inode| facts::allocated_bytes(inode, sectorsize_bytes)).sum();
             let human = self.args.human_readable;
             let total = if human { size::human(bytes) } else { (bytes / 1024).to_string() };
             out.line(&format!("total {total}"))?;
@@ -251,21 +253,21 @@ impl Listing<'_> {
         if self.args.inode {
             cells.push(line.id.inode.to_string());
         }
-        if let Some(facts) = &line.facts {
+        if let Some(inode) = &line.inode {
             let plus = if line.has_acl { "+" } else { "" };
-            cells.push(format!("{}{plus}", mode::letters(facts.mode)));
-            cells.push(facts.nlink.to_string());
-            cells.push(name_or_number(self.owners.user(facts.uid), facts.uid, widths.user));
-            cells.push(name_or_number(self.owners.group(facts.gid), facts.gid, widths.group));
-            cells.push(if mode::is_device(facts.mode) {
-                let (major, minor) = facts.device_numbers();
+            cells.push(format!("{}{plus}", mode::letters(inode.mode)));
+            cells.push(inode.nlink.to_string());
+            cells.push(name_or_number(self.owners.user(inode.uid), inode.uid, widths.user));
+            cells.push(name_or_number(self.owners.group(inode.gid), inode.gid, widths.group));
+            cells.push(if mode::is_device(inode.file_type()) {
+                let (major, minor) = inode.device();
                 format!("{major}, {minor:>width$}", width = widths.minor)
             } else if self.args.human_readable {
-                size::human(facts.size_bytes)
+                size::human(inode.size_bytes)
             } else {
-                facts.size_bytes.to_string()
+                inode.size_bytes.to_string()
             });
-            cells.push(self.calendar.short(facts.mtime));
+            cells.push(self.calendar.short(inode.mtime));
         }
         cells
     }
@@ -283,14 +285,14 @@ impl Widths {
     fn of(lines: &[Line], owners: &Owners) -> Self {
         let digits = |number: u64| number.to_string().len();
         let mut widths = Self { user: 0, group: 0, minor: 0 };
-        for facts in facts_of(lines) {
+        for inode in inodes_of(lines) {
             let width = |name: Option<&str>, number: u32| {
                 name.map_or_else(|| digits(number.into()), |name| name.chars().count())
             };
-            widths.user = widths.user.max(width(owners.user(facts.uid), facts.uid));
-            widths.group = widths.group.max(width(owners.group(facts.gid), facts.gid));
-            if mode::is_device(facts.mode) {
-                widths.minor = widths.minor.max(digits(facts.device_numbers().1));
+            widths.user = widths.user.max(width(owners.user(inode.uid), inode.uid));
+            widths.group = widths.group.max(width(owners.group(inode.gid), inode.gid));
+            if mode::is_device(inode.file_type()) {
+                widths.minor = widths.minor.max(digits(inode.device().1.into()));
             }
         }
         widths
@@ -302,8 +304,8 @@ fn name_or_number(name: Option<&str>, number: u32, width: usize) -> String {
     name.map_or_else(|| format!("{number:>width$}"), str::to_owned)
 }
 
-fn facts_of(lines: &[Line]) -> impl Iterator<Item = &Facts> {
-    lines.iter().filter_map(|line| line.facts.as_ref())
+fn inodes_of(lines: &[Line]) -> impl Iterator<Item = &Inode> {
+    lines.iter().filter_map(|line| line.inode.as_ref())
 }
 
 #[derive(Serialize)]
@@ -327,7 +329,7 @@ impl JsonLine {
             name: json::text(&line.name),
             name_hex: json::hex_if_lossy(&line.name),
             path: JsonPath::new(&line.path),
-            facts: line.facts.as_ref().map(|facts| facts.to_json(sectorsize_bytes)),
+            facts: line.inode.as_ref().map(|inode| JsonFacts::new(inode, sectorsize_bytes)),
             target: line.target.as_deref().map(json::text),
             target_hex: line.target.as_deref().and_then(json::hex_if_lossy),
         }

@@ -6,11 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use ubtrfs_engine::MappingKind;
+use ubtrfs_engine::{Inode, MappingKind};
 use ubtrfs_ondisk::FileOffset;
+use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::file_extent::Compression;
 
-use crate::facts::{Facts, JsonFacts, JsonPath};
+use crate::facts::{self, JsonFacts, JsonPath};
 use crate::failure::{Exit, Result};
 use crate::image::{Image, OpenArgs, StartArgs};
 use crate::output::json::{self, Array};
@@ -71,7 +72,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
 /// What is known of one file.
 struct Stat {
     path: Vec<u8>,
-    facts: Facts,
+    inode: Inode,
     sectorsize_bytes: u64,
     target: Option<Vec<u8>>,
     extents: Option<Extents>,
@@ -94,23 +95,23 @@ impl Stat {
     fn of(image: &Image, path: &OsStr, dereference: bool) -> Result<Self> {
         let path = path.as_bytes();
         let id = if dereference { image.resolve_following(path)? } else { image.resolve(path)? };
-        let facts = image.facts(id, path)?;
-        let is_symlink = mode::is_symlink(facts.mode);
+        let inode = image.inode(id, path)?;
+        let is_symlink = inode.file_type() == FileType::Symlink;
         let target = is_symlink.then(|| image.read_link(id, path)).transpose()?;
-        let has_extents = facts.mode & mode::TYPE_MASK == mode::REGULAR;
-        let extents = has_extents.then(|| Extents::of(image, &facts, path)).transpose()?;
+        let has_extents = inode.file_type() == FileType::Regular;
+        let extents = has_extents.then(|| Extents::of(image, &inode, path)).transpose()?;
         let xattrs = image
             .filesystem()
             .xattrs(id)
             .map_err(|error| image.failure("reading extended attributes", path, error))?;
         let sectorsize_bytes = image.sectorsize_bytes();
-        Ok(Self { path: path.to_vec(), facts, sectorsize_bytes, target, extents, xattrs })
+        Ok(Self { path: path.to_vec(), inode, sectorsize_bytes, target, extents, xattrs })
     }
 
     fn to_json(&self) -> JsonStat<'_> {
         JsonStat {
             path: JsonPath::new(&self.path),
-            facts: self.facts.to_json(self.sectorsize_bytes),
+            facts: JsonFacts::new(&self.inode, self.sectorsize_bytes),
             target: self.target.as_deref().map(json::text),
             target_hex: self.target.as_deref().and_then(json::hex_if_lossy),
             extents: self.extents.as_ref(),
@@ -120,11 +121,11 @@ impl Stat {
 }
 
 impl Extents {
-    fn of(image: &Image, facts: &Facts, path: &[u8]) -> Result<Self> {
+    fn of(image: &Image, inode: &Inode, path: &[u8]) -> Result<Self> {
         let failed = |error| image.failure("reading extents", path, error);
         let mut counts = Self::default();
         let mut seen = BTreeSet::new();
-        for mapping in image.filesystem().file_extents(facts.id, FileOffset(0)).map_err(failed)? {
+        for mapping in image.filesystem().file_extents(inode.id, FileOffset(0)).map_err(failed)? {
             let mapping = mapping.map_err(failed)?;
             match mapping.kind {
                 MappingKind::Hole => counts.holes += 1,
@@ -186,43 +187,43 @@ struct Show {
 
 impl Show {
     fn print(&self, stat: &Stat, out: &mut Output) -> Result<()> {
-        let facts = &stat.facts;
+        let inode = &stat.inode;
         out.text("  File: ")?;
         out.name(&stat.path)?;
         if let Some(target) = &stat.target {
             out.text(" -> ")?;
             out.name(target)?;
         }
-        let blocks = facts.allocated_bytes(stat.sectorsize_bytes) / 512;
+        let blocks = facts::allocated_bytes(inode, stat.sectorsize_bytes) / 512;
         out.line(&format!(
             "\n  Size: {:<10}\tBlocks: {:<10} IO Block: {:<6} {}",
-            facts.size_bytes,
+            inode.size_bytes,
             blocks,
             stat.sectorsize_bytes,
-            mode::kind_words(facts.mode, facts.size_bytes)
+            mode::kind_words(inode.file_type(), inode.size_bytes)
         ))?;
-        let (root, inode, nlink) = (facts.id.root, facts.id.inode, facts.nlink);
-        out.text(&format!("Subvol: {root:<10}\tInode: {inode:<10}  Links: "))?;
-        if mode::is_device(facts.mode) {
-            let (major, minor) = facts.device_numbers();
+        let (root, number, nlink) = (inode.id.root, inode.id.inode, inode.nlink);
+        out.text(&format!("Subvol: {root:<10}\tInode: {number:<10}  Links: "))?;
+        if mode::is_device(inode.file_type()) {
+            let (major, minor) = inode.device();
             out.line(&format!("{nlink:<5} Device type: {major},{minor}"))?;
         } else {
             out.line(&nlink.to_string())?;
         }
         out.line(&format!(
             "Access: ({:04o}/{})  Uid: ({:5}/{:>8})   Gid: ({:5}/{:>8})",
-            facts.mode & 0o7777,
-            mode::letters(facts.mode),
-            facts.uid,
-            self.owners.user(facts.uid).unwrap_or("UNKNOWN"),
-            facts.gid,
-            self.owners.group(facts.gid).unwrap_or("UNKNOWN"),
+            inode.mode & 0o7777,
+            mode::letters(inode.mode),
+            inode.uid,
+            self.owners.user(inode.uid).unwrap_or("UNKNOWN"),
+            inode.gid,
+            self.owners.group(inode.gid).unwrap_or("UNKNOWN"),
         ))?;
         for (name, time) in [
-            ("Access", facts.atime),
-            ("Modify", facts.mtime),
-            ("Change", facts.ctime),
-            (" Birth", facts.otime),
+            ("Access", inode.atime),
+            ("Modify", inode.mtime),
+            ("Change", inode.ctime),
+            (" Birth", inode.otime),
         ] {
             out.line(&format!("{name}: {}", self.calendar.full(time)))?;
         }
@@ -230,12 +231,12 @@ impl Show {
     }
 
     fn print_btrfs(&self, stat: &Stat, out: &mut Output) -> Result<()> {
-        let facts = &stat.facts;
-        let flags = facts.flag_names();
+        let inode = &stat.inode;
+        let flags = facts::flag_names(inode);
         let flags = if flags.is_empty() { "none".to_owned() } else { flags.join(", ") };
         out.line(&format!(
             " Btrfs: made in generation {}, changed in {}, flags {flags}",
-            facts.generation, facts.transid
+            inode.generation, inode.transid
         ))?;
         if let Some(extents) = &stat.extents {
             out.line(&format!("Extent: {}", extents.words()))?;

@@ -242,10 +242,10 @@ impl Drawing<'_> {
         path: &[u8],
         target: Option<&[u8]>,
     ) -> Result<String> {
-        let facts = self.image.facts(id, path)?;
+        let inode = self.image.inode(id, path)?;
         let target_text = target.map(json::text);
         let value = JsonName {
-            kind: mode::kind(facts.mode),
+            kind: mode::kind(inode.file_type()),
             name: json::text(name),
             name_hex: json::hex_if_lossy(name),
             inode: id.inode.0,

@@ -1,49 +1,24 @@
 //! File types and permissions in words.
 
-/// `S_IFMT`.
-pub const TYPE_MASK: u32 = 0o170_000;
-/// `S_IFDIR`.
-pub const DIRECTORY: u32 = 0o040_000;
-/// `S_IFREG`.
-pub const REGULAR: u32 = 0o100_000;
-/// `S_IFLNK`.
-pub const SYMLINK: u32 = 0o120_000;
-/// `S_IFBLK`.
-pub const BLOCK_DEVICE: u32 = 0o060_000;
-/// `S_IFCHR`.
-pub const CHARACTER_DEVICE: u32 = 0o020_000;
-/// `S_IFIFO`.
-pub const FIFO: u32 = 0o010_000;
-/// `S_IFSOCK`.
-pub const SOCKET: u32 = 0o140_000;
+use ubtrfs_ondisk::dir::FileType;
 
-/// Whether `mode` is a directory's.
-pub fn is_directory(mode: u32) -> bool {
-    mode & TYPE_MASK == DIRECTORY
-}
-
-/// Whether `mode` is a symbolic link's.
-pub fn is_symlink(mode: u32) -> bool {
-    mode & TYPE_MASK == SYMLINK
-}
-
-/// Whether `mode` is a device node's, whose number counts in place of a size.
-pub fn is_device(mode: u32) -> bool {
-    matches!(mode & TYPE_MASK, BLOCK_DEVICE | CHARACTER_DEVICE)
+/// Whether it is a device node, whose number counts in place of a size.
+pub fn is_device(kind: FileType) -> bool {
+    matches!(kind, FileType::BlockDevice | FileType::CharDevice)
 }
 
 /// Ten characters, as `ls -l` begins a line.
 pub fn letters(mode: u32) -> String {
     let mut text = String::with_capacity(10);
-    text.push(match mode & TYPE_MASK {
-        DIRECTORY => 'd',
-        REGULAR => '-',
-        SYMLINK => 'l',
-        BLOCK_DEVICE => 'b',
-        CHARACTER_DEVICE => 'c',
-        FIFO => 'p',
-        SOCKET => 's',
-        _ => '?',
+    text.push(match FileType::from_mode(mode) {
+        FileType::Directory => 'd',
+        FileType::Regular => '-',
+        FileType::Symlink => 'l',
+        FileType::BlockDevice => 'b',
+        FileType::CharDevice => 'c',
+        FileType::Fifo => 'p',
+        FileType::Socket => 's',
+        FileType::Unknown | FileType::Xattr => '?',
     });
     for (shift, special, set, unset) in
         [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')]
@@ -62,31 +37,31 @@ pub fn letters(mode: u32) -> String {
 }
 
 /// The kind of file, as `stat` words it.
-pub fn kind_words(mode: u32, size_bytes: u64) -> &'static str {
-    match mode & TYPE_MASK {
-        DIRECTORY => "directory",
-        REGULAR if size_bytes == 0 => "regular empty file",
-        REGULAR => "regular file",
-        SYMLINK => "symbolic link",
-        BLOCK_DEVICE => "block special file",
-        CHARACTER_DEVICE => "character special file",
-        FIFO => "fifo",
-        SOCKET => "socket",
-        _ => "weird file",
+pub fn kind_words(kind: FileType, size_bytes: u64) -> &'static str {
+    match kind {
+        FileType::Directory => "directory",
+        FileType::Regular if size_bytes == 0 => "regular empty file",
+        FileType::Regular => "regular file",
+        FileType::Symlink => "symbolic link",
+        FileType::BlockDevice => "block special file",
+        FileType::CharDevice => "character special file",
+        FileType::Fifo => "fifo",
+        FileType::Socket => "socket",
+        FileType::Unknown | FileType::Xattr => "weird file",
     }
 }
 
 /// The kind of file in one word, for JSON.
-pub fn kind(mode: u32) -> &'static str {
-    match mode & TYPE_MASK {
-        DIRECTORY => "directory",
-        REGULAR => "file",
-        SYMLINK => "symlink",
-        BLOCK_DEVICE => "block-device",
-        CHARACTER_DEVICE => "character-device",
-        FIFO => "fifo",
-        SOCKET => "socket",
-        _ => "unknown",
+pub fn kind(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "directory",
+        FileType::Regular => "file",
+        FileType::Symlink => "symlink",
+        FileType::BlockDevice => "block-device",
+        FileType::CharDevice => "character-device",
+        FileType::Fifo => "fifo",
+        FileType::Socket => "socket",
+        FileType::Unknown | FileType::Xattr => "unknown",
     }
 }
 
