@@ -5,9 +5,10 @@
 //! blocks, which queues delayed refs. It ends because a block is copied once a transaction. Then
 //! it writes blocks, flushes, writes the superblocks, and gives freed space out again.
 
+use ubtrfs_ondisk::misc::{OnDisk, QgroupStatusItem};
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::superblock::{RootBackup, Superblock};
-use ubtrfs_ondisk::{Generation, RootId};
+use ubtrfs_ondisk::{Generation, Key, KeyType, ObjectId, RootId};
 use ubtrfs_rt::Arc;
 use zerocopy::IntoBytes;
 
@@ -17,6 +18,8 @@ use crate::error::{Error, Result};
 
 /// Passes after which a commit that does not settle is taken for a bug.
 const PASS_COUNT_MAX: usize = 64;
+/// Flag of the quota status: the counts are not to be believed before a rescan.
+const QGROUP_INCONSISTENT: u64 = 1 << 2;
 
 impl Core {
     /// Makes everything durable that was changed through handles closed before the call.
@@ -71,6 +74,7 @@ impl Core {
             return Ok(false);
         }
         Editor::new(&self.roots.root_tree, &self.roots, &self.alloc, generation).touch_root()?;
+        self.mark_quotas_stale(generation)?;
         self.settle(generation)?;
         let mut superblock = self.next_superblock(generation)?;
         self.write_blocks()?;
@@ -83,6 +87,27 @@ impl Core {
         self.alloc.unpin();
         self.count_bookkeeping_bytes()?;
         Ok(true)
+    }
+
+    /// Says in the quota tree, if there is one, that its counts need a rescan: they are not kept.
+    fn mark_quotas_stale(&self, generation: Generation) -> Result<()> {
+        let tree = match self.roots.tree(RootId::QUOTA_TREE) {
+            Ok(tree) => tree,
+            Err(Error::NotFound { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let key = Key::new(ObjectId(0), KeyType::QGROUP_STATUS, 0);
+        let mut editor = Editor::new(&tree, &self.roots, &self.alloc, generation);
+        let flags = editor.get(&key, |item| QgroupStatusItem::peek(item).map(|item| item.flags))?;
+        let Some(flags) = flags.transpose()? else { return Ok(()) };
+        if flags.get() & QGROUP_INCONSISTENT != 0 {
+            return Ok(());
+        }
+        editor.update(&key, |item| {
+            if let Ok(item) = QgroupStatusItem::peek_mut(item) {
+                item.flags = (flags.get() | QGROUP_INCONSISTENT).into();
+            }
+        })
     }
 
     /// Brings extent tree, free space tree, block groups and root items to a fixed point.
