@@ -333,6 +333,40 @@ fn sparse_files_keep_their_holes() {
 }
 
 #[test]
+fn a_piece_longer_than_an_extent_becomes_several() {
+    let made = make(&MkfsOptions::default());
+    let (fs, top) = (&made.fs, made.fs.top_level());
+    let id = create(fs, top, b"file", &file());
+    write(fs, id, &vec![7; (300 << 20) + 5], 301 << 20, None);
+    let longest =
+        fs.file_extents(id, FileOffset(0)).unwrap().map(|mapping| mapping.unwrap().len_bytes).max();
+    assert!(longest <= Some(128 << 20));
+    judge(made);
+}
+
+#[test]
+fn files_without_copies_on_write_have_neither_checksums_nor_compression() {
+    use ubtrfs_ondisk::inode::flags;
+    let made = make(&MkfsOptions::default());
+    let (fs, top) = (&made.fs, made.fs.top_level());
+    let dir = create(fs, top, b"dir", &directory());
+    let no_cow = SetAttributes { flags: Some(flags::NODATACOW), ..SetAttributes::default() };
+    fs.begin(Reservation::create(0)).unwrap().set_attributes(dir, &no_cow).unwrap();
+    let mut prng = Prng::new(3);
+    for size in sizes() {
+        let id = create(fs, dir, format!("{size}").as_bytes(), &file());
+        let inode = fs.inode(id).unwrap();
+        assert_eq!(inode.flags, flags::NODATACOW | flags::NODATASUM);
+        let bytes = prng.text(size);
+        write(fs, id, &bytes, 1 << 20, Some(Method::with_default_level(Compression::Zstd)));
+        assert_eq!(read(fs, id), bytes);
+        let mut mappings = fs.file_extents(id, FileOffset(0)).unwrap();
+        assert!(mappings.all(|mapping| mapping.unwrap().compression == Compression::None));
+    }
+    judge(made);
+}
+
+#[test]
 fn pieces_out_of_place_are_refused() {
     let made = make(&MkfsOptions::default());
     let (fs, top) = (&made.fs, made.fs.top_level());

@@ -86,16 +86,13 @@ impl PreparedData {
         self.len_bytes == 0
     }
 
-    /// The inline form, if it has one.
-    pub(crate) fn inline(&self) -> Option<(Compression, &[u8])> {
-        match &self.form {
-            Form::Small { packed: Some((compression, packed)), .. } => {
-                Some((*compression, packed.as_slice()))
-            }
-            Form::Small { bytes, packed: None } if !bytes.is_empty() => {
-                Some((Compression::None, bytes.as_slice()))
-            }
-            _ => None,
+    /// The inline form, if it has one; compressed only where the file may be.
+    pub(crate) fn inline(&self, may_compress: bool) -> Option<(Compression, &[u8])> {
+        let Form::Small { bytes, packed } = &self.form else { return None };
+        match packed {
+            Some((compression, packed)) if may_compress => Some((*compression, packed)),
+            _ => (!bytes.is_empty() && bytes.len() <= plain_inline_bytes_max(&self.options))
+                .then_some((Compression::None, bytes)),
         }
     }
 
@@ -119,7 +116,7 @@ impl PreparedData {
 /// The inline form, if the data is short enough for one; else gives the bytes back. Plain inline
 /// data must be shorter than a sector; compressed, it may stand for a whole one.
 fn small(bytes: Vec<u8>, options: &WriteOptions) -> Result<Form, Vec<u8>> {
-    let max = options.max_inline_bytes.min(options.sectorsize_bytes - 1);
+    let max = plain_inline_bytes_max(options);
     if bytes.is_empty() {
         return Ok(Form::Small { bytes, packed: None });
     }
@@ -137,6 +134,28 @@ fn small(bytes: Vec<u8>, options: &WriteOptions) -> Result<Form, Vec<u8>> {
         return Err(bytes);
     }
     Ok(Form::Small { bytes, packed })
+}
+
+fn plain_inline_bytes_max(options: &WriteOptions) -> usize {
+    options.max_inline_bytes.min(options.sectorsize_bytes - 1)
+}
+
+impl Extents {
+    /// The same without compression and checksums.
+    pub(crate) fn into_plain(self, sectorsize_bytes: u64) -> Self {
+        let sectorsize = usize::try_from(sectorsize_bytes).expect("a sector is small");
+        let mut bytes = Vec::new();
+        let mut from = 0;
+        for piece in &self.pieces {
+            let start = bytes.len();
+            let disk = &self.disk_bytes[from..from + piece.disk_bytes];
+            bytes.resize(start + piece.ram_bytes, 0);
+            compression::decompress(piece.compression, disk, &mut bytes[start..], sectorsize)
+                .expect("it was encoded here");
+            from += piece.disk_bytes;
+        }
+        plain(bytes)
+    }
 }
 
 fn extents(mut bytes: Vec<u8>, options: &WriteOptions) -> Extents {

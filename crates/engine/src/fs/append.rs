@@ -100,7 +100,8 @@ impl Filesystem {
             id,
             target: Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() },
             sectorsize_bytes,
-            no_holes: self.incompat().contains(Incompat::NO_HOLES),
+            no_holes: Incompat(self.inner.core.superblock.lock().incompat_flags.get())
+                .contains(Incompat::NO_HOLES),
             held: Vec::new(),
             held_bytes: 0,
             held_extents: 0,
@@ -143,7 +144,8 @@ impl Appender {
     ///
     /// # Errors
     /// `InvalidArgument` for a piece that overlaps or is not aligned, or was prepared for another
-    /// filesystem; `NoSpace`; a failed write.
+    /// filesystem. `NoSpace` or a failed write: the file then ends before the pieces that were held
+    /// back, and takes no more.
     pub fn push(&mut self, offset: FileOffset, data: PreparedData) -> Result<()> {
         self.tail.hold(&self.fs, offset, data)?;
         if self.tail.held_bytes < BATCH_BYTES && self.tail.held_extents < BATCH_EXTENTS_MAX {
@@ -267,7 +269,9 @@ impl Tail {
         if self.placed_end != 0 || self.end != len {
             return Ok(false);
         }
-        let Some((compression, bytes)) = data.inline() else { return Ok(false) };
+        let Some((compression, bytes)) = data.inline(self.target.has_csums) else {
+            return Ok(false);
+        };
         let nodesize = handle.fs.inner.core.roots.store.geometry().nodesize_bytes;
         if bytes.len() > append::inline_bytes_max(nodesize) {
             return Ok(false);
@@ -287,10 +291,15 @@ impl Tail {
         self.held_bytes = 0;
         self.held_extents = 0;
         let pieces: Vec<(u64, Extents)> =
-            held.into_iter().map(|(offset, data)| (offset, data.into_extents())).collect();
+            held.into_iter().map(|(offset, data)| (offset, self.extents_of(data))).collect();
         let fs = handle.fs;
         let csums = &fs.inner.files.csums;
-        let nbytes = append::place(&mut handle.txn, &self.target, &pieces, csums)?;
+        let placed = append::place(&mut handle.txn, &self.target, &pieces, csums);
+        if placed.is_err() {
+            // Nothing was placed: the file ends where it did.
+            self.end = self.recorded_end;
+        }
+        let nbytes = placed?;
         let mut placed_end = self.placed_end;
         for (offset, extents) in &pieces {
             if !self.no_holes && *offset > placed_end {
@@ -301,6 +310,12 @@ impl Tail {
         }
         self.placed_end = placed_end;
         self.grow_inode(handle, nbytes, self.end.min(placed_end))
+    }
+
+    /// Data without checksums is not compressed: Linux would not, and `btrfs check` objects.
+    fn extents_of(&self, data: PreparedData) -> Extents {
+        let extents = data.into_extents();
+        if self.target.has_csums { extents } else { extents.into_plain(self.sectorsize_bytes) }
     }
 
     fn grow_inode(&mut self, handle: &mut Handle<'_>, nbytes: u64, size: u64) -> Result<()> {
