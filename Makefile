@@ -6,6 +6,11 @@ build:
 	cargo build --release --workspace
 
 
+# The main job on real files of this machine, in a minute.
+demo:
+	scripts/setup build
+	scripts/demo
+
 test:
 	scripts/setup test
 	scripts/run-tests
