@@ -212,8 +212,13 @@ impl Failure {
 }
 
 impl Failure {
-    /// An error while a tree was moved, which names the path itself.
-    pub fn archive(what: impl Into<String>, error: ubtrfs_archive::error::Error) -> Self {
+    /// An error while a tree was moved into or out of `image`. It names the path itself: one in the
+    /// image, or one of the host.
+    pub fn archive(
+        what: impl Into<String>,
+        image: &Path,
+        error: ubtrfs_archive::error::Error,
+    ) -> Self {
         use ubtrfs_archive::error::Error;
         let what = what.into();
         match error {
@@ -221,7 +226,7 @@ impl Failure {
                 Self::io(format!("{what}: {op}"), &source).at_name(&path.0)
             }
             Error::Engine { op, path, source } => {
-                Self::engine(format!("{what}: {op}"), source).at_name(&path.0)
+                Self::engine(format!("{what}: {op}"), source).at_name(&path.0).at_path(image)
             }
             Error::Refused { path, why } => Self::new(Exit::Io, what, why).at_name(&path.0),
             other => Self::new(Exit::Io, what, other),

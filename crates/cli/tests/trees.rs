@@ -190,7 +190,7 @@ fn bad_imports_leave_nothing_behind() {
         (&["--mkfs", "x.img", "no.tar"], 4, "not a tar archive"),
         (&["--mkfs", "x.img", "zeros.tar"], 4, "nothing in it"),
         (&["--mkfs", "--size", "128M", "x.img", "large"], 5, "needed"),
-        (&["--mkfs", "--subvol", "nowhere", "x.img", "source"], 4, "nowhere"),
+        (&["--mkfs", "--subvol", "nowhere", "x.img", "source"], 4, "import: source/nowhere"),
         (&["--mkfs", "--compress", "zstd:99", "x.img", "source"], 2, "levels"),
         (&["--mkfs", "--compress", "rar", "x.img", "source"], 2, "zlib, lzo and zstd"),
         (&["--mkfs", "--owner", "me", "x.img", "source"], 2, "two numbers"),

@@ -95,7 +95,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
 
 fn refused_directory(error: Error, args: &Args) -> Failure {
     let is_refusal = matches!(error, Error::Refused { .. });
-    let failure = Failure::archive("export", error);
+    let failure = Failure::archive("export", &args.image, error);
     if is_refusal && !args.force {
         return failure.advice("-f (--force) fills a directory that holds something already.");
     }
@@ -151,8 +151,7 @@ fn to_archive(
             .advice("Give -f (--force) to replace it, or choose another name."));
     }
     let partial = Partial::create(target).map_err(|error| failed("creating", &error))?;
-    let done = write(image, from, &partial.file, compression, progress)
-        .map_err(|failure| failure.at_path(target))?;
+    let done = write(image, from, &partial.file, compression, progress)?;
     partial.complete(target).map_err(|error| failed("writing", &error))?;
     Ok(done)
 }
@@ -167,7 +166,7 @@ fn write(
     let buffer = BufWriter::with_capacity(BUFFER_BYTES, output);
     let (done, mut buffer) =
         export::to_tar(image.filesystem(), from, buffer, compression, progress)
-            .map_err(|error| Failure::archive("export", error))?;
+            .map_err(|error| Failure::archive("export", image.path(), error))?;
     buffer.flush().map_err(|error| Failure::io("writing the archive", &error))?;
     Ok(done)
 }

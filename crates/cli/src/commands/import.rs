@@ -180,7 +180,7 @@ fn fill(args: &Args, filesystem: Filesystem, out: &mut Output) -> Result<Exit> {
     let image = Image::new(filesystem, &args.image, &args.start)?;
     let filesystem = image.filesystem();
     let into = import::destination(filesystem, &path_from_top(&image, args)?, args.owner)
-        .map_err(|error| Failure::archive("import", error).at_path(&args.image))?;
+        .map_err(|error| Failure::archive("import", &args.image, error))?;
     let options = ImportOptions {
         owner: args.owner,
         subvolumes: args.subvol.iter().map(|path| path.clone().into_vec()).collect(),
@@ -193,7 +193,7 @@ fn fill(args: &Args, filesystem: Filesystem, out: &mut Output) -> Result<Exit> {
     };
     let mut progress = Progress::new("import");
     let done = import::from_path(filesystem, into, &args.source, &options, &mut progress)
-        .map_err(|error| Failure::archive("import", error).at_path(&args.image))?;
+        .map_err(|error| Failure::archive("import", &args.image, error))?;
     if done == Summary::default() {
         let why = "there is nothing in it: an empty archive, or no archive at all";
         return Err(Failure::new(Exit::Io, "import", why).at_path(&args.source));
