@@ -58,7 +58,7 @@ impl Handle<'_> {
         names.hold(core, id)?;
 
         let index = self.remove_ref(dir, name, id)?;
-        self.remove_entry(dir, name)?;
+        self.remove_entry(dir, name).map_err(|error| self.txn.abort(error))?;
         let txn = &mut self.txn;
         let key = dir.key(KeyType::DIR_INDEX, index);
         txn.remove(dir.root, key).map_err(|error| txn.abort(error))?;
