@@ -330,7 +330,8 @@ impl Allocator {
 
     /// Takes back one file extent's reference to a data extent. Returns whether the extent is gone
     /// at once, as it was allocated in this transaction: its checksums are then the caller's to
-    /// forget. Those of others go when the commit frees them.
+    /// forget, and after that its space to give back with [`Allocator::release_data`]. Those of
+    /// others go when the commit frees them.
     pub(crate) fn drop_data(
         &self,
         start: LogicalAddr,
@@ -342,9 +343,6 @@ impl Allocator {
         let reference = BackRef::ExtentData { root, inode, offset, count: 1 };
         let mut state = self.state();
         let queued = state.refs.change(start, len_bytes, ExtentKind::Data, reference, -1);
-        if queued == Queued::Cancelled {
-            state.give(start.0, len_bytes);
-        }
         queued == Queued::Cancelled
     }
 

@@ -188,6 +188,8 @@ impl Handle<'_> {
         if self.txn.core().alloc.drop_data(start, len, id.root, id.inode, offset) {
             let csums = &self.fs.inner.files.csums;
             csums.remove(&mut self.txn, start.0, start.0.saturating_add(len))?;
+            // Only now: who gets the space next brings checksums of its own.
+            self.txn.core().alloc.release_data(start, len);
         }
         Ok(())
     }

@@ -221,3 +221,44 @@ fn commits_of_several_threads_keep_every_item() {
     drop(fs);
     judge(&*device);
 }
+
+/// The space of data that was removed in the transaction that wrote it was given out again before
+/// its checksums were forgotten: those of the data that another thread put there went with them.
+#[test]
+fn removing_new_data_leaves_the_checksums_of_what_takes_its_place() {
+    use crate::{NewInode, PreparedData};
+    use ubtrfs_ondisk::FileOffset;
+    let device = Arc::new(MemDevice::new(48 << 20));
+    let fs = mkfs_on(&device, &MkfsOptions::default());
+    let (now, options) = (fs.runtime().clock.now(), fs.write_options(None));
+    let write = |name: &[u8], byte: u8| {
+        let new = NewInode::new(0o100_644, now);
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        let id = handle.create(fs.top_level(), name, &new).unwrap();
+        drop(handle);
+        let mut appender = fs.appender(id, 0).unwrap();
+        let data = PreparedData::new(vec![byte; 64 << 10], &options);
+        appender.push(FileOffset(0), data).unwrap();
+        appender.finish().unwrap();
+        id
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let (fs, write) = (&fs, &write);
+            scope.spawn(move || {
+                let name = [b'a' + thread];
+                for _ in 0..1500 {
+                    let id = write(&name, thread);
+                    let mut bytes = vec![0; 64 << 10];
+                    fs.read(id, FileOffset(0), &mut bytes).unwrap();
+                    assert!(bytes.iter().all(|byte| *byte == thread));
+                    fs.unlink(fs.top_level(), &name).unwrap();
+                }
+                write(&name, thread);
+            });
+        }
+    });
+    fs.commit().unwrap();
+    drop(fs);
+    judge(&*device);
+}
