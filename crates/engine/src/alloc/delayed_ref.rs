@@ -48,6 +48,8 @@ pub(crate) enum Queued {
 #[derive(Debug, Default)]
 pub(crate) struct DelayedRefs {
     heads: BTreeMap<LogicalAddr, Head>,
+    /// Data extents among them that were there before: each may be freed.
+    old_data_count: usize,
 }
 
 impl DelayedRefs {
@@ -56,8 +58,14 @@ impl DelayedRefs {
         self.heads.len()
     }
 
+    /// Number of data extents that may be freed.
+    pub(crate) fn old_data_count(&self) -> usize {
+        self.old_data_count
+    }
+
     /// Takes everything queued so far.
     pub(crate) fn take(&mut self) -> BTreeMap<LogicalAddr, Head> {
+        self.old_data_count = 0;
         std::mem::take(&mut self.heads)
     }
 
@@ -87,11 +95,10 @@ impl DelayedRefs {
         reference: BackRef,
         count: i64,
     ) -> Queued {
-        let head = self.heads.entry(addr).or_insert_with(|| Head {
-            len_bytes,
-            kind,
-            is_new: false,
-            changes: SmallVec::new(),
+        let old_data = usize::from(kind == ExtentKind::Data);
+        let head = self.heads.entry(addr).or_insert_with(|| {
+            self.old_data_count += old_data;
+            Head { len_bytes, kind, is_new: false, changes: SmallVec::new() }
         });
         match head.changes.iter_mut().find(|(known, _)| *known == reference) {
             Some((_, pending)) => *pending += count,
@@ -103,7 +110,11 @@ impl DelayedRefs {
         }
         let was_new = head.is_new;
         self.heads.remove(&addr);
-        if was_new { Queued::Cancelled } else { Queued::Pending }
+        if was_new {
+            return Queued::Cancelled;
+        }
+        self.old_data_count -= old_data;
+        Queued::Pending
     }
 }
 
@@ -133,6 +144,31 @@ mod tests {
         assert_eq!(refs.change(LogicalAddr(4096), 4096, BLOCK, of(5), 1), Queued::Pending);
         assert_eq!(refs.change(LogicalAddr(4096), 4096, BLOCK, of(5), -1), Queued::Pending);
         assert_eq!(refs.len(), 0);
+    }
+
+    /// What the removal of checksums needs was not kept back for the commit.
+    #[test]
+    fn data_that_may_be_freed_is_counted_until_it_is_taken_or_stays() {
+        let mut refs = DelayedRefs::default();
+        let data = |inode| BackRef::ExtentData {
+            root: RootId(5),
+            inode: ubtrfs_ondisk::InodeNo(inode),
+            offset: 0,
+            count: 1,
+        };
+        let change = |refs: &mut DelayedRefs, at, inode, count| {
+            refs.change(LogicalAddr(at), 4096, ExtentKind::Data, data(inode), count)
+        };
+        assert!(refs.add_extent(LogicalAddr(0), 4096, ExtentKind::Data, data(1), 1));
+        change(&mut refs, 0, 1, -1);
+        change(&mut refs, 8192, 1, -1);
+        change(&mut refs, 8192, 2, -1);
+        change(&mut refs, 4096, 1, -1);
+        assert_eq!(refs.old_data_count(), 2);
+        change(&mut refs, 4096, 1, 1);
+        assert_eq!(refs.old_data_count(), 1);
+        refs.take();
+        assert_eq!(refs.old_data_count(), 0);
     }
 
     #[test]

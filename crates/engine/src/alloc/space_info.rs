@@ -56,6 +56,9 @@ const COMMIT_BLOCKS_BASE: u64 = 96;
 /// Bytes of extent tree and free space tree that the items of one metadata block lie in, where
 /// leaves may be a quarter full.
 const COMMIT_BYTES_A_METADATA_BLOCK: u64 = 384;
+/// Leaves of the checksum tree that are copied where data is freed: the two ends of a range, and one
+/// that is split between them.
+const COMMIT_CSUM_BLOCKS_A_FREED_EXTENT: u64 = 3;
 /// Bytes of items that one pending extent adds to the extent tree and the free space tree, where
 /// leaves may end up half empty.
 const COMMIT_BYTES_AN_EXTENT: u64 = 512;
@@ -70,7 +73,8 @@ impl State {
         let blocks = self.metadata_used_bytes / nodesize_bytes + self.allocated_blocks;
         let chained = if self.is_mixed { u64::MAX } else { blocks * COMMIT_BYTES_A_METADATA_BLOCK };
         let copies = (pending * 3 * nodesize_bytes).saturating_add(chained).min(self.tree_bytes);
-        COMMIT_BLOCKS_BASE * nodesize_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
+        let csums = self.refs.old_data_count() as u64 * COMMIT_CSUM_BLOCKS_A_FREED_EXTENT;
+        (COMMIT_BLOCKS_BASE + csums) * nodesize_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
     }
 
     /// Bytes of metadata that are promised.
