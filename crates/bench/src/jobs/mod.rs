@@ -4,6 +4,7 @@
 mod create;
 mod tree;
 
+use std::ops::Add;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -28,19 +29,47 @@ pub struct Timing {
     /// How often.
     pub count: u64,
     /// Time for all of them.
-    pub total_ns: u64,
+    pub wall_ns: u64,
+    /// Processor time of all threads for all of them: what the work costs when others keep the
+    /// processors busy.
+    pub cpu_ns: u64,
 }
 
 impl Timing {
-    fn new(what: &str, count: u64, total: Duration) -> Self {
-        let total_ns = u64::try_from(total.as_nanos()).unwrap_or(u64::MAX);
-        Self { what: what.to_owned(), count, total_ns }
+    fn new(what: &str, count: u64, spent: Spent) -> Self {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Self { what: what.to_owned(), count, wall_ns: ns(spent.wall), cpu_ns: ns(spent.cpu) }
     }
 
     /// Nanoseconds of one.
-    pub fn each_ns(&self) -> f64 {
-        self.total_ns as f64 / self.count.max(1) as f64
+    pub fn wall_each_ns(&self) -> f64 {
+        self.wall_ns as f64 / self.count.max(1) as f64
     }
+
+    /// Processor time of one, in nanoseconds.
+    pub fn cpu_each_ns(&self) -> f64 {
+        self.cpu_ns as f64 / self.count.max(1) as f64
+    }
+}
+
+/// Time that went by and processor time of this process.
+#[derive(Clone, Copy, Debug)]
+struct Spent {
+    wall: Duration,
+    cpu: Duration,
+}
+
+impl Add for Spent {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { wall: self.wall + other.wall, cpu: self.cpu + other.cpu }
+    }
+}
+
+fn cpu_now() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// Runs the job that the arguments name: `tree IMAGE COUNT` or
@@ -83,10 +112,10 @@ fn reopen(image: &Path) -> Result<Filesystem> {
     Ok(Filesystem::open(volume, open_options())?)
 }
 
-fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
-    let start = Instant::now();
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(Spent, T)> {
+    let (start, cpu_start) = (Instant::now(), cpu_now());
     let value = work()?;
-    Ok((start.elapsed(), value))
+    Ok((Spent { wall: start.elapsed(), cpu: cpu_now().saturating_sub(cpu_start) }, value))
 }
 
 /// The numbers below `count`, shuffled the same way every time.
