@@ -213,7 +213,7 @@ fn newest_linux_source() -> Result<PathBuf> {
 }
 
 /// The columns of a table in which contestants are compared.
-const CONTEST_COLUMNS: [(&str, &str); 8] = [
+const CONTEST_COLUMNS: [(&str, &str); 9] = [
     ("job", "job"),
     ("who", "who"),
     ("wall_s", "wall s"),
@@ -221,12 +221,13 @@ const CONTEST_COLUMNS: [(&str, &str); 8] = [
     ("wall_max_s", "max"),
     ("times_ours", "× ours"),
     ("cpu_s", "CPU s"),
+    ("cpu_times_ours", "× ours"),
     ("peak_bytes", "peak MiB"),
 ];
 
 /// A row for each contestant; the first is ours.
 fn push_contest(table: &mut Table, job: &str, series: &[Series]) {
-    let ours = series.first().map_or(f64::NAN, Series::wall_s);
+    let Some(ours) = series.first() else { return };
     for one in series {
         let (min, max) = one.wall_range();
         table.push(vec![
@@ -235,8 +236,9 @@ fn push_contest(table: &mut Table, job: &str, series: &[Series]) {
             Cell::Seconds(one.wall_s()),
             Cell::Seconds(min.as_secs_f64()),
             Cell::Seconds(max.as_secs_f64()),
-            Cell::Ratio(one.wall_s() / ours),
+            Cell::Ratio(one.wall_s() / ours.wall_s()),
             Cell::Seconds(one.cpu_s()),
+            Cell::Ratio(one.cpu_s() / ours.cpu_s()),
             Cell::Bytes(one.peak_bytes()),
         ]);
     }
