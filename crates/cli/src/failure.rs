@@ -223,14 +223,19 @@ impl Failure {
         let what = what.into();
         match error {
             Error::Io { op, path, source } => {
-                Self::io(format!("{what}: {op}"), &source).at_name(&path.0)
+                Self::io(format!("{what}: {op}"), &source).at_archive_path(&path.0)
             }
-            Error::Engine { op, path, source } => {
-                Self::engine(format!("{what}: {op}"), source).at_name(&path.0).at_path(image)
-            }
-            Error::Refused { path, why } => Self::new(Exit::Io, what, why).at_name(&path.0),
+            Error::Engine { op, path, source } => Self::engine(format!("{what}: {op}"), source)
+                .at_archive_path(&path.0)
+                .at_path(image),
+            Error::Refused { path, why } => Self::new(Exit::Io, what, why).at_archive_path(&path.0),
             other => Self::new(Exit::Io, what, other),
         }
+    }
+
+    /// Paths there are relative: the whole tree has none.
+    fn at_archive_path(self, path: &[u8]) -> Self {
+        if path.is_empty() { self } else { self.at_name(path) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ubtrfs_engine::{Filesystem, Inode, InodeId, OpenOptions};
+use ubtrfs_engine::{Filesystem, Inode, InodeId, Notice, OpenOptions};
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::{InodeNo, PhysicalAddr, RootId};
 use ubtrfs_rt::{Arc, Runtime};
@@ -123,9 +123,24 @@ impl OpenArgs {
         let filesystem = Filesystem::open(volume, options)
             .map_err(|error| Failure::engine("opening", error).at_path(path))?;
         for notice in filesystem.notices() {
+            if mode != OpenMode::ReadOnly {
+                return Err(not_writable(notice).at_path(path));
+            }
             eprintln!("ubtrfs: note: {}: {notice}", quote::path(path));
         }
         Ok(filesystem)
+    }
+}
+
+/// Both kinds of notice mean that nothing can be written.
+fn not_writable(notice: &Notice) -> Failure {
+    let failure = |why: &str| Failure::new(Exit::Unsupported, "opening for writing", why);
+    match notice {
+        Notice::LogNotReplayed => {
+            failure("it was not unmounted cleanly and holds a log that only Linux can replay yet")
+                .advice("Mount it once with Linux and unmount it; reading works without.")
+        }
+        other => failure(&other.to_string()),
     }
 }
 

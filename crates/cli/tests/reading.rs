@@ -429,3 +429,57 @@ fn several_devices_are_opened_together_or_degraded() {
     assert_eq!(cat(&["cat", "--degraded", "b.img", "file"]).ok().text(), whole.text());
     cat(&["cat", "--device", "a.img", "a.img", "file"]).fails(4);
 }
+
+#[test]
+fn default_subvolume_is_where_paths_begin() {
+    if !oracle::require_all(&[Oracle::MkfsBtrfs, Oracle::KernelBtrfs]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("disk.img");
+    MkfsBtrfs::new().size_bytes(256 << 20).make(&image);
+    let mount = KernelMount::read_write(&image, "");
+    btrfs(["subvolume", "create"], &[&mount.path().join("root")]);
+    btrfs(["subvolume", "create"], &[&mount.path().join("home")]);
+    fs::write(mount.path().join("root/file"), "in root\n").unwrap();
+    btrfs(["subvolume", "set-default", "256"], &[mount.path()]);
+    mount.unmount();
+    let run = |words: &[&str]| ubtrfs_in(directory.path(), words);
+    assert_eq!(run(&["ls", "disk.img"]).ok().text(), "file\n");
+    assert_eq!(run(&["cat", "disk.img", "../../file"]).ok().text(), "in root\n");
+    assert_eq!(run(&["ls", "--subvolid", "5", "disk.img"]).ok().text(), "home\nroot\n");
+    let default = run(&["subvolume", "get-default", "disk.img"]).ok();
+    assert!(default.text().ends_with("top level 5 path root\n"), "{}", default.text());
+    // What is imported lands where a mount shows it.
+    fs::create_dir(directory.path().join("more")).unwrap();
+    fs::write(directory.path().join("more/new"), "new\n").unwrap();
+    run(&["import", "-q", "disk.img", "more", "a/b"]).ok();
+    let mount = KernelMount::read_only(&image, "");
+    assert_eq!(fs::read_to_string(mount.path().join("a/b/new")).unwrap(), "new\n");
+    mount.unmount();
+}
+
+#[test]
+fn log_is_named_and_forbids_writing() {
+    if !oracle::require_all(&[Oracle::MkfsBtrfs, Oracle::KernelBtrfs]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (image, cut) = (directory.path().join("disk.img"), directory.path().join("cut.img"));
+    MkfsBtrfs::new().size_bytes(256 << 20).make(&image);
+    let mount = KernelMount::read_write(&image, "");
+    fs::write(mount.path().join("before"), "").unwrap();
+    run("sync", ["-f".as_ref(), mount.path().as_os_str()]);
+    let logged = File::create(mount.path().join("logged")).unwrap();
+    logged.sync_all().unwrap();
+    run("cp", [OsStr::new("--sparse=always"), image.as_os_str(), cut.as_os_str()]);
+    drop(logged);
+    mount.unmount();
+    let listed = ubtrfs_in(directory.path(), ["ls", "cut.img"]);
+    assert_eq!((listed.code, listed.text()), (0, "before\n"));
+    assert!(listed.stderr.starts_with("ubtrfs: note: cut.img: "), "{}", listed.stderr);
+    let before = fs::read(&cut).unwrap();
+    let words = ["import", "cut.img", "."];
+    ubtrfs_in(directory.path(), words).fails(6).says("a log").says("Mount it once");
+    assert!(fs::read(&cut).unwrap() == before);
+}
