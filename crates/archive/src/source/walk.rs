@@ -46,6 +46,8 @@ const FILE_FLAGS: OFlags = OFlags::RDONLY
 
 /// Bytes of a directory that are read at once.
 const LISTING_BUFFER_BYTES: usize = 32 << 10;
+/// What sinks pad data to: the sector of nearly all images.
+const SECTOR_BYTES: usize = 4096;
 
 /// How a directory is read.
 #[derive(Clone, Debug)]
@@ -402,12 +404,13 @@ pub enum FileLoad {
 
 impl Load for FileLoad {
     fn load(self, len_bytes: usize) -> Result<Loaded, Cause> {
-        // One byte more than is expected shows that a whole file grew, without another call.
+        // One byte more than is expected shows that a whole file grew, without another call. Whole
+        // sectors, since the image's sink pads to one: without a copy, if there is room.
         let room = match self {
             Self::Whole(_) => len_bytes + 1,
             Self::Piece { .. } => len_bytes,
         };
-        let mut bytes = Vec::with_capacity(room);
+        let mut bytes = Vec::with_capacity(room.next_multiple_of(SECTOR_BYTES));
         while bytes.len() < len_bytes {
             let (file, offset) = match &self {
                 Self::Whole(file) => (file, 0),
