@@ -138,3 +138,52 @@ fn transaction_after_a_cut_is_not_confused_by_what_the_lost_one_wrote() {
         assert_checks_clean(&image);
     }
 }
+
+/// The superblocks of two devices are written without a flush between them: a cut leaves either
+/// device one commit behind the other, and both what the newer one reaches.
+#[test]
+fn superblocks_of_two_devices_cut_apart_show_one_of_the_states() {
+    let mut random = Prng::of_test(24);
+    let recorded: Vec<_> = (0..2).map(|_| Arc::new(RecordingDevice::new(80 << 20))).collect();
+    let devices = recorded.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+    let volume = mkfs(devices, &MkfsOptions::default(), &runtime()).unwrap();
+    let fs = Filesystem::open(volume, open_options()).unwrap();
+    let mut model = contents(&fs);
+    for _ in 0..100 {
+        change(&fs, &mut model, &mut random, 500, true);
+    }
+    fs.commit().unwrap();
+    let old = model.clone();
+    for device in &recorded {
+        device.begin();
+    }
+    for _ in 0..100 {
+        change(&fs, &mut model, &mut random, 500, false);
+    }
+    fs.commit().unwrap();
+    drop(fs);
+    let recordings: Vec<_> = recorded.iter().map(|device| device.recording()).collect();
+    let mut seen_both = [false; 2];
+    // Behind the flush of the blocks: the copy of the superblock, the primary, a flush.
+    for (first, second) in (0..4).flat_map(|first| (0..4).map(move |second| (first, second))) {
+        let cuts: Vec<Arc<dyn Device>> = recordings
+            .iter()
+            .zip([first, second])
+            .map(|(recording, back)| {
+                Arc::new(recording.cut_after(recording.event_count() - back)) as Arc<dyn Device>
+            })
+            .collect();
+        let open = || Volume::open(cuts.clone(), &VolumeOptions::default()).unwrap();
+        let fs = Filesystem::open(open(), open_options()).unwrap();
+        let is_new = contents(&fs) == model;
+        assert!(is_new || contents(&fs) == old, "{first}, {second} events back");
+        assert!(is_new || first > 1 && second > 1, "a primary that arrived counts");
+        seen_both[usize::from(is_new)] = true;
+        insert(&fs, key(1 << 40, 0), &[1; 8]);
+        fs.commit().unwrap();
+        drop(fs);
+        let fs = Filesystem::open(open(), open_options()).unwrap();
+        assert_eq!(contents(&fs).len(), 1 + if is_new { model.len() } else { old.len() });
+    }
+    assert_eq!(seen_both, [true; 2]);
+}
