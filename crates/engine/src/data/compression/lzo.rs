@@ -19,7 +19,11 @@ const M4_DISTANCE_MAX: usize = 0xBFFF;
 const MATCH_BYTES_MIN: usize = 4;
 /// The last input bytes are always literals, so that the encoder may read four at a time.
 const TAIL_BYTES: usize = 8;
-const HASH_BITS: u32 = 13;
+/// Few enough that the table stays in the processor's first cache: blocks are sectors.
+const HASH_BITS: u32 = 12;
+/// Literals and matches up to this length are copied with one move of this length, where there is
+/// room: most are short.
+const MOVE_BYTES: usize = 16;
 
 /// Most bytes that the encoder makes of `len_bytes`.
 pub fn compressed_bytes_max(len_bytes: usize) -> usize {
@@ -65,22 +69,28 @@ fn hash(four: u32) -> usize {
     (four.wrapping_mul(0x9E37_79B1) >> (32 - HASH_BITS)) as usize
 }
 
+#[inline]
+fn eight_bytes(bytes: &[u8], at: usize) -> u64 {
+    let eight = bytes[at..at + 8].try_into().expect("a slice of eight");
+    u64::from_le_bytes(eight)
+}
+
 /// Length of what `input` has in common at `a` and at `b`, which is behind `a`.
 #[inline]
 fn common_bytes(input: &[u8], a: usize, b: usize) -> usize {
-    let later = &input[b..];
-    let earlier = &input[a..a + later.len()];
+    let left = input.len() - b;
     let mut len = 0;
-    for (x, y) in earlier.chunks_exact(8).zip(later.chunks_exact(8)) {
-        let x = u64::from_le_bytes(x.try_into().expect("a slice of eight"));
-        let y = u64::from_le_bytes(y.try_into().expect("a slice of eight"));
-        if x != y {
-            return len + ((x ^ y).trailing_zeros() / 8) as usize;
+    while len + 8 <= left {
+        let differs = eight_bytes(input, a + len) ^ eight_bytes(input, b + len);
+        if differs != 0 {
+            return len + (differs.trailing_zeros() / 8) as usize;
         }
         len += 8;
     }
-    let rest = earlier[len..].iter().zip(&later[len..]);
-    len + rest.take_while(|(x, y)| x == y).count()
+    while len < left && input[a + len] == input[b + len] {
+        len += 1;
+    }
+    len
 }
 
 /// Encodes `input`, which is at most 1 GiB, and appends the block to `out`.
@@ -220,6 +230,22 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Copies the next `len` bytes of `input`. What lies behind them in `out` may be overwritten: it
+/// comes later.
+#[inline]
+fn put_next(out: &mut [u8], written: &mut usize, input: &mut Input<'_>, len: usize) -> Result<()> {
+    if len <= MOVE_BYTES
+        && let Some(from) = input.bytes.get(input.at..input.at + MOVE_BYTES)
+        && let Some(to) = out.get_mut(*written..*written + MOVE_BYTES)
+    {
+        to.copy_from_slice(from);
+        input.at += len;
+        *written += len;
+        return Ok(());
+    }
+    put(out, written, input.take(len)?)
+}
+
 #[inline]
 fn put(out: &mut [u8], written: &mut usize, literals: &[u8]) -> Result<()> {
     let end = *written + literals.len();
@@ -236,7 +262,9 @@ fn copy_back(out: &mut [u8], written: &mut usize, distance: usize, len: usize) -
     if len > out.len() - to {
         return Err(bad("LZO block longer than promised"));
     }
-    if distance >= len {
+    if len <= MOVE_BYTES && distance >= MOVE_BYTES && out.len() - to >= MOVE_BYTES {
+        out.copy_within(from..from + MOVE_BYTES, to);
+    } else if distance >= len {
         out.copy_within(from..from + len, to);
     } else if distance == 1 {
         let byte = out[from];
@@ -254,7 +282,8 @@ fn copy_back(out: &mut [u8], written: &mut usize, distance: usize, len: usize) -
     Ok(())
 }
 
-/// Decodes one block into `out`; returns the number of bytes written.
+/// Decodes one block into `out`; returns the number of bytes written. What lies behind them may be
+/// overwritten.
 ///
 /// # Errors
 /// `BadCompression` when the block is cut off, reaches back before its beginning, or does not fit.
@@ -268,7 +297,7 @@ pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<usize> {
     {
         input.at = 1;
         let count = usize::from(first - 17);
-        put(out, &mut written, input.take(count)?)?;
+        put_next(out, &mut written, &mut input, count)?;
         state = count.min(4);
     }
     loop {
@@ -277,7 +306,7 @@ pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<usize> {
         let (distance, len, behind) = match op {
             0..16 if state == 0 => {
                 let count = input.length(op, 15)? + 3;
-                put(out, &mut written, input.take(count)?)?;
+                put_next(out, &mut written, &mut input, count)?;
                 state = 4;
                 continue;
             }
@@ -307,7 +336,9 @@ pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<usize> {
             }
         };
         copy_back(out, &mut written, distance, len)?;
-        put(out, &mut written, input.take(behind)?)?;
+        if behind > 0 {
+            put_next(out, &mut written, &mut input, behind)?;
+        }
         state = behind;
     }
 }
