@@ -1,8 +1,8 @@
 //! What an inode's bytes are: file extents, checksums, compression.
 //!
-//! Reading goes from a file offset through [`file_extent`] (which range is what) to [`read`] (the
-//! bytes, verified with [`csum`] and decoded with [`compression`]). Writing goes from bytes through
-//! [`prepare`] (compressed and checksummed, on any thread) to [`append`] (placed).
+//! Reading goes from a file offset through `file_extent` (which range is what) to `read` (the
+//! bytes, verified with `csum` and decoded with [`compression`]). Writing goes from bytes through
+//! `prepare` (compressed and checksummed, on any thread) to `append` (placed).
 
 pub(crate) mod append;
 pub mod compression;
