@@ -227,3 +227,39 @@ fn import_tar_path_twice_later_replaces() {
     drop(fs);
     assert_checks_clean(&image);
 }
+
+#[test]
+fn import_tar_same_name_twice_later_replaces() {
+    if !oracle::require_all(&[Oracle::Tar, Oracle::BtrfsProgs]) {
+        return;
+    }
+    let (dir, source) = (tempdir().unwrap(), tempdir().unwrap());
+    let archive = dir.path().join("a.tar");
+    let tar = |option: &str| {
+        let out =
+            command("tar").arg(option).arg(&archive).arg("-C").arg(source.path()).arg(".").output();
+        assert!(out.unwrap().status.success());
+    };
+    fs::write(source.path().join("large"), vec![1; 5 << 20]).unwrap();
+    fs::write(source.path().join("small"), "first").unwrap();
+    fs::write(source.path().join("linked"), vec![3; 100_000]).unwrap();
+    fs::hard_link(source.path().join("linked"), source.path().join("other")).unwrap();
+    tar("-cf");
+    fs::write(source.path().join("large"), "no longer large").unwrap();
+    fs::write(source.path().join("small"), vec![2; 3 << 20]).unwrap();
+    fs::remove_file(source.path().join("linked")).unwrap();
+    std::os::unix::fs::symlink("small", source.path().join("linked")).unwrap();
+    tar("-rf");
+
+    let image = dir.path().join("image");
+    let filesystem = filesystem(&image, 256 << 20, Runtime::system());
+    let (top, options) = (filesystem.top_level(), ImportOptions::default());
+    from_path(&filesystem, top, &archive, &options, &mut Vec::new()).unwrap();
+    let target = dir.path().join("out");
+    export::to_directory(&filesystem, top, &target, Existing::Refuse, &mut Vec::new()).unwrap();
+    drop(filesystem);
+    assert_checks_clean(&image);
+    let before = TreeSnapshot::of_directory(source.path());
+    let compare = Compare { mtime: false, ..Compare::copied() };
+    TreeSnapshot::of_directory(&target).assert_same(&before, &compare);
+}

@@ -144,7 +144,11 @@ impl ImageWalk {
         let entry = self.entry(batch, name, inode)?;
         let size_bytes = inode.size_bytes;
         let whole = Segment { offset: 0, len_bytes: size_bytes };
-        let may_have_holes = inode.nbytes < size_bytes || inode.flags & flags::PREALLOC != 0;
+        // What the inode says is enough for small files. The extents of others are looked at in
+        // any case: a damaged image may claim any length.
+        let may_have_holes = inode.nbytes < size_bytes
+            || inode.flags & flags::PREALLOC != 0
+            || size_bytes > PIECE_BYTES_MAX as u64;
         let segments = if may_have_holes {
             let found = self.segments(inode)?;
             let segments = align_segments(&found, ALIGN_BYTES, size_bytes);
