@@ -11,6 +11,7 @@ mod progress;
 mod signature;
 mod size;
 mod target;
+mod unfinished;
 mod walk;
 
 use std::process::ExitCode;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ubtrfs_ondisk::PhysicalAddr;
 use ubtrfs_rt::Arc;
@@ -12,6 +12,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::image::{WindowArgs, open_device};
 use crate::signature::{self, Finding};
 use crate::size;
+use crate::unfinished::Unfinished;
 
 /// What may be done to a target that holds something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +35,7 @@ pub enum Length {
 /// A target that was opened. A file made for it goes away again unless it is kept.
 pub struct Target {
     device: Arc<FileDevice>,
-    made: Option<PathBuf>,
+    made: Option<Unfinished>,
 }
 
 impl Target {
@@ -63,7 +64,7 @@ impl Target {
             return Err(no_length(path, "it does not exist"));
         };
         let device = open_device(path, OpenMode::CreateNew { len_bytes }, Window::Whole)?;
-        Ok(Self { device: Arc::new(device), made: Some(path.into()) })
+        Ok(Self { device: Arc::new(device), made: Some(Unfinished::new(path.into())) })
     }
 
     fn open_existing(
@@ -92,16 +93,9 @@ impl Target {
     }
 
     /// The filesystem is made: a file stays.
-    pub fn keep(mut self) {
-        self.made = None;
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        if let Some(path) = self.made.take() {
-            // The failure that brought us here is reported; an empty file left behind is harmless.
-            let _ = fs::remove_file(path);
+    pub fn keep(self) {
+        if let Some(made) = self.made {
+            made.keep();
         }
     }
 }

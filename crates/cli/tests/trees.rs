@@ -3,9 +3,11 @@
 mod support;
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use support::{Ran, ubtrfs_in, ubtrfs_with_stdin};
 use tempfile::TempDir;
@@ -320,4 +322,32 @@ fn partition_of_a_disk_image_is_filled_and_read() {
     assert_eq!(fs::read(place.path("disk.img")).unwrap()[..512], table);
     // Behind the partition nothing was written.
     assert!(fs::read(place.path("disk.img")).unwrap()[401 << 20..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn interrupted_import_leaves_nothing_behind() {
+    let place = Place::new();
+    place.run(&["import", "-q", "--mkfs", "disk.img", "source"]).ok();
+    let archive = place.run(&["export", "disk.img", "/", "-"]).ok().stdout;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
+        .args(["import", "--mkfs", "new.img", "-"])
+        .current_dir(place.0.path())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Half of the archive; the command waits for the rest.
+    let mut pipe = child.stdin.take().unwrap();
+    pipe.write_all(&archive[..archive.len() / 2]).unwrap();
+    let began = Instant::now();
+    while !place.exists("new.img") {
+        assert!(began.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // The file is there a moment before it is under guard.
+    std::thread::sleep(Duration::from_millis(200));
+    run("kill", ["-INT", &child.id().to_string()]);
+    let status = child.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2));
+    assert!(!place.exists("new.img"));
+    drop(pipe);
 }

@@ -17,6 +17,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, OpenArgs, StartArgs};
 use crate::output::{Output, quote};
 use crate::progress::Progress;
+use crate::unfinished::Unfinished;
 
 /// Bytes of an archive that are written at once.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -150,9 +151,15 @@ fn to_archive(
             .at_path(target)
             .advice("Give -f (--force) to replace it, or choose another name."));
     }
-    let partial = Partial::create(target).map_err(|error| failed("creating", &error))?;
-    let done = write(image, from, &partial.file, compression, progress)?;
-    partial.complete(target).map_err(|error| failed("writing", &error))?;
+    let mut name = target.as_os_str().to_owned();
+    name.push(format!(".partial-{}", std::process::id()));
+    let partial = PathBuf::from(name);
+    let file = File::create_new(&partial).map_err(|error| failed("creating", &error))?;
+    let unfinished = Unfinished::new(partial);
+    let done = write(image, from, &file, compression, progress)?;
+    if let Some(partial) = unfinished.keep() {
+        fs::rename(partial, target).map_err(|error| failed("writing", &error))?;
+    }
     Ok(done)
 }
 
@@ -169,35 +176,4 @@ fn write(
             .map_err(|error| Failure::archive("export", image.path(), error))?;
     buffer.flush().map_err(|error| Failure::io("writing the archive", &error))?;
     Ok(done)
-}
-
-/// A file that goes away unless it is completed.
-struct Partial {
-    file: File,
-    path: Option<PathBuf>,
-}
-
-impl Partial {
-    fn create(target: &Path) -> io::Result<Self> {
-        let mut name = target.as_os_str().to_owned();
-        name.push(format!(".partial-{}", std::process::id()));
-        let path = PathBuf::from(name);
-        Ok(Self { file: File::create_new(&path)?, path: Some(path) })
-    }
-
-    fn complete(mut self, target: &Path) -> io::Result<()> {
-        match self.path.take() {
-            Some(path) => fs::rename(path, target),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if let Some(path) = self.path.take() {
-            // The failure that brought us here is reported.
-            let _ = fs::remove_file(path);
-        }
-    }
 }

@@ -1,0 +1,67 @@
+//! Files that are being made: they go away again if the command fails or is interrupted.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static WATCH: Once = Once::new();
+
+/// A file that is removed unless it is kept.
+pub struct Unfinished {
+    path: Option<PathBuf>,
+}
+
+impl Unfinished {
+    /// Takes charge of a file that the command has just made.
+    pub fn new(path: PathBuf) -> Self {
+        WATCH.call_once(watch_signals);
+        files().push(path.clone());
+        Self { path: Some(path) }
+    }
+
+    /// It is finished: it stays, at the path that is returned.
+    pub fn keep(mut self) -> Option<PathBuf> {
+        self.forget()
+    }
+
+    fn forget(&mut self) -> Option<PathBuf> {
+        let path = self.path.take()?;
+        files().retain(|other| *other != path);
+        Some(path)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(path) = self.forget() {
+            remove(&path);
+        }
+    }
+}
+
+fn remove(path: &std::path::Path) {
+    // The failure that brought us here is what is reported.
+    let _ = std::fs::remove_file(path);
+}
+
+fn files() -> MutexGuard<'static, Vec<PathBuf>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on a signal that ends the command removes what is unfinished first. Where no thread can
+/// be had, signals do what they always do.
+fn watch_signals() {
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+    let _ = std::thread::Builder::new().spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            // Held to the end: nothing becomes finished, or unfinished, any more.
+            let files = files();
+            files.iter().for_each(|path| remove(path));
+            let _ = emulate_default_handler(signal);
+        }
+    });
+}
