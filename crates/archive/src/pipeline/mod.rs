@@ -4,8 +4,8 @@
 //! them in the order in which they were filled: the outcome does not depend on the number of
 //! threads. With [`Executor::Inline`] the caller does everything.
 //!
-//! 1. At most [`AHEAD_BATCHES_MAX`] batches and about [`PipelineOptions::ahead_bytes_max`] bytes
-//!    are between source and sink.
+//! 1. At most `AHEAD_BATCHES_MAX` batches and about [`PipelineOptions::ahead_bytes_max`] bytes are
+//!    between source and sink.
 //! 2. An error is reported in its place: everything before it was applied.
 
 mod queue;
