@@ -95,8 +95,8 @@ pub(super) fn load(
             KeyType::FREE_SPACE_BITMAP => {
                 for (from, to) in runs(data) {
                     push(
-                        key.objectid.0 + from * sectorsize_bytes,
-                        key.objectid.0 + to * sectorsize_bytes,
+                        key.objectid.0.saturating_add(from * sectorsize_bytes),
+                        key.objectid.0.saturating_add(to * sectorsize_bytes),
                     )?;
                 }
             }
@@ -217,7 +217,7 @@ impl FreeSpaceTree<'_, '_> {
             }
             if key_end == start {
                 self.editor.remove(&key)?;
-                group.extent_count -= 1;
+                count(group, -1)?;
                 from = key.objectid.0;
             }
         }
@@ -228,12 +228,12 @@ impl FreeSpaceTree<'_, '_> {
                 && key.objectid.0 == end
             {
                 self.editor.remove(&key)?;
-                group.extent_count -= 1;
+                count(group, -1)?;
                 to = end + key.offset;
             }
         }
         self.editor.insert(extent_key(from, to), 0, |_| {})?;
-        group.extent_count += 1;
+        count(group, 1)?;
         Ok(())
     }
 
@@ -247,14 +247,14 @@ impl FreeSpaceTree<'_, '_> {
         };
         let (from, to) = (key.objectid.0, key.objectid.0 + key.offset);
         self.editor.remove(&key)?;
-        group.extent_count -= 1;
+        count(group, -1)?;
         if from < start {
             self.editor.insert(extent_key(from, start), 0, |_| {})?;
-            group.extent_count += 1;
+            count(group, 1)?;
         }
         if end < to {
             self.editor.insert(extent_key(end, to), 0, |_| {})?;
-            group.extent_count += 1;
+            count(group, 1)?;
         }
         Ok(())
     }
@@ -295,11 +295,8 @@ impl FreeSpaceTree<'_, '_> {
             }
             at = upto;
         }
-        let count = i64::from(group.extent_count);
         let neighbours = i64::from(before) + i64::from(behind);
-        let count = if is_free { count + 1 - neighbours } else { count - 1 + neighbours };
-        group.extent_count = u32::try_from(count)
-            .map_err(|_| bad(format!("{count} free extents"), "a count that fits"))?;
+        count(group, if is_free { 1 - neighbours } else { neighbours - 1 })?;
         Ok(())
     }
 
@@ -347,8 +344,8 @@ impl FreeSpaceTree<'_, '_> {
                 }
                 _ => ranges.extend(runs(&data).into_iter().map(|(from, to)| {
                     (
-                        key.objectid.0 + from * self.sectorsize_bytes,
-                        key.objectid.0 + to * self.sectorsize_bytes,
+                        key.objectid.0.saturating_add(from * self.sectorsize_bytes),
+                        key.objectid.0.saturating_add(to * self.sectorsize_bytes),
                     )
                 })),
             }
@@ -398,6 +395,14 @@ impl FreeSpaceTree<'_, '_> {
         }
         Ok(())
     }
+}
+
+/// Changes the number of a group's free extents, which is what its info item said.
+fn count(group: &mut FreeSpaceForm, change: i64) -> Result<()> {
+    let count = i64::from(group.extent_count) + change;
+    group.extent_count = u32::try_from(count)
+        .map_err(|_| bad(format!("{count} free extents"), "as many as there are"))?;
+    Ok(())
 }
 
 #[cold]

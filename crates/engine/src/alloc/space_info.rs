@@ -79,7 +79,8 @@ impl State {
 
     /// Bytes of metadata that are promised.
     pub(super) fn kept_bytes(&self, nodesize_bytes: u64) -> u64 {
-        self.reserved_bytes + self.held_back_bytes + self.commit_reserve_bytes(nodesize_bytes)
+        let kept = self.reserved_bytes.saturating_add(self.held_back_bytes);
+        kept.saturating_add(self.commit_reserve_bytes(nodesize_bytes))
     }
 }
 

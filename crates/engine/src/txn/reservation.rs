@@ -50,11 +50,13 @@ impl Reservation {
     /// leaves an item, and far fewer nodes, as each takes many splits below it to fill.
     pub(crate) fn bytes(self, nodesize_bytes: u64, used_bytes: u64) -> u64 {
         let levels = LEVEL_COUNT_MAX as u64;
-        let copies = (self.items * levels * nodesize_bytes).min(used_bytes);
-        let splits = (3 * self.items + 2 * levels) * nodesize_bytes;
+        let copies = self.items.saturating_mul(levels * nodesize_bytes).min(used_bytes);
+        let splits = self.items.saturating_mul(3 * nodesize_bytes);
+        let splits = splits.saturating_add(2 * levels * nodesize_bytes);
         // Leaves of items side by side may end up half full, and each needs a pointer above.
-        let adjacent = self.adjacent_bytes.div_ceil(nodesize_bytes / 2) * 2 * nodesize_bytes;
-        copies + splits + adjacent
+        let leaves = self.adjacent_bytes.div_ceil(nodesize_bytes / 2);
+        let adjacent = leaves.saturating_mul(2 * nodesize_bytes);
+        copies.saturating_add(splits).saturating_add(adjacent)
     }
 }
 

@@ -130,3 +130,36 @@ fn blocks_in_use_that_the_free_space_tree_calls_free_end_in_an_error() {
         assert!(contents(&fs) == before, "{nodesize_bytes}: nothing in use was overwritten");
     }
 }
+
+/// The number of free extents in a group's info item was believed: counted down from zero it
+/// overflowed.
+#[test]
+fn free_extents_that_the_group_does_not_count_are_an_error() {
+    let device = made(&MkfsOptions::default());
+    let fs = open_on(Arc::clone(&device) as _);
+    let before = contents(&fs);
+    let ptr = fs.tree(RootId::FREE_SPACE_TREE).unwrap().root();
+    forge_block(&fs, &ptr, RootId::FREE_SPACE_TREE, |block| {
+        let Block::Leaf(leaf) = block else { panic!("a leaf") };
+        for slot in 0..leaf.len() {
+            if leaf.key(slot).ty == KeyType::FREE_SPACE_INFO {
+                leaf.data_mut(slot).fill(0);
+            }
+        }
+    });
+    drop(fs);
+    let fs = open_on(Arc::clone(&device) as _);
+    insert(&fs, key(1 << 40, 0), &[1; 8]);
+    assert!(fs.commit().is_err());
+    drop(fs);
+    assert!(contents(&open_on(device)) == before);
+}
+
+#[test]
+fn reservation_of_more_than_there_can_be_is_no_space() {
+    let fs = open_on(made(&MkfsOptions::default()));
+    let error = fs.begin(Reservation::items(u64::MAX)).unwrap_err();
+    assert!(matches!(error, crate::Error::NoSpace { .. }), "{error}");
+    insert(&fs, key(1 << 40, 0), &[1; 8]);
+    fs.commit().unwrap();
+}
