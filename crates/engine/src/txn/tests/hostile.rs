@@ -163,3 +163,122 @@ fn reservation_of_more_than_there_can_be_is_no_space() {
     insert(&fs, key(1 << 40, 0), &[1; 8]);
     fs.commit().unwrap();
 }
+
+/// All blocks of a tree, from its root down.
+fn blocks_of(fs: &Filesystem, root: RootId) -> Vec<BlockPtr> {
+    let store = &fs.inner.core.roots.store;
+    let mut found = vec![fs.tree(root).unwrap().root()];
+    let mut at = 0;
+    while let Some(ptr) = found.get(at).copied() {
+        at += 1;
+        if let Block::Node(node) = &*store.read(&ptr, root, None).unwrap() {
+            found
+                .extend((0..node.len()).map(|slot| crate::btree::readahead::child_ptr(node, slot)));
+        }
+    }
+    found
+}
+
+/// Bytes of trees changed by chance, under right checksums: whatever they say, opening, changing
+/// and committing end in a result.
+#[test]
+fn changes_of_a_forged_image_end_in_errors_not_panics() {
+    use ubtrfs_testkit::crash::RecordingDevice;
+    let mut random = Prng::of_test(52);
+    let device = Arc::new(RecordingDevice::new(64 << 20));
+    let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+    let fs = mkfs_on(&device, &options);
+    let mut model = contents(&fs);
+    for _ in 0..200 {
+        change(&fs, &mut model, &mut random, 300, true);
+    }
+    fs.commit().unwrap();
+    let blocks: Vec<(RootId, BlockPtr)> = (1..=11)
+        .map(RootId)
+        .filter(|root| fs.tree(*root).is_ok())
+        .flat_map(|root| blocks_of(&fs, root).into_iter().map(move |ptr| (root, ptr)))
+        .collect();
+    drop(fs);
+    let recording = device.recording();
+    let rounds = std::env::var("UBTRFS_ROUNDS").map_or(300, |rounds| rounds.parse().unwrap());
+    for round in 0..rounds {
+        let cut = Arc::new(recording.cut_after(recording.event_count()));
+        let fs = open_on(Arc::clone(&cut) as _);
+        for _ in 0..1 + random.below(2) {
+            // The uuid tree is most of it and the least of interest.
+            let (root, ptr) = loop {
+                let (root, ptr) = blocks[random.index(blocks.len())];
+                if root != RootId::UUID_TREE || random.chance(1, 20) {
+                    break (root, ptr);
+                }
+            };
+            let store = &fs.inner.core.roots.store;
+            let mut bytes = vec![0; 4096];
+            store.volume().read(ptr.addr, &mut bytes, &|_| Ok(())).unwrap();
+            let count = u32::from_le_bytes(bytes[96..100].try_into().unwrap()) as usize;
+            for _ in 0..1 + random.below(4) {
+                // Keys and pointers at the front, or data anywhere.
+                let end = if random.chance(1, 2) { 101 + 33 * count.max(1) } else { 4096 };
+                let at = 96 + random.index(end.min(4096) - 96);
+                let len = 1 + random.index((4096 - at).min(8));
+                match random.below(3) {
+                    0 => bytes[at..at + len].fill(0),
+                    1 => bytes[at..at + len].fill(0xff),
+                    _ => bytes[at] = bytes[at].wrapping_add(1 << random.below(8)),
+                }
+            }
+            let csum = fs.csum_type().compute(&bytes[32..]);
+            bytes[..32].copy_from_slice(&csum);
+            store.volume().write(ptr.addr, &bytes).unwrap();
+            let _ = root;
+        }
+        drop(fs);
+        let seed = random.clone();
+        let work = std::panic::AssertUnwindSafe(|| attack(&cut, &mut random));
+        if let Err(panic) = std::panic::catch_unwind(work) {
+            println!("round {round}, {seed:?}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Opens, changes, commits; every error is right.
+fn attack(device: &Arc<ubtrfs_testkit::crash::CutDevice>, random: &mut Prng) {
+    let device = Arc::clone(device) as Arc<dyn Device>;
+    let Ok(volume) = Volume::open(vec![device], &VolumeOptions::default()) else { return };
+    let Ok(fs) = Filesystem::open(volume, open_options()) else { return };
+    for _ in 0..3 {
+        for _ in 0..10 {
+            let Ok(mut handle) = fs.begin(Reservation::items(2)) else { break };
+            let key = key(random.below(300), random.below(4));
+            let _ = match random.below(3) {
+                0 => handle.txn.remove(RootId::UUID_TREE, key),
+                1 => handle.txn.replace(RootId::UUID_TREE, key, &[1; 64]),
+                _ => handle.txn.insert(RootId::UUID_TREE, key, &[1; 400]),
+            };
+        }
+        let core = &fs.inner.core;
+        if let Ok(handle) = fs.begin(Reservation::items(2)) {
+            // Also data, and references to it taken back.
+            let (root, inode) = (RootId::FS_TREE, ubtrfs_ondisk::InodeNo(257));
+            if let Ok((start, len)) = core.alloc.allocate_data(&core.roots, 4096, 65_536)
+                && core.alloc.add_data(start, len, root, inode, 0).is_ok()
+                && random.chance(1, 2)
+                && core.alloc.drop_data(start, len, root, inode, 0)
+            {
+                core.alloc.release_data(start, len);
+            }
+            drop(handle);
+        }
+        let _ = fs.commit();
+    }
+    let _ = fs.tree(RootId::UUID_TREE).map(|tree| {
+        let mut cursor = tree.cursor();
+        let _ = cursor.seek(&Key::MIN);
+        for _ in 0..2000 {
+            if !matches!(cursor.current(), Ok(Some(_))) || cursor.next().is_err() {
+                break;
+            }
+        }
+    });
+}
