@@ -223,6 +223,63 @@ fn images_written_in_turns_with_the_kernel_stay_whole() {
     }
 }
 
+/// Each filesystem of the kernel's takes more files from us, or is refused and left as it was.
+#[test]
+fn kernel_images_added_to_stay_whole() {
+    // Input or output, as read-only; not supported.
+    const REFUSED: [i32; 2] = [4, 6];
+    if !oracle::require_all(&JUDGES) {
+        return;
+    }
+    let scratch = scratch();
+    let source = odd_source(&scratch);
+    // Without extended references, so many names of one file cannot be.
+    for name in ["sizes", "links"] {
+        fs::remove_dir_all(source.join(name)).unwrap();
+    }
+    // Do not fit into the leaves of small nodes.
+    for name in ["xattrs/larger", "symlinks/long", "symlinks/longest"] {
+        fs::remove_file(source.join(name)).unwrap();
+    }
+    let added = TreeSnapshot::of_directory(&source);
+    let mut taken = 0;
+    for image in corpus::kernel_images().filter(|image| image.devices.len() == 1) {
+        let copy = image.copy_to(scratch.path()).remove(0);
+        let words = "import --subvolid 5";
+        let ran = ubtrfs(arguments(words, &[&copy, &source, Path::new("/added/below")]));
+        println!("{}: {} {}", image.name, ran.code, ran.stderr);
+        let mut seen = match image.snapshot_without_log {
+            // Whose check and mount would want the log replayed.
+            Some(_) => {
+                assert!(REFUSED.contains(&ran.code), "{}: {}", image.name, ran.stderr);
+                continue;
+            }
+            None => {
+                let mounted = KernelMount::read_only(&copy, "subvolid=5,noatime");
+                TreeSnapshot::of_directory(mounted.path())
+            }
+        };
+        if ran.code == 0 {
+            taken += 1;
+            if image.name == "cache-v1" {
+                // Its cache is of the commit before, which check tells and the kernel drops.
+                let words = ["check", "--readonly", "--check-data-csum"].map(AsRef::as_ref);
+                run("btrfs", words.into_iter().chain([copy.as_os_str()]));
+            } else {
+                assert_checks_clean(&copy);
+            }
+            added.assert_same(&seen.below(b"added/below"), &Compare::copied());
+            seen.entries.retain(|path, _| !path.starts_with(b"added"));
+        } else {
+            assert!(REFUSED.contains(&ran.code), "{}: {}", image.name, ran.stderr);
+        }
+        let compare = Compare { root: ran.code != 0, ..Compare::same_filesystem() };
+        image.snapshot.assert_same(&seen, &compare);
+        fs::remove_file(&copy).unwrap();
+    }
+    assert!(taken > 15, "only {taken} could be added to");
+}
+
 #[test]
 fn import_of_the_same_again_gives_the_same_bytes() {
     if !oracle::require(Oracle::Root) {
