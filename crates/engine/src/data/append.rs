@@ -190,7 +190,8 @@ fn allocate<'a>(handle: &Handle<'_>, mut units: Vec<Unit<'a>>) -> Result<Vec<Reg
             Ok(space) => space,
             Err(error) => {
                 release(handle, &regions);
-                return Err(error);
+                let taken = regions.iter().map(|region| region.len_bytes).sum();
+                return Err(no_space_for_all(error, taken, all_bytes));
             }
         };
         let mut region = Region { start, len_bytes, units: SmallVec::new() };
@@ -234,6 +235,23 @@ fn allocate<'a>(handle: &Handle<'_>, mut units: Vec<Unit<'a>>) -> Result<Vec<Reg
         regions.push(region);
     }
     Ok(regions)
+}
+
+/// Says what all pieces need, not only the one that was the first not to fit. Compressed data cannot
+/// be cut, so that it may not fit though there is more space than it takes.
+#[cold]
+fn no_space_for_all(error: Error, taken_bytes: u64, left_bytes: u64) -> Error {
+    match error {
+        Error::NoSpace { needed_bytes, available_bytes, .. } if needed_bytes <= available_bytes => {
+            Error::NoSpace { what: "data in one piece", needed_bytes, available_bytes }
+        }
+        Error::NoSpace { what, available_bytes, .. } => Error::NoSpace {
+            what,
+            needed_bytes: taken_bytes + left_bytes,
+            available_bytes: taken_bytes + available_bytes,
+        },
+        other => other,
+    }
 }
 
 fn release(handle: &Handle<'_>, regions: &[Region<'_>]) {
