@@ -6,7 +6,6 @@
 //! Modules import downward only: `filesystem`, then `fs` (names, inodes, subvolumes), `data` (file
 //! contents), and the knot of `txn`, `alloc` and `btree`.
 #![forbid(unsafe_code)]
-#![allow(dead_code, unused_imports)] // Some of the trees' calls wait for their users.
 
 mod alloc;
 #[doc(hidden)]

@@ -19,6 +19,7 @@ impl FreeSpace {
     }
 
     /// The ranges, ascending.
+    #[cfg(test)]
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.extents.iter().map(|(start, end)| (*start, *end))
     }

@@ -20,7 +20,7 @@ mod split;
 pub(crate) mod store;
 pub(crate) mod tree;
 
-pub(crate) use cursor::{Cursor, ItemBytes};
+pub(crate) use cursor::Cursor;
 pub(crate) use edit::Editor;
 pub(crate) use readahead::Readahead;
 pub(crate) use roots::Roots;

@@ -214,11 +214,6 @@ impl Core {
     pub(crate) fn check_writable(&self) -> Result<()> {
         self.gate.lock().check()
     }
-
-    /// The running transaction.
-    pub(crate) fn generation(&self) -> Generation {
-        self.gate.lock().generation
-    }
 }
 
 /// Memory that a pending delayed ref takes, about.
