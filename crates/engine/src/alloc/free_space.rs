@@ -74,6 +74,14 @@ impl FreeSpace {
         }
     }
 
+    /// Bytes of the longest range that begins with a multiple of `align_bytes`.
+    pub(crate) fn largest_bytes(&self, align_bytes: u64) -> u64 {
+        let aligned = self.extents.iter().filter_map(|(start, end)| {
+            Some(end.saturating_sub(start.checked_next_multiple_of(align_bytes)?))
+        });
+        aligned.max().unwrap_or(0)
+    }
+
     /// Takes a range of `max_bytes`, or the largest of at least `min_bytes` where there is none,
     /// its start a multiple of `align_bytes`. Seeks from where the last one ended.
     pub(crate) fn take(
@@ -161,13 +169,16 @@ mod tests {
     fn take_aligned_leaves_the_rest_free() {
         let mut free = FreeSpace::default();
         free.add(4, 100);
+        assert_eq!(free.largest_bytes(16), 84);
         assert_eq!(free.take(16, 16, 16), Some((16, 16)));
         assert_eq!(free.free_bytes(), 80);
+        assert_eq!(free.largest_bytes(16), 68);
     }
     #[test]
     fn take_aligned_at_the_end_of_the_address_space_finds_nothing() {
         let mut free = FreeSpace::default();
         free.add(u64::MAX - 8191, u64::MAX - 4095);
         assert_eq!(free.take(16_384, 16_384, 16_384), None);
+        assert_eq!(free.largest_bytes(16_384), 0);
     }
 }

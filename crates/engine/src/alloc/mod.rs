@@ -389,9 +389,18 @@ impl State {
             None => Err(Error::NoSpace {
                 what: class.name(),
                 needed_bytes: min_bytes,
-                available_bytes: self.spaces[class.index()].loaded_free_bytes,
+                available_bytes: self.largest_free_bytes(class, align_bytes),
             }),
         }
+    }
+
+    /// Bytes of the longest range that could be taken.
+    fn largest_free_bytes(&self, class: Class, align_bytes: u64) -> u64 {
+        let groups = self.groups.values();
+        let free = groups
+            .filter(|group| Allocator::class_of_group(group.flags) == class)
+            .filter_map(|group| group.free.as_ref());
+        free.map(|free| free.largest_bytes(align_bytes)).max().unwrap_or(0)
     }
 
     fn count_metadata(&mut self) {
