@@ -125,7 +125,7 @@ impl Cursor {
     }
 
     fn search(&mut self, key: &Key) -> Result<()> {
-        (self.path, self.version) = self.tree.search(key, self.readahead)?;
+        (self.path, self.version) = self.tree.search(key)?;
         Ok(())
     }
 

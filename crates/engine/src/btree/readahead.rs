@@ -41,18 +41,22 @@ pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
         }
         Readahead::Back => (slot.saturating_sub(count - 1)..=slot).rev().collect(),
     };
-    if mode != Readahead::ForwardAlways && is_cached(tree, node, slot) {
+    // A walk of everything keeps half the budget before it, so that it asks for the other half at
+    // once and not for one block a step.
+    let probe = match mode {
+        Readahead::ForwardAlways => (slot + count / 2).min(node.len() - 1),
+        _ => slot,
+    };
+    if is_present(tree, node, probe) {
         return;
     }
     let mut wanted: Vec<(BlockPtr, Key)> = slots
         .into_iter()
-        .map(|slot| (child_ptr(node, slot), node.key(slot)))
-        .filter(|(ptr, _)| {
-            let near = ptr.addr.0.abs_diff(node.child(slot).0) <= NEAR_BYTES;
-            (near || mode == Readahead::ForwardAlways)
-                && tree.store.cached(ptr, None).is_none()
-                && !tree.read().dirty.contains_key(&ptr.addr)
+        .filter(|wanted| {
+            let near = node.child(*wanted).0.abs_diff(node.child(slot).0) <= NEAR_BYTES;
+            (near || mode == Readahead::ForwardAlways) && !is_present(tree, node, *wanted)
         })
+        .map(|slot| (child_ptr(node, slot), node.key(slot)))
         .collect();
     wanted.sort_by_key(|(ptr, _)| ptr.addr);
     for run in wanted.chunk_by(|(a, _), (b, _)| a.addr.0 + nodesize as u64 == b.addr.0) {
@@ -60,8 +64,9 @@ pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
     }
 }
 
-fn is_cached(tree: &Tree, node: &Node, slot: usize) -> bool {
-    tree.store.cached(&child_ptr(node, slot), None).is_some()
+fn is_present(tree: &Tree, node: &Node, slot: usize) -> bool {
+    let ptr = child_ptr(node, slot);
+    tree.store.cached(&ptr, None).is_some() || tree.read().dirty.contains_key(&ptr.addr)
 }
 
 /// What `node` says of the child in `slot`.

@@ -196,7 +196,7 @@ impl Tree {
     ///
     /// # Errors
     /// A block on the way that is damaged or cannot be read.
-    pub(crate) fn search(&self, key: &Key, readahead: Readahead) -> Result<(Path, u64)> {
+    pub(crate) fn search(&self, key: &Key) -> Result<(Path, u64)> {
         // What was loaded on the way, in case the cache is too small to keep it.
         let mut loaded: SmallVec<[(BlockPtr, Arc<Block>); 1]> = SmallVec::new();
         loop {
@@ -208,7 +208,6 @@ impl Tree {
                     Err(miss) => (miss, version),
                 }
             };
-            let _ = readahead;
             if let Some(block) = self.load(&miss, version)? {
                 loaded.push((miss.ptr, block));
             }
@@ -230,7 +229,7 @@ impl Tree {
     /// # Errors
     /// A block on the way that is damaged or cannot be read.
     pub(crate) fn lookup(&self, key: &Key) -> Result<Option<ItemBytes>> {
-        let (path, _) = self.search(key, Readahead::None)?;
+        let (path, _) = self.search(key)?;
         let (block, slot) = path.into_iter().next().expect("a path ends in a leaf");
         let found = {
             let leaf = leaf_of(&block);

@@ -18,6 +18,7 @@ mod faults;
 mod full;
 mod hostile;
 mod races;
+mod readahead;
 mod trees;
 
 type Model = BTreeMap<Key, Vec<u8>>;
