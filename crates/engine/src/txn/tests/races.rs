@@ -228,7 +228,7 @@ fn commits_of_several_threads_keep_every_item() {
 fn removing_new_data_leaves_the_checksums_of_what_takes_its_place() {
     use crate::{NewInode, PreparedData};
     use ubtrfs_ondisk::FileOffset;
-    let device = Arc::new(MemDevice::new(48 << 20));
+    let device = Arc::new(MemDevice::new(1 << 30));
     let fs = mkfs_on(&device, &MkfsOptions::default());
     let (now, options) = (fs.runtime().clock.now(), fs.write_options(None));
     let write = |name: &[u8], byte: u8| {
