@@ -25,7 +25,10 @@ mod prng;
 mod run;
 pub mod snapshot;
 
-pub use check::{CheckMode, CheckOutcome, assert_checks_clean, btrfs_check};
+pub use check::{
+    CheckMode, CheckOutcome, assert_checks_clean, assert_checks_clean_but_for_extended_refs,
+    btrfs_check, has_extended_refs,
+};
 pub use isolate::{Ending, Limits, run_limited};
 pub use mkfs::MkfsBtrfs;
 pub use mount::{KernelMount, LoopDevice};
