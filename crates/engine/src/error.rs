@@ -56,6 +56,20 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// What lies in one subvolume cannot be linked or moved into another.
+    #[error("{what} lies in another subvolume")]
+    OtherSubvolume {
+        /// What was to be linked or moved.
+        what: String,
+    },
+    /// A flag of the inode forbids it: immutable, or append only.
+    #[error("{what} {flag}")]
+    NotPermitted {
+        /// The inode.
+        what: String,
+        /// What it is: "is immutable" or "can only be appended to".
+        flag: &'static str,
+    },
     /// A number of links, files or bytes is at its limit.
     #[error("limit reached: {what}")]
     Limit {

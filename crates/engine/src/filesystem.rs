@@ -8,7 +8,7 @@ use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{
     Corruption, CsumType, Generation, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId, Uuid,
 };
-use ubtrfs_rt::{Arc, Runtime};
+use ubtrfs_rt::{Arc, Mutex, Runtime};
 use ubtrfs_volume::Volume;
 
 use crate::alloc::{AllocOptions, Allocator};
@@ -87,6 +87,8 @@ pub(crate) struct Inner {
     pub(crate) files: Arc<FileState>,
     pub(crate) options: OpenOptions,
     pub(crate) notices: Vec<Notice>,
+    /// Held by who drops deleted subvolumes: one at a time.
+    pub(crate) cleaning: Mutex<()>,
 }
 
 /// The right to change a filesystem, for one operation or a few. Dropping it ends it.
@@ -176,7 +178,9 @@ impl Filesystem {
         );
         let files = Arc::<FileState>::default();
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
-        Ok(Self { inner: Arc::new(Inner { core, files, options, notices }) })
+        Ok(Self {
+            inner: Arc::new(Inner { core, files, options, notices, cleaning: Mutex::new(()) }),
+        })
     }
 
     /// What the user should know of this filesystem.
@@ -245,6 +249,9 @@ impl Filesystem {
     /// # Errors
     /// `ReadOnly`, `Aborted`, or `NoSpace` when the worst case does not fit.
     pub fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
+        for root in self.inner.files.take_uncleaned() {
+            self.clean_orphans(root)?;
+        }
         Ok(Handle { fs: self, txn: self.inner.core.begin(reservation)? })
     }
 

@@ -23,8 +23,8 @@ pub use data::{MAX_INLINE_BYTES_DEFAULT, Mapping, MappingKind, PreparedData, Wri
 pub use error::{Error, Result};
 pub use filesystem::{CACHE_BYTES_DEFAULT, Filesystem, Handle, Notice, OpenOptions};
 pub use fs::{
-    Appender, DirEntry, File, FileExtents, Inode, InodeId, Link, NewInode, ReadDir, SetAttributes,
-    SpaceUsage, SubvolumeInfo, Usage, device_number,
+    Appender, DirEntry, File, FileExtents, Inode, InodeId, Link, NewInode, ReadDir, RenameMode,
+    SetAttributes, SnapshotOptions, SpaceUsage, SubvolumeInfo, Usage, device_number,
 };
 pub use mkfs::{MkfsOptions, mkfs};
 pub use txn::Reservation;

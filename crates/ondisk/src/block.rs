@@ -715,6 +715,12 @@ impl Block {
         self.header().flags.get() & FLAG_WRITTEN != 0
     }
 
+    /// Whether Linux moved the block: what lies below it may be referenced by its address.
+    #[inline]
+    pub fn is_relocated(&self) -> bool {
+        self.header().flags.get() & FLAG_RELOC != 0
+    }
+
     #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {

@@ -33,6 +33,35 @@ pub(crate) struct Head {
     pub(crate) is_new: bool,
     /// Net change by reference; the count inside each `BackRef` is 1 and means nothing.
     pub(crate) changes: SmallVec<[(BackRef, i64); 1]>,
+    /// The block becomes one that what lies below it is referenced by: FULL_BACKREF.
+    pub(crate) sets_full_backref: bool,
+}
+
+impl Head {
+    fn of_old(len_bytes: u64, kind: ExtentKind) -> Self {
+        let changes = SmallVec::new();
+        Self { len_bytes, kind, is_new: false, changes, sets_full_backref: false }
+    }
+
+    fn net(&self) -> i64 {
+        self.changes.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Whether running it may free data that was there before.
+    fn may_free_data(&self) -> bool {
+        self.kind == ExtentKind::Data && !self.is_new && self.net() < 0
+    }
+}
+
+/// What waits to be told of an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Waiting {
+    /// The extent is not in the extent tree yet.
+    pub(crate) is_new: bool,
+    /// References more, or fewer, than the extent tree says.
+    pub(crate) net: i64,
+    /// FULL_BACKREF is to be set.
+    pub(crate) sets_full_backref: bool,
 }
 
 /// What became of a queued change.
@@ -82,8 +111,23 @@ impl DelayedRefs {
     ) -> bool {
         let Entry::Vacant(entry) = self.heads.entry(addr) else { return false };
         let changes = SmallVec::from_elem((reference, count), 1);
-        entry.insert(Head { len_bytes, kind, is_new: true, changes });
+        entry.insert(Head { len_bytes, kind, is_new: true, changes, sets_full_backref: false });
         true
+    }
+
+    /// What waits for the extent at `addr`.
+    pub(crate) fn waiting(&self, addr: LogicalAddr) -> Waiting {
+        self.heads.get(&addr).map_or(Waiting::default(), |head| Waiting {
+            is_new: head.is_new,
+            net: head.net(),
+            sets_full_backref: head.sets_full_backref,
+        })
+    }
+
+    /// Queues that a block is marked FULL_BACKREF.
+    pub(crate) fn set_full_backref(&mut self, addr: LogicalAddr, len_bytes: u64, kind: ExtentKind) {
+        let head = self.heads.entry(addr).or_insert_with(|| Head::of_old(len_bytes, kind));
+        head.sets_full_backref = true;
     }
 
     /// Queues a change of `count` references, negative to drop.
@@ -95,26 +139,19 @@ impl DelayedRefs {
         reference: BackRef,
         count: i64,
     ) -> Queued {
-        let old_data = usize::from(kind == ExtentKind::Data);
-        let head = self.heads.entry(addr).or_insert_with(|| {
-            self.old_data_count += old_data;
-            Head { len_bytes, kind, is_new: false, changes: SmallVec::new() }
-        });
+        let head = self.heads.entry(addr).or_insert_with(|| Head::of_old(len_bytes, kind));
+        self.old_data_count -= usize::from(head.may_free_data());
         match head.changes.iter_mut().find(|(known, _)| *known == reference) {
             Some((_, pending)) => *pending += count,
             None => head.changes.push((reference, count)),
         }
         head.changes.retain(|(_, pending)| *pending != 0);
-        if !head.changes.is_empty() {
-            return Queued::Pending;
+        self.old_data_count += usize::from(head.may_free_data());
+        let (is_new, is_empty) = (head.is_new, head.changes.is_empty());
+        if is_empty && (is_new || !head.sets_full_backref) {
+            self.heads.remove(&addr);
         }
-        let was_new = head.is_new;
-        self.heads.remove(&addr);
-        if was_new {
-            return Queued::Cancelled;
-        }
-        self.old_data_count -= old_data;
-        Queued::Pending
+        if is_empty && is_new { Queued::Cancelled } else { Queued::Pending }
     }
 }
 

@@ -123,13 +123,16 @@ impl Extent {
 
 fn insert(editor: &mut Editor<'_>, form: &Form, addr: LogicalAddr, head: &Head) -> Result<()> {
     let key = form.key(addr, head);
-    let (item_flags, block_info) = match head.kind {
+    let (mut item_flags, block_info) = match head.kind {
         ExtentKind::Data => (flags::DATA, None),
         ExtentKind::Block { level, first_key } => {
             let info = TreeBlockInfo { key: DiskKey::new(first_key), level };
             (flags::TREE_BLOCK, (!form.is_skinny).then_some(info))
         }
     };
+    if head.sets_full_backref {
+        item_flags |= flags::FULL_BACKREF;
+    }
     let mut extent = Extent {
         refs: 0,
         generation: form.generation.0,
@@ -167,6 +170,9 @@ fn change(editor: &mut Editor<'_>, form: &Form, addr: LogicalAddr, head: &Head) 
     if extent.refs == 0 {
         editor.remove(&key)?;
         return Ok(Outcome::Freed);
+    }
+    if head.sets_full_backref {
+        extent.flags |= flags::FULL_BACKREF;
     }
     let bytes = extent.to_bytes();
     editor.replace(&key, &bytes)?;

@@ -26,23 +26,22 @@ mod free_space;
 mod free_space_tree;
 mod load;
 pub(crate) mod settle;
+pub(crate) mod share;
 mod space_info;
 
 use std::collections::BTreeMap;
 
-use ubtrfs_ondisk::block::{Block, NewBlock};
+use ubtrfs_ondisk::block::NewBlock;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
-use ubtrfs_ondisk::extent::{BackRef, ExtentItem, InlineRefs, flags};
+use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
-use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{
-    Corruption, DeviceId, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId,
-    Uuid,
+    Corruption, DeviceId, Generation, InodeNo, Key, LogicalAddr, Reason, RootId, Uuid,
 };
 use ubtrfs_rt::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
 
-use crate::btree::{BlockPtr, Roots, Store, Tree};
+use crate::btree::{BlockPtr, Roots, Store};
 use crate::error::{Error, Result};
 use block_group::BlockGroup;
 use chunk::DeviceSpace;
@@ -102,6 +101,8 @@ struct State {
     tree_bytes: u64,
     /// Bytes of metadata in use as of the last commit.
     metadata_used_bytes: u64,
+    /// Bytes of the groups of metadata as of then.
+    metadata_total_bytes: u64,
     /// Metadata blocks allocated since the transaction began.
     allocated_blocks: u64,
 }
@@ -206,48 +207,22 @@ impl Allocator {
         Ok(addr)
     }
 
-    /// Takes back a tree's reference to a block. One that never was on the medium leaves no trace.
+    /// Takes back a tree's reference to a block. One that was allocated in this transaction, and
+    /// has no other, leaves no trace.
     pub(crate) fn free_block(&self, root: RootId, ptr: &BlockPtr) {
+        self.drop_block_ref(ptr, BackRef::TreeBlock { root });
+    }
+
+    /// Takes back one reference to a block.
+    pub(crate) fn drop_block_ref(&self, ptr: &BlockPtr, reference: BackRef) {
         let nodesize = self.nodesize_bytes();
         let kind = ExtentKind::Block { level: ptr.level, first_key: Key::MIN };
         let mut state = self.state();
-        let reference = BackRef::TreeBlock { root };
         if state.refs.change(ptr.addr, nodesize, kind, reference, -1) == Queued::Cancelled {
+            // It may have been written already; another of this generation may come in its place.
+            self.store.forget(ptr.addr);
             state.give(ptr.addr.0, nodesize);
         }
-    }
-
-    /// Refuses a block that a snapshot may share: copying it would need references added below
-    /// it, which this version does not do.
-    ///
-    /// # Errors
-    /// `Unsupported`; or what stops the look-up.
-    pub(crate) fn check_unshared(&self, roots: &Roots, tree: &Tree, block: &Block) -> Result<()> {
-        if !tree.id.is_subvolume() || block.generation() > tree.last_snapshot() {
-            return Ok(());
-        }
-        let extent_tree = roots.tree(RootId::EXTENT_TREE)?;
-        let objectid = ObjectId(block.bytenr().0);
-        let level = u64::from(block.level());
-        let skinny = Key::new(objectid, KeyType::METADATA_ITEM, level);
-        let long = Key::new(objectid, KeyType::EXTENT_ITEM, self.nodesize_bytes());
-        for key in [skinny, long] {
-            let Some(bytes) = extent_tree.lookup(&key)? else { continue };
-            let item = ExtentItem::peek(&bytes)?;
-            let mut inline = InlineRefs::of_item(key.ty, &bytes)?;
-            let own = BackRef::TreeBlock { root: tree.id };
-            let is_own = matches!(inline.next(), Some(Ok(reference)) if reference == own);
-            if item.refs.get() == 1 && item.flags.get() & flags::FULL_BACKREF == 0 && is_own {
-                return Ok(());
-            }
-        }
-        Err(Error::Unsupported {
-            what: format!(
-                "changing subvolume {}, which shares tree blocks with a snapshot (block {})",
-                tree.id,
-                block.bytenr()
-            ),
-        })
     }
 
     /// Gives out space for data: `max_bytes`, or the largest free extent of at least `min_bytes`.
@@ -341,6 +316,16 @@ impl Allocator {
         offset: u64,
     ) -> bool {
         let reference = BackRef::ExtentData { root, inode, offset, count: 1 };
+        self.drop_data_ref(start, len_bytes, reference)
+    }
+
+    /// As [`Allocator::drop_data`], for any reference.
+    pub(crate) fn drop_data_ref(
+        &self,
+        start: LogicalAddr,
+        len_bytes: u64,
+        reference: BackRef,
+    ) -> bool {
         let mut state = self.state();
         let queued = state.refs.change(start, len_bytes, ExtentKind::Data, reference, -1);
         queued == Queued::Cancelled
@@ -407,7 +392,10 @@ impl State {
         let groups = self.groups.values();
         let metadata =
             groups.filter(|group| Allocator::class_of_group(group.flags) == Class::Metadata);
-        self.metadata_used_bytes = metadata.map(|group| group.used_bytes).sum();
+        (self.metadata_used_bytes, self.metadata_total_bytes) = metadata
+            .fold((0, 0), |(used, total), group| {
+                (used + group.used_bytes, total + group.len_bytes)
+            });
     }
 
     /// Makes a range free at once.

@@ -63,6 +63,11 @@ const COMMIT_CSUM_BLOCKS_A_FREED_EXTENT: u64 = 3;
 /// leaves may end up half empty.
 const COMMIT_BYTES_AN_EXTENT: u64 = 512;
 
+/// What is left for removals: enough for one, with the commit that follows it, several times over.
+const FREEING_RESERVE_BYTES_MAX: u64 = 8 << 20;
+/// Of small filesystems no more than this part of all metadata.
+const FREEING_RESERVE_PART: u64 = 8;
+
 impl State {
     /// Bytes of metadata that the commit may need for what is pending: the copies of the leaves
     /// that it touches, and the new items. Each pending extent touches three leaves. Each leaf so
@@ -77,6 +82,12 @@ impl State {
         (COMMIT_BLOCKS_BASE + csums) * nodesize_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
     }
 
+    /// Bytes of metadata that only what frees space may use, so that a full filesystem can be
+    /// emptied.
+    fn freeing_reserve_bytes(&self) -> u64 {
+        FREEING_RESERVE_BYTES_MAX.min(self.metadata_total_bytes / FREEING_RESERVE_PART)
+    }
+
     /// Bytes of metadata that are promised.
     pub(super) fn kept_bytes(&self, nodesize_bytes: u64) -> u64 {
         let kept = self.reserved_bytes.saturating_add(self.held_back_bytes);
@@ -87,6 +98,7 @@ impl State {
 impl Allocator {
     /// Promises `bytes` of metadata, loading groups and allocating chunks until they are there.
     /// Returns false where committing might free what is missing.
+    /// Where `frees_space`, it may use what is left for that.
     /// `held_back` bytes will be needed by what is not yet in the trees, and `tree_bytes` is the
     /// size of those that only the commit edits.
     ///
@@ -98,6 +110,7 @@ impl Allocator {
         bytes: u64,
         held_back: u64,
         tree_bytes: u64,
+        frees_space: bool,
     ) -> Result<bool> {
         let nodesize = self.nodesize_bytes();
         loop {
@@ -106,7 +119,10 @@ impl Allocator {
                 state.held_back_bytes = held_back;
                 state.tree_bytes = tree_bytes;
                 let free = state.spaces[Class::Metadata.index()].loaded_free_bytes;
-                let needed = state.kept_bytes(nodesize).saturating_add(bytes);
+                let mut needed = state.kept_bytes(nodesize).saturating_add(bytes);
+                if !frees_space {
+                    needed = needed.saturating_add(state.freeing_reserve_bytes());
+                }
                 if needed <= free {
                     state.reserved_bytes += bytes;
                     return Ok(true);

@@ -38,6 +38,9 @@ impl Roots {
         }
         let (key, item) =
             self.root_item(root)?.ok_or_else(|| Error::not_found(format!("tree {root}")))?;
+        if root.is_subvolume() && item.refs.get() == 0 {
+            return Err(Error::not_found(format!("subvolume {root}, which is deleted,")));
+        }
         let ptr = BlockPtr {
             addr: LogicalAddr(item.bytenr.get()),
             generation: Generation(item.generation.get()),
@@ -55,6 +58,11 @@ impl Roots {
     pub(crate) fn insert(&self, tree: Tree) -> Arc<Tree> {
         let mut trees = self.trees.write();
         Arc::clone(trees.entry(tree.id).or_insert_with(|| Arc::new(tree)))
+    }
+
+    /// Forgets a tree that is deleted and has no dirty block.
+    pub(crate) fn forget(&self, root: RootId) {
+        self.trees.write().remove(&root);
     }
 
     /// The trees looked at so far, by number, the root tree left out and the chunk tree too.

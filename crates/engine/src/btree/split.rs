@@ -156,7 +156,7 @@ impl Editor<'_> {
         let right =
             (slot + 1 < node.len()).then(|| (child_ptr(node, slot + 1), node.key(slot + 1)));
         let left = slot.checked_sub(1).map(|slot| (child_ptr(node, slot), node.key(slot)));
-        if let Some((ptr, key)) = right {
+        if let Some((mut ptr, key)) = right {
             let mut block = Block::clone(&*self.load(&ptr, Some(key))?);
             if let Block::Leaf(neighbour) = &mut block
                 && neighbour.capacity_bytes() - neighbour.free_bytes() + used
@@ -164,9 +164,13 @@ impl Editor<'_> {
             {
                 let count = neighbour.len();
                 neighbour.move_head_to(count, self.leaf_mut(addr));
+                if !self.state.is_dirty(&ptr) && self.tree.may_share(&block) {
+                    // What the items refer to must carry this tree's references where they go.
+                    ptr = self.cow(&ptr, Some(key))?;
+                    self.node_mut(parent).set_child(slot + 1, ptr.addr, ptr.generation);
+                }
                 let mut above: EditPath = path[..path.len() - 1].into();
                 above.last_mut().expect("a parent").1 = slot + 1;
-                self.alloc.check_unshared(self.roots, self.tree, &block)?;
                 return self.remove_clean_child(&above, &ptr);
             }
         }

@@ -149,20 +149,33 @@ impl Tree {
 
     /// A tree with no block on the volume yet: one empty leaf, dirty.
     pub(crate) fn new_empty(id: RootId, store: Arc<Store>, leaf: Leaf) -> Self {
-        let block = Block::Leaf(leaf);
-        let root = BlockPtr { addr: block.bytenr(), generation: block.generation(), level: 0 };
         let nodesize_bytes = store.geometry().nodesize_bytes as u64;
-        let mut tree = Self::new(id, store, root);
+        let mut tree = Self::new_copy(id, store, Block::Leaf(leaf));
         let state = tree.state.get_mut();
         state.bytes_used = nodesize_bytes;
-        state.recorded = (root, nodesize_bytes);
-        state.dirty.insert(root.addr, Arc::new(block));
+        state.recorded.1 = nodesize_bytes;
         tree
     }
 
-    /// The newest generation whose blocks may be shared with a snapshot.
-    pub(crate) fn last_snapshot(&self) -> Generation {
-        Generation(self.last_snapshot.load(Ordering::Relaxed))
+    /// A tree whose root block is dirty, and the only one of its own.
+    pub(crate) fn new_copy(id: RootId, store: Arc<Store>, block: Block) -> Self {
+        let (addr, generation) = (block.bytenr(), block.generation());
+        let root = BlockPtr { addr, generation, level: block.level() };
+        let mut tree = Self::new(id, store, root);
+        tree.state.get_mut().dirty.insert(root.addr, Arc::new(block));
+        tree
+    }
+
+    /// Whether another tree may share the block: one of before the last snapshot, or one that
+    /// Linux has moved.
+    pub(crate) fn may_share(&self, block: &Block) -> bool {
+        let last_snapshot = Generation(self.last_snapshot.load(Ordering::Relaxed));
+        self.id.is_subvolume() && (block.generation() <= last_snapshot || block.is_relocated())
+    }
+
+    /// Blocks up to `generation` may be shared from now on.
+    pub(crate) fn set_last_snapshot(&self, generation: Generation) {
+        self.last_snapshot.store(generation.0, Ordering::Relaxed);
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, TreeState> {

@@ -5,6 +5,7 @@ use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::file_extent::FileExtent;
 use ubtrfs_ondisk::{FileOffset, KeyType};
 
+use super::entry::check_flags;
 use super::inode::InodeId;
 use crate::data::append::{self, Target, misplaced};
 use crate::data::compression::Method;
@@ -70,7 +71,7 @@ impl Filesystem {
     /// their own. To make a small file with its contents under one, see [`Handle::write_file`].
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly`, `IsDirectory`; `InvalidArgument` for another type; `Unsupported`
+    /// `NotFound`, `ReadOnly`, `NotPermitted`, `IsDirectory`; `InvalidArgument` for another type; `Unsupported`
     /// for a file whose end is inside a sector.
     pub fn appender(&self, id: InodeId, size_hint_bytes: u64) -> Result<Appender> {
         self.inner.core.check_writable()?;
@@ -88,6 +89,7 @@ impl Filesystem {
             FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
             _ => return Err(Error::InvalidArgument { what: format!("{id} is no regular file") }),
         }
+        check_flags(id, inode.flags, true)?;
         let sectorsize_bytes = self.sectorsize_bytes();
         let end = inode.size_bytes;
         if !end.is_multiple_of(sectorsize_bytes) {

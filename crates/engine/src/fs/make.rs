@@ -1,7 +1,6 @@
 //! Making names: files, directories, nodes, symbolic links, hard links; setting attributes.
 
 use ubtrfs_ondisk::dir::{DirEntries, DirItem, FileType, NAME_LEN_MAX, check_name};
-use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::hash::{extref_hash, name_hash};
 use ubtrfs_ondisk::inode::{InodeExtref, InodeItem, InodeRef, flags};
@@ -10,12 +9,15 @@ use ubtrfs_ondisk::{DiskKey, InodeNo, Key, KeyType};
 use ubtrfs_rt::Time;
 use zerocopy::IntoBytes;
 
+use super::entry::check_flags;
 use super::inode::InodeId;
+use super::remove::orphan_key;
 use super::state::{timespec, touch};
+use super::xattr::COMPRESSION_XATTR;
 use crate::data::append::{self, Target};
 use crate::error::{Error, Result};
-use crate::filesystem::Handle;
-use crate::txn;
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::{self, Core};
 
 /// Most names of one inode, as in Linux.
 const LINK_COUNT_MAX: u32 = 65_535;
@@ -118,6 +120,29 @@ pub(super) fn checked_name(name: &[u8]) -> Result<()> {
     })
 }
 
+/// Refuses a name that the directory has, or whose hash has no room for another.
+///
+/// # Errors
+/// As [`checked_name`]; `Exists`, `Limit`.
+pub(super) fn check_new_name(
+    fs: &Filesystem,
+    core: &Core,
+    dir: InodeId,
+    name: &[u8],
+) -> Result<()> {
+    checked_name(name)?;
+    if fs.find_entry(dir, name)?.is_some() {
+        let what = format!("{:?} in {dir}", String::from_utf8_lossy(name));
+        return Err(Error::Exists { what });
+    }
+    let have = core.roots.tree(dir.root)?.lookup(&dir.key(KeyType::DIR_ITEM, name_hash(name)))?;
+    let have_bytes = have.map_or(0, |item| item.len());
+    if have_bytes + size_of::<DirItem>() + name.len() > item_bytes_max(core) {
+        return Err(Error::Limit { what: format!("names of one hash in {dir}") });
+    }
+    Ok(())
+}
+
 /// Enters a name by hash. Several names of one hash share an item.
 ///
 /// # Errors
@@ -144,16 +169,16 @@ fn insert_by_hash(
         }
     }
     let longer = [&have[..], entry.as_slice()].concat();
-    if longer.len() > item_bytes_max(handle) {
+    if longer.len() > item_bytes_max(handle.core()) {
         return Err(Error::Limit { what: format!("names of one hash in {dir}") });
     }
     handle.replace(dir.root, key, &longer)
 }
 
 /// Longest item that a leaf holds.
-fn item_bytes_max(handle: &txn::Handle<'_>) -> usize {
+pub(super) fn item_bytes_max(core: &Core) -> usize {
     use ubtrfs_ondisk::block::{HEADER_BYTES, ITEM_BYTES};
-    handle.core().roots.store.geometry().nodesize_bytes - HEADER_BYTES - ITEM_BYTES
+    core.roots.store.geometry().nodesize_bytes - HEADER_BYTES - ITEM_BYTES
 }
 
 /// Enters a name in both orders of its directory, which the caller then counts.
@@ -252,9 +277,11 @@ impl Handle<'_> {
         let id = InodeId { root: dir.root, inode: InodeNo(names.next_inode(core, dir.root)?) };
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
+        check_flags(dir, parent.item.flags.get(), true)?;
         let index = parent.next_index(core, dir)?;
+        let parent_flags = parent.item.flags.get();
         let mut item = inode_item(new, transid);
-        item.flags = inherited_flags(parent.item.flags.get(), new.mode).into();
+        item.flags = inherited_flags(parent_flags, new.mode).into();
         if let Some(target) = target {
             item.size = (target.len() as u64).into();
             item.nbytes = item.size;
@@ -266,9 +293,11 @@ impl Handle<'_> {
         let txn = &mut self.txn;
         txn.insert(id.root, location, item.as_bytes()).map_err(|error| txn.abort(error))?;
         insert_first_ref(txn, id, dir.inode, index, name).map_err(|error| txn.abort(error))?;
+        inherit_property(self, dir, parent_flags, id, new.mode)?;
         if let Some(target) = target {
             let file = Target { root: id.root, inode: id.inode, has_csums: false };
-            append::put_inline(txn, &file, target.len() as u64, Compression::None, target)?;
+            let len = target.len() as u64;
+            append::put_inline(&mut self.txn, &file, len, Compression::None, target)?;
         }
 
         let parent = names.hold(core, dir)?;
@@ -282,17 +311,41 @@ impl Handle<'_> {
         Ok(id)
     }
 
-    /// Gives the inode `id`, which is no directory, another name.
+    /// As [`Handle::make`], without a name.
+    pub(super) fn make_unlinked(&mut self, dir: InodeId, new: &NewInode) -> Result<InodeId> {
+        match FileType::from_mode(new.mode) {
+            FileType::Directory | FileType::Symlink | FileType::Unknown | FileType::Xattr => {
+                return Err(Error::InvalidArgument { what: format!("mode {:o}", new.mode) });
+            }
+            _ => {}
+        }
+        let core = self.txn.core();
+        let mut names = self.fs.inner.files.names();
+        names.check_writable(core, dir.root)?;
+        let id = InodeId { root: dir.root, inode: InodeNo(names.next_inode(core, dir.root)?) };
+        let parent = names.hold(core, dir)?.item;
+        check_directory(dir, &parent)?;
+        let mut item = inode_item(new, self.txn.generation().0);
+        item.nlink = 0.into();
+        item.flags = inherited_flags(parent.flags.get(), new.mode).into();
+        let txn = &mut self.txn;
+        txn.insert(id.root, id.key(KeyType::INODE_ITEM, 0), item.as_bytes())
+            .map_err(|error| txn.abort(error))?;
+        inherit_property(self, dir, parent.flags.get(), id, new.mode)?;
+        names.take_inode(dir.root);
+        Ok(id)
+    }
+
+    /// Gives the inode `id`, which is no directory, another name; one of
+    /// [`Handle::create_unlinked`] its first.
     ///
     /// # Errors
     /// As [`Handle::create`]; `Limit` when the inode has as many names as it can have,
-    /// `InvalidArgument` when it is in another subvolume than `dir`.
+    /// `OtherSubvolume` when it is in another subvolume than `dir`, `NotPermitted`.
     pub fn link(&mut self, dir: InodeId, name: &[u8], id: InodeId) -> Result<()> {
         checked_name(name)?;
         if dir.root != id.root {
-            return Err(Error::InvalidArgument {
-                what: format!("a link in subvolume {} to {id}", dir.root),
-            });
+            return Err(Error::OtherSubvolume { what: id.to_string() });
         }
         let (transid, now) = (self.txn.generation().0, self.txn.now());
         let core = self.txn.core();
@@ -304,17 +357,19 @@ impl Handle<'_> {
         if file_type == FileType::Directory {
             return Err(Error::IsDirectory { what: id.to_string() });
         }
-        if item.nlink.get() == 0 {
+        let is_first = item.nlink.get() == 0;
+        if is_first && !names.is_live_orphan(id) {
             return Err(Error::not_found(id));
         }
+        check_flags(id, item.flags.get(), false)?;
         if item.nlink.get() >= LINK_COUNT_MAX {
             return Err(Error::Limit { what: format!("names of {id}") });
         }
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
+        check_flags(dir, parent.item.flags.get(), true)?;
         let index = parent.next_index(core, dir)?;
-        let extended =
-            Incompat(core.superblock.lock().incompat_flags.get()).contains(Incompat::EXTENDED_IREF);
+        let extended = self.has_extended_refs();
         let reference = plan_ref(&self.txn, id, dir.inode, index, name, extended)?;
 
         let entry = EntryBytes::new(id.key(KeyType::INODE_ITEM, 0), transid, file_type, name);
@@ -333,15 +388,25 @@ impl Handle<'_> {
         held.item.nlink += 1;
         held.touch(transid, now);
         files.mark_dirty(&mut self.txn, id, held)?;
+        if is_first {
+            let txn = &mut self.txn;
+            txn.remove(id.root, orphan_key(id)).map_err(|error| txn.abort(error))?;
+            names.remove_live_orphan(id);
+        }
         files.bound(&mut names, &mut self.txn)
     }
 
-    /// Changes attributes of an inode.
+    /// Changes attributes of an inode. Of one that is immutable or can only be appended to, only
+    /// together with its flags.
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly`.
+    /// `NotFound`, `ReadOnly`, `NotPermitted`.
     pub fn set_attributes(&mut self, id: InodeId, attributes: &SetAttributes) -> Result<()> {
         let (transid, now) = (self.txn.generation().0, self.txn.now());
+        if attributes.flags.is_none() {
+            let now = self.fs.inode(id)?.flags;
+            check_flags(id, now, false)?;
+        }
         self.change_inode(id, |item| {
             touch(item, transid, now);
             if let Some(mode) = attributes.mode {
@@ -449,15 +514,38 @@ fn inherited_flags(parent: u64, mode: u32) -> u64 {
     inherited
 }
 
+/// Gives a new file or directory the compression that was set for its directory by name, as Linux
+/// does.
+fn inherit_property(
+    handle: &mut Handle<'_>,
+    dir: InodeId,
+    parent_flags: u64,
+    id: InodeId,
+    mode: u32,
+) -> Result<()> {
+    let is_inheriting =
+        matches!(FileType::from_mode(mode), FileType::Regular | FileType::Directory);
+    // A directory with the property has one of these flags.
+    if !is_inheriting || parent_flags & (flags::COMPRESS | flags::NOCOMPRESS) == 0 {
+        return Ok(());
+    }
+    match handle.fs.xattr(dir, COMPRESSION_XATTR)? {
+        Some(value) => {
+            handle.put_xattr(id, COMPRESSION_XATTR, &value).map_err(|error| handle.txn.abort(error))
+        }
+        None => Ok(()),
+    }
+}
+
 /// How an inode's reference to a further name is entered.
-enum RefPlan {
+pub(super) enum RefPlan {
     Insert(Key, Vec<u8>),
     Replace(Key, Vec<u8>),
 }
 
 /// Puts the reference into the item of the same directory, or, when that is full, into an
 /// extended one.
-fn plan_ref(
+pub(super) fn plan_ref(
     handle: &txn::Handle<'_>,
     id: InodeId,
     parent: InodeNo,
@@ -466,7 +554,7 @@ fn plan_ref(
     extended: bool,
 ) -> Result<RefPlan> {
     let name_len = u16::try_from(name.len()).expect("a checked name is short");
-    let max_bytes = item_bytes_max(handle);
+    let max_bytes = item_bytes_max(handle.core());
     let tree = handle.core().roots.tree(id.root)?;
     let plan = |key: Key, reference: &[u8]| -> Result<Option<RefPlan>> {
         let Some(have) = tree.lookup(&key)? else {

@@ -10,10 +10,11 @@ use zerocopy::IntoBytes;
 
 use super::inode::InodeId;
 use super::make::{
-    EntryBytes, NewInode, check_directory, checked_name, insert_name, insert_root_directory,
+    EntryBytes, NewInode, check_directory, check_new_name, insert_name, insert_root_directory,
 };
 use super::state::timespec;
-use crate::error::{Error, Result};
+use super::uuid_tree;
+use crate::error::Result;
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::{self, Reservation};
 
@@ -29,7 +30,6 @@ impl Handle<'_> {
         name: &[u8],
         new: &NewInode,
     ) -> Result<InodeId> {
-        checked_name(name)?;
         let (transid, now) = (self.txn.generation().0, self.txn.now());
         let core = self.txn.core();
         let files = &self.fs.inner.files;
@@ -38,10 +38,7 @@ impl Handle<'_> {
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
         let index = parent.next_index(core, dir)?;
-        if self.fs.find_entry(dir, name)?.is_some() {
-            let what = format!("{:?} in {dir}", String::from_utf8_lossy(name));
-            return Err(Error::Exists { what });
-        }
+        check_new_name(self.fs, core, dir, name)?;
         let root = names.take_root(core)?;
         let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);
         let entry = EntryBytes::new(location, transid, FileType::Directory, name);
@@ -65,7 +62,8 @@ impl Handle<'_> {
         txn.create_tree(root, &item).map_err(|error| txn.abort(error))?;
         let directory = insert_root_directory(txn, root, new)?;
         insert_root_refs(txn, dir, root, index, name).map_err(|error| txn.abort(error))?;
-        insert_uuid(txn, uuid, root).map_err(|error| txn.abort(error))?;
+        uuid_tree::add(txn, KeyType::UUID_KEY_SUBVOL, uuid, root)
+            .map_err(|error| txn.abort(error))?;
 
         let parent = names.hold(core, dir)?;
         parent.count_name(name.len(), transid, now);
@@ -139,7 +137,7 @@ fn root_inode(nodesize_bytes: u64) -> InodeItem {
     }
 }
 
-fn insert_root_refs(
+pub(super) fn insert_root_refs(
     txn: &mut txn::Handle<'_>,
     dir: InodeId,
     child: RootId,
@@ -157,26 +155,4 @@ fn insert_root_refs(
     txn.insert(RootId::ROOT_TREE, back, &bytes)?;
     let forth = Key::new(parent.object_id(), KeyType::ROOT_REF, child.0);
     txn.insert(RootId::ROOT_TREE, forth, &bytes)
-}
-
-/// Enters a subvolume in the uuid tree, where there is one: Linux makes it when it is missing.
-fn insert_uuid(txn: &mut txn::Handle<'_>, uuid: Uuid, root: RootId) -> Result<()> {
-    let tree = match txn.core().roots.tree(RootId::UUID_TREE) {
-        Ok(tree) => tree,
-        Err(Error::NotFound { .. }) => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    let half = |at: usize| {
-        u64::from_le_bytes(uuid.0[at..at + 8].try_into().expect("a slice of eight bytes"))
-    };
-    let key = Key::new(ObjectId(half(0)), KeyType::UUID_KEY_SUBVOL, half(8));
-    let id = root.0.to_le_bytes();
-    match tree.lookup(&key)? {
-        None => txn.insert(RootId::UUID_TREE, key, &id),
-        Some(have) => {
-            let longer = [&have[..], &id].concat();
-            drop(have);
-            txn.replace(RootId::UUID_TREE, key, &longer)
-        }
-    }
 }

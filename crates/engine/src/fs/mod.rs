@@ -5,16 +5,22 @@
 //! subvolume's root directory.
 
 pub(crate) mod append;
+pub(crate) mod delete_subvolume;
 pub(crate) mod dir;
+mod drop_tree;
+mod entry;
 pub(crate) mod file;
 pub(crate) mod inode;
 pub(crate) mod make;
 pub(crate) mod make_subvolume;
 pub(crate) mod path;
 pub(crate) mod remove;
+pub(crate) mod rename;
+pub(crate) mod snapshot;
 pub(crate) mod state;
 pub(crate) mod subvolume;
 pub(crate) mod usage;
+mod uuid_tree;
 pub(crate) mod xattr;
 
 pub use append::Appender;
@@ -22,6 +28,8 @@ pub use dir::{DirEntry, ReadDir};
 pub use file::{File, FileExtents};
 pub use inode::{Inode, InodeId, Link, device_number};
 pub use make::{NewInode, SetAttributes};
+pub use rename::RenameMode;
+pub use snapshot::SnapshotOptions;
 pub(crate) use state::FileState;
 pub use subvolume::SubvolumeInfo;
 pub use usage::{SpaceUsage, Usage};

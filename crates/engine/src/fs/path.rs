@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
 /// Deepest directory whose path is told; in a damaged filesystem parents may form a circle.
-const DEPTH_MAX: usize = 4096;
+pub(crate) const DEPTH_MAX: usize = 4096;
 /// Longest path of a subvolume that is told.
 const PATH_BYTES_MAX: usize = 64 << 10;
 
@@ -149,7 +149,7 @@ impl Filesystem {
     }
 
     /// The name by which a directory, or the first by which a file, is linked.
-    fn name_of_directory(&self, id: InodeId) -> Result<Option<Link>> {
+    pub(crate) fn name_of_directory(&self, id: InodeId) -> Result<Option<Link>> {
         if id.inode == InodeNo::SUBVOLUME_ROOT {
             return self.name_of_subvolume(id.root);
         }

@@ -1,154 +1,248 @@
-//! Removing names of files, and the file with its last name.
+//! Removing names, and the inode with its last name.
 //!
 //! A file may have more extents than one transaction should free. So its last name goes first, in
 //! one handle with an orphan item that says that the inode is to be removed; its items go a few at
 //! a time, from the end; and the inode goes last with the orphan item. A crash in between leaves
-//! an orphan, which Linux removes at its next mount.
+//! an orphan, which Linux removes at its next mount and [`Filesystem::clean_orphans`] before the
+//! subvolume is changed next.
+//!
+//! Orphans that this session made, and that somebody may still use, are remembered in
+//! [`Names`](super::state::Names), so that no clean-up takes them.
 
-use ubtrfs_ondisk::dir::{DirEntries, FileType};
+use ubtrfs_ondisk::dir::DirEntry;
 use ubtrfs_ondisk::file_extent::FileExtent;
-use ubtrfs_ondisk::hash::{extref_hash, name_hash};
-use ubtrfs_ondisk::inode::{InodeExtrefs, InodeRefs};
-use ubtrfs_ondisk::{Corruption, Key, KeyType, ObjectId, Reason};
+use ubtrfs_ondisk::{InodeNo, Key, KeyType, ObjectId, RootId};
 
+use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
+use super::make::NewInode;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::Reservation;
 
 /// Items of a removed inode that go under one handle.
-const ITEMS_PER_HANDLE: usize = 64;
+const ITEMS_PER_HANDLE: u64 = 32;
+
+/// What a name that is removed must be of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Expected {
+    File,
+    Directory,
+}
 
 impl Filesystem {
     /// Removes the name `name` from directory `dir`, and the file with its last name. The calling
     /// thread must hold no handle. Durable with the next commit.
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly`; `IsDirectory` for a directory or subvolume; damage in the tree.
+    /// `NotFound`, `ReadOnly`, `NotPermitted`; `IsDirectory` for a directory or subvolume; damage
+    /// in the tree.
     pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        let mut handle = self.begin(Reservation::items(8))?;
-        let orphan = handle.unlink_name(dir, name)?;
-        drop(handle);
-        let Some(id) = orphan else { return Ok(()) };
+        match self.unlink_deferred(dir, name)? {
+            Some(id) => self.evict(id),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Filesystem::unlink`], but the file stays, without a name, until
+    /// [`Filesystem::evict`]: for who has it open. Returns it if it has no name left. What is not
+    /// evicted before the filesystem is closed goes at the next open.
+    ///
+    /// # Errors
+    /// As [`Filesystem::unlink`].
+    pub fn unlink_deferred(&self, dir: InodeId, name: &[u8]) -> Result<Option<InodeId>> {
+        self.begin(Reservation::remove_name())?.remove_name(dir, name, Expected::File)
+    }
+
+    /// Removes the empty directory `name` from directory `dir`. The calling thread must hold no
+    /// handle. Durable with the next commit.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`, `NotPermitted`, `NotDirectory`, `NotEmpty`; `InvalidArgument` for a
+    /// subvolume, which has [`Filesystem::delete_subvolume`]; damage in the tree.
+    pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        match self.rmdir_deferred(dir, name)? {
+            Some(id) => self.evict(id),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Filesystem::rmdir`], but the directory stays, without a name, until
+    /// [`Filesystem::evict`].
+    ///
+    /// # Errors
+    /// As [`Filesystem::rmdir`].
+    pub fn rmdir_deferred(&self, dir: InodeId, name: &[u8]) -> Result<Option<InodeId>> {
+        self.begin(Reservation::remove_name())?.remove_name(dir, name, Expected::Directory)
+    }
+
+    /// Removes an inode that has no name, and frees what it holds. One that has got a name stays.
+    ///
+    /// # Errors
+    /// As [`Filesystem::begin`]; damage in the tree. What is left goes at the next open.
+    pub fn evict(&self, id: InodeId) -> Result<()> {
         loop {
-            let mut handle = self.begin(Reservation::items(3 * ITEMS_PER_HANDLE as u64))?;
+            let mut handle = self.begin(Reservation::removals(2 * ITEMS_PER_HANDLE))?;
             if handle.remove_items(id)? {
                 return Ok(());
             }
         }
     }
+
+    /// Removes the inodes of a subvolume that have no name: what was unlinked while it was open
+    /// when Linux, or an earlier session, ended. What this session made so stays. Called by itself
+    /// when a subvolume is first changed.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such subvolume; otherwise as [`Filesystem::evict`].
+    pub fn clean_orphans(&self, root: RootId) -> Result<u64> {
+        let mut count = 0;
+        let mut next = 0;
+        while let Some(number) = self.next_orphan(root, next)? {
+            let id = InodeId { root, inode: InodeNo(number) };
+            next = number + 1;
+            if !self.inner.files.names().is_live_orphan(id) {
+                self.clean_orphan(id)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    fn next_orphan(&self, root: RootId, from: u64) -> Result<Option<u64>> {
+        let mut cursor = self.tree(root)?.cursor();
+        cursor.seek(&Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, from))?;
+        Ok(cursor.current()?.and_then(|(key, _)| {
+            let is_orphan = key.objectid == ObjectId::ORPHAN && key.ty == KeyType::ORPHAN_ITEM;
+            is_orphan.then_some(key.offset)
+        }))
+    }
+
+    fn clean_orphan(&self, id: InodeId) -> Result<()> {
+        let is_nameless = match self.inode(id) {
+            Ok(inode) => inode.nlink == 0,
+            Err(Error::NotFound { .. }) => false,
+            Err(error) => return Err(error),
+        };
+        if is_nameless {
+            return self.evict(id);
+        }
+        // Of a truncation that an old Linux did not finish, or of nothing: the inode stays.
+        let mut handle = self.begin(Reservation::removals(1))?;
+        handle.txn.remove(id.root, orphan_key(id))
+    }
 }
 
 impl Handle<'_> {
+    /// Makes an inode without a name in the subvolume of `dir`, from which it takes over what a
+    /// new file takes over. [`Handle::link`] gives it a name; [`Filesystem::evict`] removes it.
+    ///
+    /// # Errors
+    /// As [`Handle::create`].
+    pub fn create_unlinked(&mut self, dir: InodeId, new: &NewInode) -> Result<InodeId> {
+        let id = self.make_unlinked(dir, new)?;
+        let txn = &mut self.txn;
+        txn.insert(id.root, orphan_key(id), &[]).map_err(|error| txn.abort(error))?;
+        self.fs.inner.files.names().add_live_orphan(id);
+        Ok(id)
+    }
+
     /// Removes a name. Returns the inode if that was its last: it is an orphan then.
-    fn unlink_name(&mut self, dir: InodeId, name: &[u8]) -> Result<Option<InodeId>> {
-        let (id, file_type) = self
-            .fs
-            .find_entry(dir, name)?
-            .ok_or_else(|| Error::not_found(format!("{:?} in {dir}", lossy(name))))?;
-        if file_type == FileType::Directory || id.root != dir.root {
-            return Err(Error::IsDirectory { what: format!("{:?} in {dir}", lossy(name)) });
-        }
-        let (transid, now) = (self.txn.generation().0, self.txn.now());
-        let core = self.txn.core();
+    fn remove_name(
+        &mut self,
+        dir: InodeId,
+        name: &[u8],
+        expected: Expected,
+    ) -> Result<Option<InodeId>> {
         let files = &self.fs.inner.files;
         let mut names = files.names();
+        let core = self.txn.core();
         names.check_writable(core, dir.root)?;
-        names.hold(core, dir)?;
-        names.hold(core, id)?;
+        let named = Named::find(self, dir, name)?;
+        check_flags(dir, names.hold(core, dir)?.item.flags.get(), false)?;
+        match (expected, named.is_directory()) {
+            (Expected::File, true) => {
+                return Err(Error::IsDirectory { what: shown(dir, name) });
+            }
+            (Expected::Directory, false) => {
+                return Err(Error::NotDirectory { what: shown(dir, name) });
+            }
+            _ => {}
+        }
+        if named.is_subvolume {
+            let what = format!("{} is a subvolume", shown(dir, name));
+            return Err(Error::InvalidArgument { what });
+        }
+        if named.id.is_stand_in() {
+            self.remove_stand_in(dir, name)?;
+            self.uncount(&mut names, dir, name)?;
+            return Ok(None);
+        }
+        let item = names.hold(core, named.id)?.item;
+        check_flags(named.id, item.flags.get(), false)?;
+        if named.is_directory() && item.size.get() != 0 {
+            return Err(Error::NotEmpty { what: shown(dir, name) });
+        }
+        self.detach(dir, name, &named)?;
+        self.uncount(&mut names, dir, name)?;
+        self.drop_link(&mut names, named.id)
+    }
 
-        let index = self.remove_ref(dir, name, id)?;
-        self.remove_entry(dir, name).map_err(|error| self.txn.abort(error))?;
-        let txn = &mut self.txn;
-        let key = dir.key(KeyType::DIR_INDEX, index);
-        txn.remove(dir.root, key).map_err(|error| txn.abort(error))?;
-
-        let parent = names.hold(core, dir)?;
-        parent.uncount_name(name.len(), transid, now);
-        files.mark_dirty(txn, dir, parent)?;
-        let held = names.hold(core, id)?;
+    /// Takes one from an inode's count of names; returns it if that was the last: it is an orphan
+    /// then.
+    pub(super) fn drop_link(
+        &mut self,
+        names: &mut super::state::Names,
+        id: InodeId,
+    ) -> Result<Option<InodeId>> {
+        self.touch_inode(names, id)?;
+        let held = names.hold(self.txn.core(), id)?;
         held.item.nlink = held.item.nlink.get().saturating_sub(1).into();
-        held.touch(transid, now);
-        files.mark_dirty(txn, id, held)?;
         if held.item.nlink.get() > 0 {
             return Ok(None);
         }
-        let key = Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, id.inode.0);
-        txn.insert(id.root, key, &[]).map_err(|error| txn.abort(error))?;
+        let txn = &mut self.txn;
+        txn.insert(id.root, orphan_key(id), &[]).map_err(|error| txn.abort(error))?;
+        names.add_live_orphan(id);
         Ok(Some(id))
     }
 
-    /// Removes the reference from the inode to its name; returns the name's index.
-    fn remove_ref(&mut self, dir: InodeId, name: &[u8], id: InodeId) -> Result<u64> {
-        let tree = self.txn.core().roots.tree(id.root)?;
-        let damaged = |error: Box<Corruption>| Error::from(error.in_root(id.root));
-        let (mut index, mut rest) = (None, Vec::new());
-        let key = id.key(KeyType::INODE_REF, dir.inode.0);
-        if let Some(item) = tree.lookup(&key)? {
-            for reference in InodeRefs::new(&item) {
-                let reference = reference.map_err(damaged)?;
-                if reference.name == name {
-                    index = Some(reference.index);
-                } else {
-                    reference.write(&mut rest);
+    /// Removes the entries that name a subvolume which is linked elsewhere.
+    fn remove_stand_in(&mut self, dir: InodeId, name: &[u8]) -> Result<()> {
+        // Nothing says its index: Linux looks through the directory, too.
+        let mut cursor = self.txn.core().roots.tree(dir.root)?.cursor();
+        cursor.seek(&dir.key(KeyType::DIR_INDEX, 0))?;
+        let index = loop {
+            match cursor.current()? {
+                Some((key, data))
+                    if key.objectid == dir.inode.object_id() && key.ty == KeyType::DIR_INDEX =>
+                {
+                    let (entry, _) =
+                        DirEntry::split(data).map_err(|error| error.in_root(dir.root))?;
+                    if entry.name == name {
+                        break key.offset;
+                    }
                 }
+                _ => return Err(Error::not_found(shown(dir, name))),
             }
-        }
-        if let Some(index) = index {
-            self.put_rest(id, key, &rest)?;
-            return Ok(index);
-        }
-        rest.clear();
-        let key = id.key(KeyType::INODE_EXTREF, extref_hash(dir.inode, name));
-        if let Some(item) = tree.lookup(&key)? {
-            for reference in InodeExtrefs::new(&item) {
-                let reference = reference.map_err(damaged)?;
-                if reference.parent == dir.inode && reference.name == name {
-                    index = Some(reference.index);
-                } else {
-                    reference.write(&mut rest);
-                }
-            }
-        }
-        let Some(index) = index else {
-            let what = format!("a reference from {id} to {:?} in {dir}", lossy(name));
-            return Err(damaged(Corruption::new(Reason::Missing).expect(what)));
+            cursor.next()?;
         };
-        self.put_rest(id, key, &rest)?;
-        Ok(index)
-    }
-
-    /// Removes one name from a directory item that may hold several of its hash.
-    fn remove_entry(&mut self, dir: InodeId, name: &[u8]) -> Result<()> {
-        let key = dir.key(KeyType::DIR_ITEM, name_hash(name));
-        let item = self.txn.core().roots.tree(dir.root)?.lookup(&key)?;
-        let item = item.ok_or_else(|| self.txn.abort(Error::not_found(key)))?;
-        let (mut rest, mut at) = (Vec::new(), 0);
-        for entry in DirEntries::new(&item) {
-            let entry = entry.map_err(|error| error.in_root(dir.root))?;
-            let len = entry.len_bytes();
-            if entry.name != name {
-                rest.extend_from_slice(&item[at..at + len]);
-            }
-            at += len;
-        }
-        self.put_rest(dir, key, &rest)
-    }
-
-    /// Leaves what is left in an item, or removes it with its last part.
-    fn put_rest(&mut self, id: InodeId, key: Key, rest: &[u8]) -> Result<()> {
         let txn = &mut self.txn;
-        let result = if rest.is_empty() {
-            txn.remove(id.root, key)
-        } else {
-            txn.replace(id.root, key, rest)
-        };
-        result.map_err(|error| txn.abort(error))
+        txn.remove(dir.root, dir.key(KeyType::DIR_INDEX, index))?;
+        self.remove_entry(dir, name).map_err(|error| self.txn.abort(error))
     }
 
     /// Removes the last items of an orphan, its extents with them. Returns whether all are gone,
-    /// the inode and its orphan item too.
+    /// the inode and its orphan item too, or it has got a name.
     fn remove_items(&mut self, id: InodeId) -> Result<bool> {
+        let files = &self.fs.inner.files;
+        // Under the lock, so that nobody gives the inode a name meanwhile.
+        let mut names = files.names();
+        let core = self.txn.core();
+        if names.hold(core, id)?.item.nlink.get() > 0 {
+            return Ok(true);
+        }
+        names.begin_eviction(id);
         for _ in 0..ITEMS_PER_HANDLE {
             let last = {
                 let mut cursor = self.txn.core().roots.tree(id.root)?.cursor();
@@ -165,9 +259,8 @@ impl Handle<'_> {
             let txn = &mut self.txn;
             txn.remove(id.root, key).map_err(|error| txn.abort(error))?;
             if key.ty == KeyType::INODE_ITEM {
-                let orphan = Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, id.inode.0);
-                txn.remove(id.root, orphan).map_err(|error| txn.abort(error))?;
-                self.fs.inner.files.forget(id);
+                txn.remove(id.root, orphan_key(id)).map_err(|error| txn.abort(error))?;
+                files.forget(&mut names, id);
                 return Ok(true);
             }
         }
@@ -175,7 +268,7 @@ impl Handle<'_> {
     }
 
     /// Takes back a file extent's reference to its data.
-    fn drop_extent(&mut self, id: InodeId, file_offset: u64, data: &[u8]) -> Result<()> {
+    pub(super) fn drop_extent(&mut self, id: InodeId, file_offset: u64, data: &[u8]) -> Result<()> {
         let extent = FileExtent::parse(data).map_err(|error| error.in_root(id.root))?;
         let (FileExtent::Regular(extent) | FileExtent::Prealloc(extent)) = extent else {
             return Ok(());
@@ -195,6 +288,7 @@ impl Handle<'_> {
     }
 }
 
-fn lossy(name: &[u8]) -> std::borrow::Cow<'_, str> {
-    String::from_utf8_lossy(name)
+/// The item that says that an inode has no name.
+pub(super) fn orphan_key(id: InodeId) -> Key {
+    Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, id.inode.0)
 }

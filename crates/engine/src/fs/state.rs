@@ -12,12 +12,12 @@
 //! Lock order: `names`, then a tree. It is held through one operation on names, never through a
 //! commit. A crash loses nothing here that a commit had promised.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::misc::{OnDisk, Timespec};
 use ubtrfs_ondisk::root::{RootItem, flags as root_flags};
 use ubtrfs_ondisk::{Key, KeyType, ObjectId, RootId};
-use ubtrfs_rt::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, Time};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, Time};
 use zerocopy::IntoBytes;
 
 use super::inode::InodeId;
@@ -32,11 +32,13 @@ pub(crate) const DIR_INDEX_MIN: u64 = 2;
 const HELD_COUNT_MAX: usize = 32 << 10;
 
 /// All that is held.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FileState {
     names: Mutex<Names>,
     /// Dirty inodes in `names`; read without its lock, to skip it where there are none.
     dirty_count: AtomicUsize,
+    /// `names` knows subvolumes with orphans; read without its lock.
+    has_uncleaned: Arc<AtomicBool>,
     pub(crate) csums: Arc<PendingCsums>,
     pub(crate) decoded: Arc<DecodedCache>,
 }
@@ -47,6 +49,25 @@ pub(crate) struct Names {
     subvolumes: FxHashMap<RootId, SubvolumeState>,
     held: FxHashMap<InodeId, HeldInode>,
     next_root: Option<u64>,
+    /// Inodes without a name that this session made so: no clean-up takes them.
+    live_orphans: FxHashSet<InodeId>,
+    /// Subvolumes that were first looked at by who changes them, and hold older orphans.
+    uncleaned: Vec<RootId>,
+    has_uncleaned: Arc<AtomicBool>,
+}
+
+impl Default for FileState {
+    fn default() -> Self {
+        let has_uncleaned = Arc::<AtomicBool>::default();
+        let names = Names { has_uncleaned: Arc::clone(&has_uncleaned), ..Names::default() };
+        Self {
+            names: Mutex::new(names),
+            dirty_count: AtomicUsize::default(),
+            has_uncleaned,
+            csums: Arc::default(),
+            decoded: Arc::default(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +90,16 @@ impl FileState {
         self.names.lock()
     }
 
+    /// Subvolumes whose orphans are to be cleaned, once each.
+    pub(crate) fn take_uncleaned(&self) -> Vec<RootId> {
+        if !self.has_uncleaned.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut names = self.names.lock();
+        self.has_uncleaned.store(false, Ordering::Release);
+        std::mem::take(&mut names.uncleaned)
+    }
+
     /// The inode as it is, where the tree's is stale.
     pub(crate) fn held_item(&self, id: InodeId) -> Option<InodeItem> {
         if self.dirty_count.load(Ordering::Acquire) == 0 {
@@ -88,7 +119,11 @@ impl FileState {
         self.write_inodes(names, handle)
     }
 
-    fn write_inodes(&self, names: &mut Names, handle: &mut Handle<'_>) -> Result<()> {
+    /// Brings the tree up to date with all inodes that are held, and holds none.
+    ///
+    /// # Errors
+    /// What stops an edit; the transaction is then aborted.
+    pub(crate) fn write_inodes(&self, names: &mut Names, handle: &mut Handle<'_>) -> Result<()> {
         let mut dirty: Vec<(InodeId, InodeItem)> = names
             .held
             .iter()
@@ -112,8 +147,8 @@ impl FileState {
     }
 
     /// Drops an inode that is no more.
-    pub(crate) fn forget(&self, id: InodeId) {
-        let removed = self.names.lock().held.remove(&id);
+    pub(crate) fn forget(&self, names: &mut Names, id: InodeId) {
+        let removed = names.held.remove(&id);
         if removed.is_some_and(|held| held.is_dirty) {
             self.dirty_count.fetch_sub(1, Ordering::Release);
         }
@@ -166,12 +201,59 @@ impl Names {
         Ok(())
     }
 
+    /// Remembers that a subvolume became read-only, or writable.
+    ///
+    /// # Errors
+    /// As [`Names::check_writable`].
+    pub(crate) fn set_read_only(
+        &mut self,
+        core: &Core,
+        root: RootId,
+        read_only: bool,
+    ) -> Result<()> {
+        self.subvolume(core, root)?.is_read_only = read_only;
+        Ok(())
+    }
+
+    /// Forgets a subvolume that is deleted, of which no inode is held.
+    pub(crate) fn forget_subvolume(&mut self, root: RootId) {
+        self.subvolumes.remove(&root);
+    }
+
     fn subvolume(&mut self, core: &Core, root: RootId) -> Result<&mut SubvolumeState> {
         use std::collections::hash_map::Entry;
         match self.subvolumes.entry(root) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => Ok(entry.insert(read_subvolume(core, root)?)),
+            Entry::Vacant(entry) => {
+                let state = read_subvolume(core, root)?;
+                if has_orphans(core, root)? {
+                    self.uncleaned.push(root);
+                    self.has_uncleaned.store(true, Ordering::Release);
+                }
+                Ok(entry.insert(state))
+            }
         }
+    }
+
+    /// Whether this session took the inode's last name, or made it without one, and it is not being
+    /// removed.
+    pub(crate) fn is_live_orphan(&self, id: InodeId) -> bool {
+        self.live_orphans.contains(&id)
+    }
+
+    /// Remembers an inode that has no name.
+    pub(crate) fn add_live_orphan(&mut self, id: InodeId) {
+        self.live_orphans.insert(id);
+    }
+
+    /// Forgets one that has got a name.
+    pub(crate) fn remove_live_orphan(&mut self, id: InodeId) {
+        self.live_orphans.remove(&id);
+    }
+
+    /// From now on nobody can give the inode a name.
+    pub(crate) fn begin_eviction(&mut self, id: InodeId) {
+        self.live_orphans.remove(&id);
     }
 
     /// The number that the next inode of a subvolume gets; [`Names::take_inode`] takes it.
@@ -269,6 +351,16 @@ impl HeldInode {
     /// Counts a name of `name_bytes` that was made in the directory at the next index.
     pub(crate) fn count_name(&mut self, name_bytes: usize, transid: u64, now: Time) {
         self.next_index = self.next_index.map(|next| next + 1);
+        self.count_bytes(name_bytes, transid, now);
+    }
+
+    /// As [`HeldInode::count_name`], for a name that was made at `index`.
+    pub(crate) fn count_name_at(&mut self, index: u64, name_bytes: usize, transid: u64, now: Time) {
+        self.next_index = Some(index + 1);
+        self.count_bytes(name_bytes, transid, now);
+    }
+
+    fn count_bytes(&mut self, name_bytes: usize, transid: u64, now: Time) {
         self.item.size += 2 * name_bytes as u64;
         self.touch(transid, now);
         self.item.mtime = timespec(now);
@@ -306,9 +398,20 @@ fn read_subvolume(core: &Core, root: RootId) -> Result<SubvolumeState> {
         return Err(missing());
     }
     let (_, item): (Key, RootItem) = core.roots.root_item(root)?.ok_or_else(missing)?;
+    if item.refs.get() == 0 {
+        return Err(missing());
+    }
     let next_inode = next_objectid(core, root)?;
     let is_read_only = item.flags.get() & root_flags::RDONLY != 0;
     Ok(SubvolumeState { next_inode, is_read_only })
+}
+
+fn has_orphans(core: &Core, root: RootId) -> Result<bool> {
+    let mut cursor = core.roots.tree(root)?.cursor();
+    cursor.seek(&Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, 0))?;
+    Ok(cursor
+        .current()?
+        .is_some_and(|(key, _)| key.objectid == ObjectId::ORPHAN && key.ty == KeyType::ORPHAN_ITEM))
 }
 
 /// One above the greatest object id below the special ones.

@@ -1,12 +1,13 @@
 //! Extended attributes. ACLs and capabilities are some of them.
 
 use ubtrfs_ondisk::KeyType;
-use ubtrfs_ondisk::block::{HEADER_BYTES, ITEM_BYTES};
 use ubtrfs_ondisk::dir::{DirEntries, DirItem, FileType};
 use ubtrfs_ondisk::hash::name_hash;
 use zerocopy::IntoBytes;
 
+use super::entry::check_flags;
 use super::inode::InodeId;
+use super::make::item_bytes_max;
 use super::state::touch;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
@@ -62,20 +63,53 @@ impl Filesystem {
 /// Longest name, as in Linux.
 const NAME_BYTES_MAX: usize = 255;
 
+/// The property that names a file's or directory's compression.
+pub(super) const COMPRESSION_XATTR: &[u8] = b"btrfs.compression";
+
 impl Handle<'_> {
     /// Sets an extended attribute, named with its namespace, in place of the value that it has.
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly`; `TooLong` when name and value do not fit a leaf, `Limit` when they
-    /// do not beside others whose names have the same hash.
+    /// `NotFound`, `ReadOnly`, `NotPermitted`; `TooLong` when name and value do not fit a leaf,
+    /// `Limit` when they do not beside others whose names have the same hash.
     pub fn set_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<()> {
-        let leaf_bytes = self.txn.core().roots.store.geometry().nodesize_bytes;
-        let item_bytes_max = leaf_bytes - HEADER_BYTES - ITEM_BYTES;
-        check_lengths(name, value, item_bytes_max - size_of::<DirItem>())?;
+        check_lengths(name, value, item_bytes_max(self.txn.core()) - size_of::<DirItem>())?;
+        self.check_xattrs(id)?;
+        self.put_xattr(id, name, value)?;
+        self.touch_for_xattr(id)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such inode or attribute, `ReadOnly`, `NotPermitted`.
+    pub fn remove_xattr(&mut self, id: InodeId, name: &[u8]) -> Result<()> {
+        self.check_xattrs(id)?;
+        if self.fs.xattr(id, name)?.is_none() {
+            let what = format!("attribute {:?} of {id}", String::from_utf8_lossy(name));
+            return Err(Error::not_found(what));
+        }
+        self.remove_part(id, id.key(KeyType::XATTR_ITEM, name_hash(name)), name)?;
+        self.touch_for_xattr(id)
+    }
+
+    fn check_xattrs(&self, id: InodeId) -> Result<()> {
+        self.fs.inner.files.names().check_writable(self.txn.core(), id.root)?;
+        check_flags(id, self.fs.inode(id)?.flags, false)
+    }
+
+    fn touch_for_xattr(&mut self, id: InodeId) -> Result<()> {
         let (transid, now) = (self.txn.generation().0, self.txn.now());
-        // Finds out that the inode exists before anything changes.
-        self.change_inode(id, |item| touch(item, transid, now))?;
-        let entry = entry_bytes(transid, name, value);
+        self.change_inode(id, |item| touch(item, transid, now))
+            .map_err(|error| self.txn.abort(error))
+    }
+
+    /// Enters an attribute whose lengths were checked.
+    ///
+    /// # Errors
+    /// `Limit`, with nothing changed.
+    pub(super) fn put_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<()> {
+        let entry = entry_bytes(self.txn.generation().0, name, value);
         let key = id.key(KeyType::XATTR_ITEM, name_hash(name));
         match self.txn.insert(id.root, key, &entry) {
             Err(Error::Exists { .. }) => {}
@@ -93,7 +127,7 @@ impl Handle<'_> {
             }
         }
         changed.extend_from_slice(&entry);
-        if changed.len() > item_bytes_max {
+        if changed.len() > item_bytes_max(self.txn.core()) {
             return Err(Error::Limit { what: format!("attributes of one hash of {id}") });
         }
         self.txn.replace(id.root, key, &changed)

@@ -30,7 +30,7 @@ impl Core {
         let Some(generation) = self.close_gate()? else { return Ok(()) };
         let result = self.commit_alone(generation);
         let mut gate = self.gate.lock();
-        gate.is_committing = false;
+        gate.is_closed = false;
         self.changed.notify_all();
         match result {
             Ok(has_changed) => {
@@ -46,19 +46,19 @@ impl Core {
     /// Waits until no handle is open and keeps new ones out. `None` when there is nothing to do.
     fn close_gate(&self) -> Result<Option<Generation>> {
         let mut gate = self.gate.lock();
-        while gate.is_committing {
+        while gate.is_closed {
             self.changed.wait(&mut gate);
         }
         if !gate.is_dirty {
             return Ok(None);
         }
         gate.check()?;
-        gate.is_committing = true;
+        gate.is_closed = true;
         while gate.open_handles > 0 {
             self.changed.wait(&mut gate);
         }
         if let Err(error) = gate.check() {
-            gate.is_committing = false;
+            gate.is_closed = false;
             self.changed.notify_all();
             return Err(error);
         }
@@ -127,7 +127,7 @@ impl Core {
     }
 
     /// Writes a tree's place into its root item, if it moved.
-    fn record_root(&self, tree: &Tree, generation: Generation) -> Result<bool> {
+    pub(super) fn record_root(&self, tree: &Tree, generation: Generation) -> Result<bool> {
         let (root, bytes_used) = {
             let mut state = tree.read_mut_quietly();
             let now = (state.root, state.bytes_used);

@@ -1,6 +1,6 @@
 //! A handle: the right to change trees in the running transaction.
 
-use ubtrfs_ondisk::block::Leaf;
+use ubtrfs_ondisk::block::{Block, Leaf};
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::{Generation, Key, KeyType, RootId};
@@ -8,6 +8,7 @@ use ubtrfs_rt::{Arc, Time};
 use zerocopy::IntoBytes;
 
 use super::Core;
+use crate::alloc::share::Below;
 use crate::btree::{Editor, Tree};
 use crate::error::{Error, Result};
 
@@ -19,13 +20,22 @@ pub(crate) struct Handle<'a> {
     reserved_bytes: u64,
     /// The commit's own handle is not counted.
     is_counted: bool,
+    /// No other can be open.
+    is_alone: bool,
     /// The tree of the last edit, so that a run of edits in one tree finds it once.
     last_tree: Option<Arc<Tree>>,
 }
 
 impl<'a> Handle<'a> {
     pub(super) fn new(core: &'a Core, generation: Generation) -> Self {
-        Self { core, generation, reserved_bytes: 0, is_counted: true, last_tree: None }
+        Self {
+            core,
+            generation,
+            reserved_bytes: 0,
+            is_counted: true,
+            is_alone: false,
+            last_tree: None,
+        }
     }
 
     /// The handle with which the commit flushes what was held back.
@@ -33,6 +43,11 @@ impl<'a> Handle<'a> {
         let mut handle = Self::new(core, generation);
         handle.is_counted = false;
         handle
+    }
+
+    pub(super) fn alone(mut self) -> Self {
+        self.is_alone = true;
+        self
     }
 
     pub(super) fn with_reserved(mut self, bytes: u64) -> Self {
@@ -156,6 +171,101 @@ impl<'a> Handle<'a> {
         Ok(tree)
     }
 
+    /// Makes a tree that shares all below the root block of `source`, whose dirty blocks are
+    /// written now, and enters its root item, whose place, level and generation are set here.
+    ///
+    /// The handle must be the only one. What it costs beyond writing what is dirty does not grow
+    /// with the tree.
+    ///
+    /// # Errors
+    /// As [`Handle::insert`]; a failed write aborts the transaction.
+    pub(crate) fn copy_tree(
+        &mut self,
+        source: &Tree,
+        root: RootId,
+        root_item: impl FnOnce(&mut RootItem),
+    ) -> Result<Arc<Tree>> {
+        let result = self.copy_tree_unguarded(source, root, root_item);
+        result.map_err(|error| self.abort(error))
+    }
+
+    fn copy_tree_unguarded(
+        &mut self,
+        source: &Tree,
+        root: RootId,
+        change_item: impl FnOnce(&mut RootItem),
+    ) -> Result<Arc<Tree>> {
+        let core = self.core;
+        let (ptr, bytes_used) = {
+            let mut state = source.write();
+            core.write_early(&mut state)?;
+            source.set_last_snapshot(self.generation);
+            (state.root, state.bytes_used)
+        };
+        let block = core.roots.store.read(&ptr, source.id, None)?;
+        let first_key = block.first_key().unwrap_or_default();
+        let addr = core.alloc.allocate_block(root, ptr.level, first_key)?;
+        let mut copy = Block::clone(&block);
+        copy.readdress(addr, self.generation, root);
+        core.alloc.change_below(&copy, Below::Tree(root), 1)?;
+
+        let generation = self.generation;
+        let item =
+            self.change_root_item(source.id, |item| item.last_snapshot = generation.0.into())?;
+        let mut item = RootItem {
+            bytenr: addr.0.into(),
+            level: ptr.level,
+            generation: self.generation.0.into(),
+            generation_v2: self.generation.0.into(),
+            bytes_used: bytes_used.into(),
+            ..item
+        };
+        change_item(&mut item);
+        // Who drops the tree takes blocks up to the key's offset for older than the tree, and others'.
+        // Linux makes snapshots at the end of a transaction; here the tree may have blocks of its
+        // own of this transaction before it ends.
+        let key = Key::new(root.object_id(), KeyType::ROOT_ITEM, self.generation.0 - 1);
+        self.insert(RootId::ROOT_TREE, key, item.as_bytes())?;
+        let tree = Tree::new_copy(root, Arc::clone(&core.roots.store), copy).with_root_item(
+            key,
+            bytes_used,
+            self.generation,
+        );
+        Ok(core.roots.insert(tree))
+    }
+
+    /// Writes what is dirty of a tree, brings its root item up to date and forgets the tree: nobody
+    /// finds it any more that looks for it by its number. The handle must be the only one.
+    ///
+    /// # Errors
+    /// A failed write; the transaction must then not commit.
+    pub(crate) fn close_tree(&mut self, root: RootId) -> Result<()> {
+        let tree = self.core.roots.tree(root)?;
+        self.core.write_early(&mut tree.write())?;
+        self.core.record_root(&tree, self.generation)?;
+        self.core.roots.forget(root);
+        self.last_tree = None;
+        Ok(())
+    }
+
+    /// Changes a root item, and returns it as it is then.
+    ///
+    /// # Errors
+    /// `NotFound`; anything else aborts the transaction.
+    pub(crate) fn change_root_item(
+        &mut self,
+        root: RootId,
+        change: impl FnOnce(&mut RootItem),
+    ) -> Result<RootItem> {
+        let found = self.core.roots.root_item(root)?;
+        let (key, mut item) = found.ok_or_else(|| Error::not_found(format!("tree {root}")))?;
+        change(&mut item);
+        // Without this, what a shorter, old item leaves at zero would not count.
+        item.generation_v2 = item.generation;
+        self.replace(RootId::ROOT_TREE, key, item.as_bytes())?;
+        Ok(item)
+    }
+
     /// Sets feature bits that follow from what is being written.
     pub(crate) fn set_incompat(&mut self, bits: Incompat) {
         let mut superblock = self.core.superblock.lock();
@@ -190,7 +300,7 @@ impl Drop for Handle<'_> {
     fn drop(&mut self) {
         self.core.alloc.unreserve(self.reserved_bytes);
         if self.is_counted {
-            self.core.leave();
+            self.core.leave(self.is_alone);
         }
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! Running --begin--> Running (one more handle) --drop of Handle--> Running
+//! Running --begin_alone--> Running (one handle, begin waits) --drop of Handle--> Running
 //! Running --commit--> Committing (no handle is open, begin waits) --> Running, generation + 1
 //! any     --abort--> Aborted (reads go on, begin and commit fail with the first cause)
 //! ```
@@ -74,7 +75,8 @@ struct Gate {
     /// The running transaction.
     generation: Generation,
     open_handles: usize,
-    is_committing: bool,
+    /// A commit runs, or a handle that must be alone is open: no other begins.
+    is_closed: bool,
     is_dirty: bool,
     read_only: Option<String>,
     first_cause: Option<(Generation, Arc<Error>)>,
@@ -94,7 +96,7 @@ impl Core {
         let gate = Gate {
             generation,
             open_handles: 0,
-            is_committing: false,
+            is_closed: false,
             is_dirty: false,
             read_only,
             first_cause: None,
@@ -134,7 +136,9 @@ impl Core {
             let held_back =
                 self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
             let bytes = reservation.bytes(nodesize, self.alloc.metadata_used_bytes());
-            if self.alloc.reserve(&self.roots, bytes, held_back, self.bookkeeping_bytes()?)? {
+            let tree_bytes = self.bookkeeping_bytes()?;
+            let frees_space = reservation.frees_space();
+            if self.alloc.reserve(&self.roots, bytes, held_back, tree_bytes, frees_space)? {
                 return Ok(handle.with_reserved(bytes));
             }
             drop(handle);
@@ -150,6 +154,30 @@ impl Core {
         }
     }
 
+    /// As [`Core::begin`], for a handle that is the only one while it lives: what it sees is one
+    /// moment of all trees.
+    ///
+    /// # Errors
+    /// As [`Core::begin`].
+    pub(crate) fn begin_alone(&self, reservation: Reservation) -> Result<Handle<'_>> {
+        loop {
+            let handle = self.begin(reservation)?;
+            let mut gate = self.gate.lock();
+            if gate.is_closed {
+                // Somebody waits for this handle to end.
+                drop(gate);
+                drop(handle);
+                continue;
+            }
+            gate.is_closed = true;
+            while gate.open_handles > 1 {
+                self.changed.wait(&mut gate);
+            }
+            drop(gate);
+            return Ok(handle.alone());
+        }
+    }
+
     /// The handle of a filesystem's first transaction: there is no extent tree yet that a
     /// reservation could be reckoned with.
     pub(crate) fn begin_first(&self) -> Result<Handle<'_>> {
@@ -158,7 +186,7 @@ impl Core {
 
     fn enter(&self) -> Result<Handle<'_>> {
         let mut gate = self.gate.lock();
-        while gate.is_committing {
+        while gate.is_closed {
             self.changed.wait(&mut gate);
         }
         gate.check()?;
@@ -167,10 +195,14 @@ impl Core {
         Ok(Handle::new(self, gate.generation))
     }
 
-    fn leave(&self) {
+    fn leave(&self, was_alone: bool) {
         let mut gate = self.gate.lock();
         gate.open_handles -= 1;
-        if gate.open_handles == 0 {
+        if was_alone {
+            gate.is_closed = false;
+        }
+        // Who waits for all others to end has one open, or none.
+        if gate.open_handles <= 1 {
             self.changed.notify_all();
         }
     }

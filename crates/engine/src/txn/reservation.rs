@@ -9,12 +9,16 @@ pub struct Reservation {
     items: u64,
     /// Bytes of items that are inserted side by side, their headers included.
     adjacent_bytes: u64,
+    /// Items that are removed, side by side.
+    removals: u64,
+    /// It may use what others leave for it, as it frees more than it takes.
+    frees_space: bool,
 }
 
 impl Reservation {
     /// Inserting, changing or removing `count` items anywhere.
     pub const fn items(count: u64) -> Self {
-        Self { items: count, adjacent_bytes: 0 }
+        Self { items: count, adjacent_bytes: 0, removals: 0, frees_space: false }
     }
 
     /// Making a file, directory, node or symlink, with `xattr_count` xattrs: its inode, reference,
@@ -26,7 +30,7 @@ impl Reservation {
     /// Appending `extent_count` extents to a file: the inode, and the file extents, which lie side
     /// by side. Checksums are kept back apart, as they are inserted later.
     pub const fn extents(extent_count: u64) -> Self {
-        Self { items: 2, adjacent_bytes: extent_count * (25 + 53) }
+        Self { adjacent_bytes: extent_count * (25 + 53), ..Self::items(2) }
     }
 
     /// Both of two operations.
@@ -34,6 +38,8 @@ impl Reservation {
         Self {
             items: self.items + other.items,
             adjacent_bytes: self.adjacent_bytes + other.adjacent_bytes,
+            removals: self.removals + other.removals,
+            frees_space: self.frees_space && other.frees_space,
         }
     }
 
@@ -43,6 +49,38 @@ impl Reservation {
         Self::items(12)
     }
 
+    /// Making a snapshot: as a subvolume, and the source's root item.
+    pub const fn snapshot() -> Self {
+        Self::items(14)
+    }
+
+    /// Taking back `count` references of a tree that is dropped, which changes no block of the
+    /// tree: its root item. What the extent tree needs is kept back for the commit.
+    pub(crate) const fn drops(count: u64) -> Self {
+        Self { frees_space: true, adjacent_bytes: count * 64, ..Self::items(2) }
+    }
+
+    /// Removing a name: two directory items, the reference back, both inodes, an orphan item. It may
+    /// use what is kept back from what does not free space.
+    pub const fn remove_name() -> Self {
+        Self { frees_space: true, ..Self::items(7) }
+    }
+
+    /// Removing `count` items that lie side by side.
+    pub const fn removals(count: u64) -> Self {
+        Self { frees_space: true, removals: count, ..Self::items(2) }
+    }
+
+    /// Renaming: two names taken away, two made, four inodes, an orphan item, a whiteout.
+    pub const fn rename() -> Self {
+        Self::items(24)
+    }
+
+    /// Whether it may use what is kept back from what does not free space.
+    pub(crate) fn frees_space(self) -> bool {
+        self.frees_space
+    }
+
     /// Bytes of metadata that may be needed, where `used_bytes` are in use.
     ///
     /// Linux reckons two blocks a level for each item. But all items of a transaction together
@@ -50,7 +88,10 @@ impl Reservation {
     /// leaves an item, and far fewer nodes, as each takes many splits below it to fill.
     pub(crate) fn bytes(self, nodesize_bytes: u64, used_bytes: u64) -> u64 {
         let levels = LEVEL_COUNT_MAX as u64;
-        let copies = self.items.saturating_mul(levels * nodesize_bytes).min(used_bytes);
+        // What lies side by side lies in as many leaves at most, below few nodes.
+        let removed = self.removals.saturating_mul(2 * nodesize_bytes);
+        let copies = self.items.saturating_mul(levels * nodesize_bytes).saturating_add(removed);
+        let copies = copies.min(used_bytes);
         let splits = self.items.saturating_mul(3 * nodesize_bytes);
         let splits = splits.saturating_add(2 * levels * nodesize_bytes);
         // Leaves of items side by side may end up half full, and each needs a pointer above.

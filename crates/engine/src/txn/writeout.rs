@@ -5,6 +5,7 @@ use ubtrfs_ondisk::block::Block;
 use ubtrfs_rt::Arc;
 
 use super::Core;
+use crate::btree::TreeState;
 use crate::error::{Error, Result};
 
 /// Most blocks of one request.
@@ -29,6 +30,26 @@ impl Core {
         }
         blocks.sort_unstable_by_key(|block| block.bytenr());
         executor.for_each_part(&mut blocks, |part| self.write_sorted(part))
+    }
+
+    /// Writes the dirty blocks of one locked tree now, before the commit: they are clean ones of the
+    /// running transaction then, copied again before they change.
+    pub(crate) fn write_early(&self, state: &mut TreeState) -> Result<()> {
+        let geometry = *self.roots.store.geometry();
+        let executor = self.runtime.executor;
+        let mut blocks: Vec<Arc<Block>> = state.dirty.drain().map(|(_, block)| block).collect();
+        state.fingers = Default::default();
+        blocks.sort_unstable_by_key(|block| block.bytenr());
+        executor.for_each_part(&mut blocks, |part| {
+            for block in &mut *part {
+                Arc::make_mut(block).seal(geometry.csum);
+            }
+            self.write_sorted(part)
+        })?;
+        for block in blocks {
+            self.roots.store.insert(block);
+        }
+        Ok(())
     }
 
     fn write_sorted(&self, blocks: &[Arc<Block>]) -> Result<()> {

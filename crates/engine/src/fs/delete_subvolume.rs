@@ -1,0 +1,185 @@
+//! Deleting subvolumes: the name first, at once; the blocks later, a few at a time.
+//!
+//! [`Filesystem::delete_subvolume`] takes the name away and leaves an orphan item in the root tree
+//! that says that the tree is to be dropped. [`Filesystem::clean_deleted_subvolumes`] drops such
+//! trees, those that a crash or Linux left half dropped too ([`DropTree`]).
+
+use ubtrfs_ondisk::root::flags as root_flags;
+use ubtrfs_ondisk::{DiskKey, Key, KeyType, ObjectId, RootId, Uuid};
+
+use super::drop_tree::DropTree;
+use super::entry::{Named, check_flags, shown};
+use super::inode::InodeId;
+use super::uuid_tree;
+use crate::error::{Error, Result};
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::Reservation;
+
+/// References that one handle of a clean-up drops, about.
+const REFS_PER_HANDLE: usize = 512;
+
+impl Filesystem {
+    /// Deletes the subvolume named `name` in `dir`: it is no longer there, and nothing can be
+    /// changed in it. Its space is freed by [`Filesystem::clean_deleted_subvolumes`], in this or
+    /// any later session, or by Linux. Durable with the next commit. The calling thread must hold
+    /// no handle.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidArgument` for what is no subvolume, or is the default one; `NotEmpty`
+    /// where it holds other subvolumes; `ReadOnly` where `dir` cannot be changed.
+    pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
+        let txn = self.inner.core.begin_alone(Reservation::items(14))?;
+        Handle { fs: self, txn }.delete_subvolume(dir, name)
+    }
+
+    /// Frees what deleted subvolumes held and no other shares, in small transactions. Returns how
+    /// many subvolumes are gone. The calling thread must hold no handle; others go on meanwhile.
+    ///
+    /// # Errors
+    /// As [`Filesystem::begin`]; damage in the trees. What was dropped before is not lost: the next
+    /// call goes on from there.
+    pub fn clean_deleted_subvolumes(&self) -> Result<u64> {
+        let _alone = self.inner.cleaning.lock();
+        let mut count = 0;
+        while let Some(root) = self.next_deleted()? {
+            self.drop_tree(root)?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// A deleted subvolume that still has blocks.
+    fn next_deleted(&self) -> Result<Option<RootId>> {
+        let mut cursor = self.tree(RootId::ROOT_TREE)?.cursor();
+        cursor.seek(&Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, 0))?;
+        while let Some((key, _)) = cursor.current()? {
+            if key.objectid != ObjectId::ORPHAN || key.ty != KeyType::ORPHAN_ITEM {
+                break;
+            }
+            let root = RootId(key.offset);
+            // Linux keeps orphan items of trees that it relocates, too.
+            if root.is_subvolume()
+                && self.root_item(root)?.is_none_or(|(_, item)| item.refs.get() == 0)
+            {
+                return Ok(Some(root));
+            }
+            cursor.next()?;
+        }
+        Ok(None)
+    }
+
+    /// One small transaction's part of [`Filesystem::clean_deleted_subvolumes`]: about `count`
+    /// references. Returns whether more is to be done.
+    ///
+    /// # Errors
+    /// As [`Filesystem::clean_deleted_subvolumes`].
+    #[doc(hidden)]
+    pub fn clean_deleted_step(&self, count: usize) -> Result<bool> {
+        let _alone = self.inner.cleaning.lock();
+        let Some(root) = self.next_deleted()? else { return Ok(false) };
+        if let Some(mut walk) = self.begin_drop(root)? {
+            self.drop_some(&mut walk, count)?;
+        }
+        Ok(true)
+    }
+
+    fn drop_tree(&self, root: RootId) -> Result<()> {
+        if let Some(mut walk) = self.begin_drop(root)? {
+            while !self.drop_some(&mut walk, REFS_PER_HANDLE)? {}
+        }
+        Ok(())
+    }
+
+    /// The walk that drops a tree; `None` where only its orphan item was left, and is gone now.
+    fn begin_drop(&self, root: RootId) -> Result<Option<DropTree>> {
+        let Some((key, item)) = self.root_item(root)? else {
+            let mut handle = self.begin(Reservation::items(1))?;
+            handle.txn.remove(RootId::ROOT_TREE, orphan_key(root))?;
+            return Ok(None);
+        };
+        DropTree::begin(&self.inner.core, root, key, &item).map(Some)
+    }
+
+    /// Returns whether all of the tree is gone, with its root item.
+    fn drop_some(&self, walk: &mut DropTree, count: usize) -> Result<bool> {
+        let mut handle = self.begin(Reservation::drops(count as u64))?;
+        let result = walk.step(&mut handle.txn, &self.inner.files.csums, count);
+        let progress = result.map_err(|error| handle.txn.abort(error))?;
+        let (root, txn) = (walk.root(), &mut handle.txn);
+        let result = match progress {
+            Some((next, level)) => txn
+                .change_root_item(root, |item| {
+                    item.drop_progress = DiskKey::new(next);
+                    item.drop_level = level;
+                })
+                .map(|_| false),
+            None => txn
+                .remove(RootId::ROOT_TREE, walk.root_key())
+                .and_then(|()| txn.remove(RootId::ROOT_TREE, orphan_key(root)))
+                .map(|()| true),
+        };
+        result.map_err(|error| handle.txn.abort(error))
+    }
+}
+
+fn orphan_key(root: RootId) -> Key {
+    Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, root.0)
+}
+
+impl Handle<'_> {
+    fn delete_subvolume(&mut self, dir: InodeId, name: &[u8]) -> Result<RootId> {
+        let named = Named::find(self, dir, name)?;
+        if !named.is_subvolume {
+            let what = format!("{} is no subvolume", shown(dir, name));
+            return Err(Error::InvalidArgument { what });
+        }
+        let root = named.id.root;
+        let item = self.live_root_item(root)?;
+        if self.fs.default_subvolume()?.root == root {
+            let what = format!("{} is the default subvolume", shown(dir, name));
+            return Err(Error::InvalidArgument { what });
+        }
+        if self.has_subvolumes(root)? {
+            return Err(Error::NotEmpty {
+                what: format!("{}: it holds subvolumes", shown(dir, name)),
+            });
+        }
+        let core = self.txn.core();
+        let files = &self.fs.inner.files;
+        let mut names = files.names();
+        names.check_writable(core, dir.root)?;
+        let parent = names.hold(core, dir)?.item;
+        check_flags(dir, parent.flags.get(), false)?;
+        files.write_inodes(&mut names, &mut self.txn)?;
+        names.forget_subvolume(root);
+        self.detach(dir, name, &named)?;
+        let txn = &mut self.txn;
+        txn.close_tree(root).map_err(|error| txn.abort(error))?;
+        txn.change_root_item(root, |item| {
+            item.refs = 0.into();
+            item.flags = (item.flags.get() | root_flags::DEAD).into();
+            item.drop_progress = DiskKey::new(Key::MIN);
+            item.drop_level = 0;
+        })
+        .map_err(|error| txn.abort(error))?;
+        txn.insert(RootId::ROOT_TREE, orphan_key(root), &[]).map_err(|error| txn.abort(error))?;
+        let uuids = [
+            (KeyType::UUID_KEY_SUBVOL, Uuid(item.uuid)),
+            (KeyType::UUID_KEY_RECEIVED_SUBVOL, Uuid(item.received_uuid)),
+        ];
+        for (ty, uuid) in uuids {
+            uuid_tree::remove(txn, ty, uuid, root).map_err(|error| txn.abort(error))?;
+        }
+        self.uncount(&mut names, dir, name)?;
+        Ok(root)
+    }
+
+    /// Whether subvolumes are linked inside `root`.
+    fn has_subvolumes(&self, root: RootId) -> Result<bool> {
+        let mut cursor = self.fs.tree(RootId::ROOT_TREE)?.cursor();
+        cursor.seek(&Key::new(root.object_id(), KeyType::ROOT_REF, 0))?;
+        Ok(cursor.current()?.is_some_and(|(key, _)| {
+            key.objectid == root.object_id() && key.ty == KeyType::ROOT_REF
+        }))
+    }
+}

@@ -1,0 +1,161 @@
+//! Snapshots: a subvolume that begins as a copy of another, sharing all its blocks.
+
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::root::flags as root_flags;
+use ubtrfs_ondisk::{Key, KeyType, RootId, Uuid};
+
+use super::inode::InodeId;
+use super::make::{EntryBytes, check_directory, check_new_name, insert_name};
+use super::make_subvolume::insert_root_refs;
+use super::state::timespec;
+use super::uuid_tree;
+use crate::error::{Error, Result};
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::Reservation;
+
+/// What a snapshot is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SnapshotOptions {
+    /// Nothing inside can be changed.
+    pub read_only: bool,
+}
+
+impl Filesystem {
+    /// Makes a snapshot of subvolume `source`, named `name` in `dir`, and returns its root
+    /// directory. It shows one moment: all that was done through handles closed before, and
+    /// nothing of those opened after. The calling thread must hold no handle; others wait.
+    /// Durable with the next commit.
+    ///
+    /// What it costs does not grow with the subvolume, beyond writing the blocks that changed since
+    /// the last commit.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such subvolume; otherwise as
+    /// [`Handle::create_subvolume`](crate::Handle::create_subvolume).
+    pub fn snapshot(
+        &self,
+        source: RootId,
+        dir: InodeId,
+        name: &[u8],
+        options: &SnapshotOptions,
+    ) -> Result<InodeId> {
+        let txn = self.inner.core.begin_alone(Reservation::snapshot())?;
+        Handle { fs: self, txn }.snapshot(source, dir, name, options)
+    }
+
+    /// Makes a subvolume read-only, or writable. A writable one forgets what it was received from,
+    /// which it may no longer be. Durable with the next commit.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such subvolume.
+    pub fn set_subvolume_read_only(&self, root: RootId, read_only: bool) -> Result<()> {
+        let txn = self.inner.core.begin_alone(Reservation::items(4))?;
+        let mut handle = Handle { fs: self, txn };
+        let item = handle.live_root_item(root)?;
+        if (item.flags.get() & root_flags::RDONLY != 0) == read_only {
+            return Ok(());
+        }
+        let core = handle.txn.core();
+        if read_only {
+            // What is held of it would become items after it became read-only.
+            self.inner.files.write_inodes(&mut self.inner.files.names(), &mut handle.txn)?;
+        }
+        handle.txn.change_root_item(root, |item| {
+            if read_only {
+                item.flags |= zerocopy::little_endian::U64::new(root_flags::RDONLY);
+            } else {
+                item.flags = (item.flags.get() & !root_flags::RDONLY).into();
+                forget_origin(item);
+            }
+        })?;
+        if !read_only {
+            let received = Uuid(item.received_uuid);
+            let ty = KeyType::UUID_KEY_RECEIVED_SUBVOL;
+            let txn = &mut handle.txn;
+            uuid_tree::remove(txn, ty, received, root).map_err(|error| txn.abort(error))?;
+        }
+        self.inner.files.names().set_read_only(core, root, read_only)
+    }
+}
+
+/// Makes a root item that of a subvolume that was not received.
+fn forget_origin(item: &mut ubtrfs_ondisk::root::RootItem) {
+    item.received_uuid = Uuid::NIL.0;
+    item.stransid = 0.into();
+    item.rtransid = 0.into();
+    item.stime = Default::default();
+    item.rtime = Default::default();
+}
+
+impl Handle<'_> {
+    fn snapshot(
+        &mut self,
+        source: RootId,
+        dir: InodeId,
+        name: &[u8],
+        options: &SnapshotOptions,
+    ) -> Result<InodeId> {
+        let (generation, now) = (self.txn.generation(), self.txn.now());
+        let source_item = self.live_root_item(source)?;
+        let core = self.txn.core();
+        let files = &self.fs.inner.files;
+        let mut names = files.names();
+        names.check_writable(core, dir.root)?;
+        let parent = names.hold(core, dir)?;
+        check_directory(dir, &parent.item)?;
+        let index = parent.next_index(core, dir)?;
+        check_new_name(self.fs, core, dir, name)?;
+        let root = names.take_root(core)?;
+        files.write_inodes(&mut names, &mut self.txn)?;
+
+        let uuid = Uuid(core.runtime.identifiers.uuid());
+        let source_tree = core.roots.tree(source)?;
+        let has_changed = source_tree.root().generation == generation;
+        let mut received = Uuid::NIL;
+        self.txn.copy_tree(&source_tree, root, |item| {
+            item.uuid = uuid.0;
+            item.parent_uuid = source_item.uuid;
+            item.otransid = generation.0.into();
+            item.otime = timespec(now);
+            if has_changed {
+                item.ctransid = generation.0.into();
+                item.ctime = timespec(now);
+            }
+            item.flags = (item.flags.get() & !root_flags::RDONLY).into();
+            if options.read_only {
+                item.flags = (item.flags.get() | root_flags::RDONLY).into();
+                received = Uuid(item.received_uuid);
+            } else {
+                forget_origin(item);
+            }
+        })?;
+        let txn = &mut self.txn;
+        insert_root_refs(txn, dir, root, index, name).map_err(|error| txn.abort(error))?;
+        uuid_tree::add(txn, KeyType::UUID_KEY_SUBVOL, uuid, root)
+            .and_then(|()| uuid_tree::add(txn, KeyType::UUID_KEY_RECEIVED_SUBVOL, received, root))
+            .map_err(|error| txn.abort(error))?;
+        let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, u64::MAX);
+        let entry = EntryBytes::new(location, generation.0, FileType::Directory, name);
+        insert_name(txn, dir, name, index, &entry).map_err(|error| txn.abort(error))?;
+
+        let parent = names.hold(core, dir)?;
+        parent.count_name_at(index, name.len(), generation.0, now);
+        files.mark_dirty(&mut self.txn, dir, parent)?;
+        Ok(InodeId::root_of(root))
+    }
+
+    /// The root item of a subvolume that is not deleted.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(super) fn live_root_item(&self, root: RootId) -> Result<ubtrfs_ondisk::root::RootItem> {
+        let item = match root.is_subvolume() {
+            true => self.fs.root_item(root)?,
+            false => None,
+        };
+        match item {
+            Some((_, item)) if item.refs.get() > 0 => Ok(item),
+            _ => Err(Error::not_found(format!("subvolume {root}"))),
+        }
+    }
+}

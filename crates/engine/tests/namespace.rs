@@ -1,0 +1,398 @@
+//! Operations on names, done to the engine's image and to a mount of the kernel's: both answer the
+//! same, error by error, and in the end hold the same tree.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, XattrFlags};
+use rustix::io::Errno;
+use ubtrfs_engine::{
+    Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, RenameMode, Reservation, mkfs,
+};
+use ubtrfs_rt::{Runtime, Time};
+use ubtrfs_testkit::{
+    Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, assert_checks_clean, oracle,
+};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+type Outcome = Result<(), Errno>;
+
+/// The engine and a directory of the kernel's, side by side.
+struct Both {
+    fs: Filesystem,
+    directory: PathBuf,
+}
+
+fn errno(error: &Error) -> Errno {
+    match error {
+        Error::NotFound { .. } => Errno::NOENT,
+        Error::Exists { .. } => Errno::EXIST,
+        Error::NotDirectory { .. } => Errno::NOTDIR,
+        Error::IsDirectory { .. } => Errno::ISDIR,
+        Error::NotEmpty { .. } => Errno::NOTEMPTY,
+        Error::TooLong { .. } => Errno::NAMETOOLONG,
+        Error::InvalidArgument { .. } => Errno::INVAL,
+        Error::OtherSubvolume { .. } => Errno::XDEV,
+        Error::NotPermitted { .. } => Errno::PERM,
+        Error::Limit { .. } => Errno::MLINK,
+        other => panic!("{other}"),
+    }
+}
+
+fn simple(result: Result<(), Error>) -> Outcome {
+    result.map_err(|error| errno(&error))
+}
+
+/// A path's directory and last name.
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+impl Both {
+    fn find(&self, path: &str) -> Result<InodeId, Error> {
+        let top = self.fs.top_level();
+        // The engine leaves it to its caller to follow symbolic links; here all lead nowhere.
+        for (end, _) in path.match_indices('/') {
+            let here = self.fs.resolve(top, &path.as_bytes()[..end])?;
+            if self.fs.inode(here)?.file_type() == ubtrfs_ondisk::dir::FileType::Symlink {
+                return Err(Error::not_found(path));
+            }
+        }
+        self.fs.resolve(top, path.as_bytes())
+    }
+
+    /// A directory: anything else is refused here, as the kernel does before it looks further.
+    fn dir(&self, path: &str) -> Result<InodeId, Error> {
+        self.find(&format!("{path}/"))
+    }
+
+    fn there(&self, path: &str) -> PathBuf {
+        self.directory.join(path)
+    }
+
+    fn same(&self, what: &str, ours: Outcome, theirs: Outcome) {
+        assert_eq!(ours, theirs, "{what}: engine, kernel");
+    }
+
+    fn make(&self, path: &str, mode: u32) {
+        let (dir, name) = split(path);
+        let new = NewInode::new(mode, Time::default());
+        let ours = self.dir(dir).and_then(|dir| {
+            let mut handle = self.fs.begin(Reservation::create(0)).unwrap();
+            handle.create(dir, name.as_bytes(), &new).map(drop)
+        });
+        let there = self.there(path);
+        let theirs = if mode & 0o170_000 == 0o040_000 {
+            fs::mkdir(&there, Mode::from_raw_mode(mode & 0o7777))
+        } else {
+            let mode = Mode::from_raw_mode(mode & 0o7777);
+            fs::mknodat(CWD, &there, FileType::RegularFile, mode, 0)
+        };
+        self.same(&format!("make {path}"), simple(ours), theirs);
+    }
+
+    fn symlink(&self, target: &str, path: &str) {
+        let (dir, name) = split(path);
+        let ours = self.dir(dir).and_then(|dir| {
+            let mut handle = self.fs.begin(Reservation::create(0)).unwrap();
+            let new = NewInode::new(0o777, Time::default());
+            handle.symlink(dir, name.as_bytes(), target.as_bytes(), &new).map(drop)
+        });
+        self.same(&format!("symlink {path}"), simple(ours), fs::symlink(target, self.there(path)));
+    }
+
+    fn link(&self, old: &str, new: &str) {
+        let (dir, name) = split(new);
+        let ours = self.find(old).and_then(|id| {
+            let dir = self.dir(dir)?;
+            let mut handle = self.fs.begin(Reservation::create(0)).unwrap();
+            handle.link(dir, name.as_bytes(), id)
+        });
+        let theirs = fs::linkat(CWD, self.there(old), CWD, self.there(new), AtFlags::empty());
+        if matches!(ours, Err(Error::IsDirectory { .. })) {
+            // Linux says that it is not permitted, where the new name is not taken.
+            assert!(matches!(
+                theirs,
+                Err(Errno::PERM | Errno::EXIST | Errno::NOENT | Errno::NOTDIR)
+            ));
+            return;
+        }
+        let ours = simple(ours);
+        self.same(&format!("link {old} {new}"), ours, theirs);
+    }
+
+    fn remove(&self, path: &str, is_directory: bool) {
+        let (dir, name) = split(path);
+        let ours = self.dir(dir).and_then(|dir| match is_directory {
+            true => self.fs.rmdir(dir, name.as_bytes()),
+            false => self.fs.unlink(dir, name.as_bytes()),
+        });
+        let theirs = match is_directory {
+            true => fs::rmdir(self.there(path)),
+            false => fs::unlink(self.there(path)),
+        };
+        self.same(&format!("remove {path}, directory {is_directory}"), simple(ours), theirs);
+    }
+
+    fn rename(&self, old: &str, new: &str, mode: RenameMode) {
+        let ((from, from_name), (to, to_name)) = (split(old), split(new));
+        let ours = self.dir(from).and_then(|from| {
+            let to = self.dir(to)?;
+            self.fs.rename(from, from_name.as_bytes(), to, to_name.as_bytes(), mode)
+        });
+        let flags = match mode {
+            RenameMode::Replace => RenameFlags::empty(),
+            RenameMode::NoReplace => RenameFlags::NOREPLACE,
+            RenameMode::Exchange => RenameFlags::EXCHANGE,
+            RenameMode::Whiteout => RenameFlags::WHITEOUT,
+        };
+        let theirs = fs::renameat_with(CWD, self.there(old), CWD, self.there(new), flags);
+        self.same(&format!("rename {old} {new} {mode:?}"), simple(ours), theirs);
+    }
+
+    fn tmpfile(&self, dir: &str, path: Option<&str>) {
+        let new = NewInode::new(0o100_600, Time::default());
+        let ours = self.dir(dir).and_then(|dir| {
+            let mut handle = self.fs.begin(Reservation::create(0)).unwrap();
+            let id = handle.create_unlinked(dir, &new)?;
+            let Some(path) = path else { return Ok(()) };
+            let (to, name) = split(path);
+            let linked = self.dir(to).and_then(|to| handle.link(to, name.as_bytes(), id));
+            drop(handle);
+            if linked.is_err() {
+                self.fs.evict(id).unwrap();
+            }
+            linked
+        });
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let theirs = fs::open(self.there(dir), flags, Mode::from_raw_mode(0o600));
+        let theirs = theirs.and_then(|file| match path {
+            Some(path) => fs::linkat(&file, "", CWD, self.there(path), AtFlags::EMPTY_PATH),
+            None => Ok(()),
+        });
+        self.same(&format!("tmpfile {dir} {path:?}"), simple(ours), theirs);
+    }
+
+    fn xattr(&self, path: &str, name: &str, value: Option<&[u8]>) {
+        let ours = self.find(path).and_then(|id| {
+            let mut handle = self.fs.begin(Reservation::items(4)).unwrap();
+            match value {
+                Some(value) => handle.set_xattr(id, name.as_bytes(), value),
+                None => handle.remove_xattr(id, name.as_bytes()),
+            }
+        });
+        let theirs = match value {
+            Some(value) => fs::lsetxattr(self.there(path), name, value, XattrFlags::empty()),
+            None => fs::lremovexattr(self.there(path), name),
+        };
+        // Linux has an errno of its own for an attribute that is not there.
+        let theirs = theirs.map_err(|e| if e == Errno::NODATA { Errno::NOENT } else { e });
+        self.same(&format!("xattr {path} {name}"), simple(ours), theirs);
+    }
+
+    fn step(&self, random: &mut Prng) {
+        let (a, b) = (path(random), path(random));
+        match random.below(20) {
+            0..4 => self.make(&a, 0o100_644),
+            4..7 => self.make(&a, 0o040_755),
+            // Not on the way to others: the engine leaves following to who knows the path's start.
+            7 => self.symlink("nowhere", &a.replace("n3", "link").replace("link/", "n3/")),
+            8 => self.link(&a, &b),
+            9 => self.remove(&a, random.chance(1, 2)),
+            10 => self.remove(&a, false),
+            11 => self.tmpfile(split(&a).0, random.chance(2, 3).then_some(&*b)),
+            12 => {
+                let value = random.bytes(20);
+                self.xattr(&a, "trusted.a", Some(&value));
+            }
+            13 => self.xattr(&a, "trusted.a", None),
+            _ => {
+                let mode = match random.below(6) {
+                    0..3 => RenameMode::Replace,
+                    3 => RenameMode::NoReplace,
+                    4 => RenameMode::Exchange,
+                    _ => RenameMode::Whiteout,
+                };
+                self.rename(&a, &b, mode);
+            }
+        }
+    }
+}
+
+/// A path of one to four names, the last sometimes a symbolic link's, of which there are few, so that what is named often exists.
+fn path(random: &mut Prng) -> String {
+    let depth = 1 + random.index(4);
+    let mut names: Vec<String> = (0..depth).map(|_| format!("n{}", random.below(4))).collect();
+    if random.chance(1, 8) {
+        names[depth - 1] = "link".to_owned();
+    }
+    names.join("/")
+}
+
+fn make(image: &Path) -> Filesystem {
+    let mode = OpenMode::CreateNew { len_bytes: 256 << 20 };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, mode, Window::Whole).unwrap());
+    let options = MkfsOptions::default();
+    let volume = mkfs(vec![device], &options, &Arc::new(Runtime::system())).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
+}
+
+fn open(image: &Path) -> Filesystem {
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device: Arc<dyn Device> = Arc::new(device);
+    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
+}
+
+#[test]
+fn random_operations_on_names_answer_as_the_kernels_do() {
+    if !oracle::require_all(&[
+        Oracle::KernelBtrfs,
+        Oracle::Root,
+        Oracle::MkfsBtrfs,
+        Oracle::BtrfsProgs,
+    ]) {
+        return;
+    }
+    let mut random = Prng::of_test(31);
+    println!("seed {}", random.seed());
+    let dir = tempfile::tempdir().unwrap();
+    let theirs = dir.path().join("theirs");
+    MkfsBtrfs::new().size_bytes(256 << 20).make(&theirs);
+    let mount = KernelMount::read_write(&theirs, "");
+    std::fs::set_permissions(mount.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let image = dir.path().join("ours");
+    let mut both = Both { fs: make(&image), directory: mount.path().to_owned() };
+    for round in 0..6000 {
+        both.step(&mut random);
+        if random.chance(1, 400) {
+            both.fs.commit().unwrap();
+            assert_checks_clean(&image);
+        }
+        if round % 1500 == 1499 {
+            both.fs.commit().unwrap();
+            let Both { fs, directory } = both;
+            drop(fs);
+            both = Both { fs: open(&image), directory };
+        }
+    }
+    let kernels = TreeSnapshot::of_directory(mount.path());
+    let ours = common::snapshot(&both.fs, both.fs.top_level());
+    let compare =
+        Compare { mtime: false, directory_numbers: true, root: false, ..Compare::copied() };
+    kernels.assert_same(&ours, &compare);
+    both.fs.commit().unwrap();
+    drop(both);
+    assert_checks_clean(&image);
+    // What the kernel sees of ours, times and all.
+    let ours = {
+        let fs = common::open(&[&image]);
+        common::snapshot(&fs, fs.top_level())
+    };
+    mount.unmount();
+    let mount = KernelMount::read_only(&image, "");
+    let seen = TreeSnapshot::of_directory(mount.path());
+    mount.unmount();
+    seen.assert_same(&ours, &Compare::same_filesystem());
+}
+
+/// Whoever holds a file open when the machine stops leaves an orphan.
+#[test]
+fn orphans_go_when_the_subvolume_is_changed_next_and_not_those_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let top = fs.top_level();
+    let new = NewInode::new(0o100_644, Time::default());
+    let mut handle = fs.begin(Reservation::create(0).and(Reservation::create(0))).unwrap();
+    let kept = handle.create(top, b"unlinked", &new).unwrap();
+    let unnamed = handle.create_unlinked(top, &new).unwrap();
+    drop(handle);
+    assert_eq!(fs.unlink_deferred(top, b"unlinked").unwrap(), Some(kept));
+    // Others go on, and nobody cleans up what is in use.
+    fs.begin(Reservation::create(0)).unwrap().create(top, b"other", &new).unwrap();
+    assert_eq!(fs.clean_orphans(top.root).unwrap(), 0);
+    assert_eq!(fs.inode(kept).unwrap().nlink, 0);
+    fs.commit().unwrap();
+    drop(fs);
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(&image);
+    }
+
+    let fs = open(&image);
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    handle.create(top, b"first change", &new).unwrap();
+    let unnamed_now = handle.create_unlinked(top, &new).unwrap();
+    drop(handle);
+    drop(fs.begin(Reservation::items(1)).unwrap());
+    for gone in [kept, unnamed] {
+        assert!(matches!(fs.inode(gone), Err(Error::NotFound { .. })), "{gone}");
+    }
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    handle.link(top, b"named", unnamed_now).unwrap();
+    drop(handle);
+    assert_eq!(fs.inode(unnamed_now).unwrap().nlink, 1);
+    // One that has a name stays, whoever asks.
+    fs.evict(unnamed_now).unwrap();
+    assert_eq!(fs.lookup(top, b"named").unwrap(), unnamed_now);
+    fs.commit().unwrap();
+    drop(fs);
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(&image);
+    }
+}
+
+#[test]
+fn flags_forbid_what_they_say_and_compression_is_inherited() {
+    use ubtrfs_engine::SetAttributes;
+    use ubtrfs_ondisk::inode::flags;
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let top = fs.top_level();
+    let create = |dir: InodeId, name: &[u8], mode: u32| {
+        let mut handle = fs.begin(Reservation::create(1)).unwrap();
+        handle.create(dir, name, &NewInode::new(mode, Time::default()))
+    };
+    let set_flags = |id: InodeId, bits: u64| {
+        let mut handle = fs.begin(Reservation::items(1)).unwrap();
+        let attributes = SetAttributes { flags: Some(bits), ..SetAttributes::default() };
+        handle.set_attributes(id, &attributes).unwrap();
+    };
+    let refused = |result: Result<(), Error>| {
+        assert!(matches!(result, Err(Error::NotPermitted { .. })), "{result:?}");
+    };
+    let sub = create(top, b"dir", 0o040_755).unwrap();
+    let file = create(sub, b"file", 0o100_644).unwrap();
+    for bits in [flags::IMMUTABLE, flags::APPEND] {
+        set_flags(file, bits);
+        refused(fs.unlink(sub, b"file"));
+        refused(fs.rename(sub, b"file", top, b"file", RenameMode::Replace));
+        refused(fs.begin(Reservation::create(0)).unwrap().link(top, b"link", file));
+        refused(fs.begin(Reservation::items(4)).unwrap().set_xattr(file, b"user.a", b"b"));
+        let mode = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+        refused(fs.begin(Reservation::items(4)).unwrap().set_attributes(file, &mode));
+        set_flags(file, 0);
+        set_flags(sub, bits);
+        refused(fs.unlink(sub, b"file"));
+        refused(fs.rename(sub, b"file", sub, b"other", RenameMode::Replace));
+        let made = create(sub, format!("new {bits}").as_bytes(), 0o100_644);
+        assert_eq!(made.is_ok(), bits == flags::APPEND);
+        set_flags(sub, 0);
+    }
+    set_flags(file, flags::IMMUTABLE);
+    assert!(fs.appender(file, 0).is_err_and(|e| matches!(e, Error::NotPermitted { .. })));
+    set_flags(file, flags::APPEND);
+    assert!(fs.appender(file, 0).is_ok());
+
+    set_flags(sub, flags::COMPRESS);
+    fs.begin(Reservation::items(4)).unwrap().set_xattr(sub, b"btrfs.compression", b"zstd").unwrap();
+    let child = create(sub, b"child", 0o040_755).unwrap();
+    let grandchild = create(child, b"file", 0o100_644).unwrap();
+    for id in [child, grandchild] {
+        assert_eq!(fs.xattr(id, b"btrfs.compression").unwrap().as_deref(), Some(&b"zstd"[..]));
+        assert_eq!(fs.inode(id).unwrap().flags, flags::COMPRESS);
+    }
+}
