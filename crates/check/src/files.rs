@@ -1,0 +1,531 @@
+//! Trees that hold files: every item of every leaf, once.
+
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
+use ubtrfs_ondisk::block::LEVEL_COUNT_MAX;
+use ubtrfs_ondisk::dir::DirEntries;
+use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::file_extent::{Compression, FileExtent, RegularExtent};
+use ubtrfs_ondisk::hash::extref_hash;
+use ubtrfs_ondisk::inode::{InodeExtrefs, InodeItem, InodeRefs};
+use ubtrfs_ondisk::misc::OnDisk;
+use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId};
+
+use crate::context::Context;
+use crate::csums::Csums;
+use crate::extents::Extents;
+use crate::finding::{Finding, Name};
+use crate::hash;
+use crate::read::Pointer;
+use crate::roots::{DataUse, Root, Roots};
+use crate::run::{CsumMark, Inode, Rules, Run, Span, Summary, Sums, hash_of_type};
+use crate::view::{View, number};
+use crate::walk::{Kind, Visit};
+
+/// What the walk of the files left for the comparisons.
+#[derive(Default)]
+pub(crate) struct Files {
+    /// By leaf and, once joined, by node.
+    summaries: FxHashMap<LogicalAddr, Summary>,
+    /// The leaves, to be read again where something is wrong.
+    pub(crate) leaves: Vec<Pointer>,
+}
+
+/// Features that items make use of, with the first use.
+#[derive(Clone, Copy, Default)]
+struct Used([Option<(RootId, InodeNo)>; 3]);
+
+const FEATURES: [(Incompat, &str); 3] = [
+    (Incompat::COMPRESS_LZO, "COMPRESS_LZO"),
+    (Incompat::COMPRESS_ZSTD, "COMPRESS_ZSTD"),
+    (Incompat::EXTENDED_IREF, "EXTENDED_IREF"),
+];
+const LZO: usize = 0;
+const ZSTD: usize = 1;
+const EXTREF: usize = 2;
+
+struct FileLeaf {
+    summary: Summary,
+    used: Used,
+    inode_count: u64,
+    entry_count: u64,
+    extent_count: u64,
+}
+
+struct FileVisitor<'a> {
+    extents: &'a Extents,
+    /// `None` where they cannot be judged.
+    csums: Option<&'a Csums>,
+    judges_extents: bool,
+    no_holes: bool,
+    sector: u64,
+    generation: u64,
+}
+
+/// A leaf that is being looked at.
+struct Leaf<'a> {
+    visitor: &'a FileVisitor<'a>,
+    view: &'a View,
+    root: RootId,
+    is_full_backref: bool,
+    out: FileLeaf,
+    found: &'a mut Vec<Finding>,
+}
+
+impl Visit for FileVisitor<'_> {
+    type Out = FileLeaf;
+
+    fn leaf(&self, view: &View, pointer: &Pointer, found: &mut Vec<Finding>) -> FileLeaf {
+        let mut leaf = Leaf {
+            visitor: self,
+            view,
+            root: pointer.root,
+            is_full_backref: self.extents.is_full_backref(pointer.at),
+            out: FileLeaf {
+                summary: Summary::default(),
+                used: Used::default(),
+                inode_count: 0,
+                entry_count: 0,
+                extent_count: 0,
+            },
+            found,
+        };
+        leaf.look();
+        leaf.out
+    }
+}
+
+/// Whether items of that number belong to a file of a user.
+fn is_inode(id: ObjectId) -> bool {
+    (ObjectId::FIRST_FREE..=ObjectId::LAST_FREE).contains(&id)
+}
+
+impl Leaf<'_> {
+    fn look(&mut self) {
+        let rules = Rules { root: self.root, no_holes: self.visitor.no_holes };
+        let view = self.view;
+        let mut run: Option<Run> = None;
+        for (slot, key, data) in view.items() {
+            if !is_inode(key.objectid) {
+                if key.ty == KeyType::EXTENT_DATA {
+                    self.cache_extent(key, data);
+                }
+                continue;
+            }
+            let inode = InodeNo(key.objectid.0);
+            if run.as_ref().is_none_or(|run| run.number != inode)
+                && let Some(before) = run.replace(Run::new(inode, view.at()))
+            {
+                self.out.summary.push(before, &rules, self.found);
+            }
+            if let Some(run) = &mut run {
+                self.item(run, slot, key, data);
+            }
+        }
+        if let Some(run) = run {
+            self.out.summary.push(run, &rules, self.found);
+        }
+    }
+
+    fn item(&mut self, run: &mut Run, slot: usize, key: Key, data: &[u8]) {
+        match key.ty {
+            KeyType::INODE_ITEM => self.inode(run, data),
+            KeyType::INODE_REF => {
+                let directory = InodeNo(key.offset);
+                for name in InodeRefs::new(data).filter_map(Result::ok) {
+                    self.name(run, directory, name.index, name.name);
+                }
+            }
+            KeyType::INODE_EXTREF => self.extref(run, slot, key, data),
+            KeyType::DIR_ITEM => self.dir_item(run, data),
+            KeyType::DIR_INDEX => self.dir_index(run, key, data),
+            KeyType::XATTR_ITEM => self.duplicates(run.number, data),
+            KeyType::EXTENT_DATA => self.file_extent(run, key, data),
+            _ => {}
+        }
+    }
+
+    fn inode(&mut self, run: &mut Run, data: &[u8]) {
+        let Ok(item) = InodeItem::peek(data) else { return };
+        self.out.inode_count += 1;
+        run.block = self.view.at();
+        run.inode = Some(Inode {
+            mode: item.mode.get(),
+            nlink: item.nlink.get(),
+            size: item.size.get(),
+            nbytes: item.nbytes.get(),
+            flags: item.flags.get(),
+        });
+        let limit = self.visitor.generation.saturating_add(1);
+        let generation = item.generation.get();
+        let transid = item.transid.get();
+        let fields = [
+            ("generation", generation, generation == 0 || generation > limit),
+            ("transid", transid, transid > limit),
+        ];
+        for (field, have, is_wrong) in fields {
+            if is_wrong {
+                self.found.push(Finding::InodeGeneration {
+                    root: self.root,
+                    block: self.view.at(),
+                    inode: run.number,
+                    field,
+                    have: Generation(have),
+                    limit: Generation(limit),
+                });
+            }
+        }
+    }
+
+    /// A name of the inode.
+    fn name(&mut self, run: &mut Run, directory: InodeNo, index: u64, name: &[u8]) {
+        run.names += 1;
+        // A root directory names itself, and no directory has that name.
+        if directory == run.number {
+            return;
+        }
+        run.entries += 1;
+        let sum = hash_of_entry(directory, index, hash::of_bytes(name), run.number);
+        let sums = &mut self.out.summary.sums;
+        sums.refs = sums.refs.wrapping_sub(sum);
+    }
+
+    fn extref(&mut self, run: &mut Run, slot: usize, key: Key, data: &[u8]) {
+        self.out.used.0[EXTREF].get_or_insert((self.root, run.number));
+        for name in InodeExtrefs::new(data).filter_map(Result::ok) {
+            self.name(run, name.parent, name.index, name.name);
+            let expect = extref_hash(name.parent, name.name);
+            if key.offset != expect {
+                self.found.push(Finding::ExtrefHash {
+                    root: self.root,
+                    block: self.view.at(),
+                    slot: number(slot),
+                    key,
+                    name: Name(name.name.to_vec()),
+                    expect,
+                });
+            }
+        }
+    }
+
+    fn dir_item(&mut self, run: &mut Run, data: &[u8]) {
+        run.has_entries = true;
+        for entry in DirEntries::new(data).filter_map(Result::ok) {
+            self.out.entry_count += 1;
+            run.item_bytes += number(entry.name.len());
+            let location = entry.item.location.key();
+            let sum = hash_of_target(run.number, entry.name, location, entry.item.ty);
+            let sums = &mut self.out.summary.sums;
+            sums.items = sums.items.wrapping_sub(sum);
+        }
+        self.duplicates(run.number, data);
+    }
+
+    fn dir_index(&mut self, run: &mut Run, key: Key, data: &[u8]) {
+        run.has_entries = true;
+        for entry in DirEntries::new(data).filter_map(Result::ok) {
+            run.index_bytes += number(entry.name.len());
+            let location = entry.item.location.key();
+            let sums = &mut self.out.summary.sums;
+            let sum = hash_of_target(run.number, entry.name, location, entry.item.ty);
+            sums.items = sums.items.wrapping_add(sum);
+            // Of a subvolume the root tree keeps the name.
+            if location.ty == KeyType::INODE_ITEM {
+                let inode = InodeNo(location.objectid.0);
+                let name = hash::of_bytes(entry.name);
+                let sum = hash_of_entry(run.number, key.offset, name, inode);
+                sums.refs = sums.refs.wrapping_add(sum);
+                let typed = hash_of_type(inode, entry.file_type());
+                sums.types = sums.types.wrapping_add(typed);
+            }
+        }
+    }
+
+    /// Names that stand twice in one item. Twice in several shows in the sums.
+    fn duplicates(&mut self, inode: InodeNo, data: &[u8]) {
+        let mut entries = DirEntries::new(data).filter_map(Result::ok);
+        let Some(first) = entries.next() else { return };
+        let mut names = vec![first.name];
+        for entry in entries {
+            if names.contains(&entry.name) {
+                let name = Name(entry.name.to_vec());
+                self.found.push(Finding::DuplicateName { root: self.root, inode, name });
+            }
+            names.push(entry.name);
+        }
+    }
+
+    fn file_extent(&mut self, run: &mut Run, key: Key, data: &[u8]) {
+        let Ok(extent) = FileExtent::parse(data) else { return };
+        self.out.extent_count += 1;
+        let (compression, end) = match &extent {
+            FileExtent::Inline { ram_bytes, compression, .. } => {
+                run.bytes = run.bytes.saturating_add(*ram_bytes);
+                run.inline_bytes = run.inline_bytes.or(Some(*ram_bytes));
+                let len = ram_bytes.checked_next_multiple_of(self.visitor.sector);
+                (*compression, key.offset.saturating_add(len.unwrap_or(u64::MAX)))
+            }
+            FileExtent::Regular(regular) | FileExtent::Prealloc(regular) => {
+                if !regular.is_hole() {
+                    run.bytes = run.bytes.saturating_add(regular.num_bytes);
+                    self.fields(run.number, key, regular);
+                }
+                let is_prealloc = matches!(extent, FileExtent::Prealloc(_));
+                self.csums(run, key, regular, is_prealloc);
+                (regular.compression, key.offset.saturating_add(regular.num_bytes))
+            }
+        };
+        match compression {
+            Compression::Lzo => _ = self.out.used.0[LZO].get_or_insert((self.root, run.number)),
+            Compression::Zstd => _ = self.out.used.0[ZSTD].get_or_insert((self.root, run.number)),
+            Compression::None | Compression::Zlib => {}
+        }
+        if let Some(span) = &mut run.span {
+            if key.offset > span.end {
+                run.gap = run.gap.or(Some(span.end));
+            }
+            span.end = end;
+        } else {
+            run.span = Some(Span { start: key.offset, end, block: self.view.at() });
+        }
+        self.data_use(key, &extent);
+    }
+
+    /// An extent of what is no file of a user: caches that old versions of Linux kept.
+    fn cache_extent(&mut self, key: Key, data: &[u8]) {
+        if let Ok(extent) = FileExtent::parse(data) {
+            self.data_use(key, &extent);
+        }
+    }
+
+    fn data_use(&mut self, key: Key, extent: &FileExtent<'_>) {
+        let Some(used) = DataUse::of_item(self.view, key, extent) else { return };
+        let visitor = self.visitor;
+        let is_judged = visitor.judges_extents;
+        use_data(visitor.extents, &used, self.root, self.is_full_backref, is_judged, self.found);
+    }
+
+    fn fields(&mut self, inode: InodeNo, key: Key, extent: &RegularExtent) {
+        let end = extent.offset.saturating_add(extent.num_bytes);
+        let limits = [
+            ("the end in the extent", end, extent.ram_bytes, true),
+            (
+                "the end in the extent",
+                end,
+                extent.disk_num_bytes,
+                extent.compression == Compression::None,
+            ),
+        ];
+        let mut wrong = |what, have, expect: String| {
+            self.found.push(Finding::FileExtentField {
+                root: self.root,
+                block: self.view.at(),
+                inode,
+                offset: key.offset,
+                what,
+                have,
+                expect,
+            });
+        };
+        if extent.num_bytes == 0 {
+            wrong("num_bytes", 0, "more than 0".to_owned());
+        }
+        for (what, have, limit, applies) in limits {
+            if applies && have > limit {
+                wrong(what, have, format!("at most {limit}"));
+                break;
+            }
+        }
+    }
+
+    /// Whether the data of an extent have checksums.
+    fn csums(&mut self, run: &mut Run, key: Key, extent: &RegularExtent, is_prealloc: bool) {
+        let Some(csums) = self.visitor.csums else { return };
+        if extent.is_hole() || self.root == RootId::DATA_RELOC_TREE {
+            return;
+        }
+        let start = extent.disk_bytenr.0;
+        let range = if extent.compression == Compression::None {
+            let start = start.saturating_add(extent.offset);
+            start..start.saturating_add(extent.num_bytes)
+        } else {
+            start..start.saturating_add(extent.disk_num_bytes)
+        };
+        let mark = |at| CsumMark { block: self.view.at(), offset: key.offset, at: LogicalAddr(at) };
+        let present = csums.first_present(range.clone()).map(mark);
+        if !is_prealloc {
+            run.csum_missing = run.csum_missing.or(csums.first_missing(range).map(mark));
+            run.csum_present = run.csum_present.or(present);
+        } else if let Some(mark) = present {
+            self.found.push(Finding::CsumUnwanted {
+                root: self.root,
+                block: mark.block,
+                inode: run.number,
+                offset: mark.offset,
+                what: "preallocated space",
+                at: mark.at,
+            });
+        }
+    }
+}
+
+/// An entry of a directory and where it leads.
+fn hash_of_target(directory: InodeNo, name: &[u8], location: Key, ty: u8) -> u64 {
+    let kinds = u64::from(location.ty.0) << 8 | u64::from(ty);
+    hash::of_numbers([1, directory.0, hash::of_bytes(name), location.objectid.0, kinds])
+}
+
+/// An entry of a directory and the inode that knows it.
+fn hash_of_entry(directory: InodeNo, index: u64, name: u64, inode: InodeNo) -> u64 {
+    hash::of_numbers([2, directory.0, index, name, inode.0])
+}
+
+/// Notes a reference to data, and judges the extent that it goes to.
+fn use_data(
+    extents: &Extents,
+    used: &DataUse,
+    root: RootId,
+    is_full_backref: bool,
+    is_judged: bool,
+    found: &mut Vec<Finding>,
+) {
+    let Some(index) = extents.find(used.bytenr) else {
+        if is_judged {
+            found.push(Finding::ExtentMissing {
+                root,
+                block: used.block,
+                inode: used.inode,
+                offset: used.file_offset,
+                bytenr: used.bytenr,
+            });
+        }
+        return;
+    };
+    extents.expect(index, hash::of_reference(&used.reference(is_full_backref)));
+    let extent = &extents.list[index];
+    if !extent.is_data() {
+        found.push(Finding::ExtentDisagrees {
+            bytenr: used.bytenr,
+            what: "kind",
+            have: "a tree block".to_owned(),
+            expect: "file data".to_owned(),
+        });
+    } else if extent.len_bytes(extents.sector) != used.disk_num_bytes {
+        found.push(Finding::ExtentDisagrees {
+            bytenr: used.bytenr,
+            what: "length",
+            have: extent.len_bytes(extents.sector).to_string(),
+            expect: used.disk_num_bytes.to_string(),
+        });
+    }
+}
+
+impl Context<'_> {
+    pub(crate) fn load_files(&mut self, roots: &Roots, extents: &Extents, csums: &Csums) -> Files {
+        let judges_extents = self.is_complete(RootId::EXTENT_TREE);
+        let mut found = Vec::new();
+        for used in &roots.data {
+            let root = RootId::ROOT_TREE;
+            let is_full_backref = extents.is_full_backref(used.block);
+            use_data(extents, used, root, is_full_backref, judges_extents, &mut found);
+        }
+        self.findings.extend(found);
+        let visitor = FileVisitor {
+            extents,
+            csums: self.is_complete(RootId::CSUM_TREE).then_some(csums),
+            judges_extents,
+            no_holes: self.incompat.contains(Incompat::NO_HOLES),
+            sector: self.sector(),
+            generation: self.generation,
+        };
+        let pointers = roots.of_files().map(Root::pointer).collect();
+        let mut files = Files::default();
+        let mut used = Used::default();
+        for leaf in self.walk(pointers, Kind::Files, &visitor) {
+            self.statistics.inode_count += leaf.out.inode_count;
+            self.statistics.entry_count += leaf.out.entry_count;
+            self.statistics.file_extent_count += leaf.out.extent_count;
+            for (all, one) in used.0.iter_mut().zip(leaf.out.used.0) {
+                *all = all.or(one);
+            }
+            files.summaries.insert(leaf.pointer.at, leaf.out.summary);
+            files.leaves.push(leaf.pointer);
+        }
+        for ((bit, feature), first) in FEATURES.into_iter().zip(used.0) {
+            if let Some((root, inode)) = first.filter(|_| !self.incompat.contains(bit)) {
+                let used_by = format!("inode {inode} of root {root}");
+                self.findings.push(Finding::FeatureMissing { feature, used_by });
+            }
+        }
+        files
+    }
+
+    /// Joins each tree's summaries and judges what only the whole tree tells.
+    pub(crate) fn check_files(&mut self, roots: &Roots, files: &mut Files) {
+        let mut explained: BTreeSet<[u64; 3]> = BTreeSet::new();
+        let trees: Vec<Root> = roots
+            .by_id
+            .values()
+            .filter(|root| root.id.holds_files() && !root.is_deleted())
+            .filter(|root| root.item.bytenr.get() != 0)
+            .copied()
+            .collect();
+        for root in trees {
+            let no_holes = self.incompat.contains(Incompat::NO_HOLES);
+            let rules = Rules { root: root.id, no_holes };
+            let mut found = Vec::new();
+            let at = LogicalAddr(root.item.bytenr.get());
+            self.summarise(at, 0, &rules, files, &mut found);
+            let mut summary = files.summaries.get(&at).cloned().unwrap_or_else(Summary::lost);
+            summary.finish(&rules, &mut found);
+            self.findings.extend(found);
+            self.check_orphans(&root, &summary);
+            let Sums { items, refs, types } = summary.sums;
+            let is_off = summary.sums != Sums::default() && !summary.has_gap;
+            // Snapshots of one damaged tree are off by the same.
+            if is_off && explained.insert([items, refs, types]) {
+                self.explain_names(&root);
+            }
+        }
+    }
+
+    /// Makes the summary of a block from those below it, if it is not there yet.
+    fn summarise(
+        &self,
+        at: LogicalAddr,
+        depth: usize,
+        rules: &Rules,
+        files: &mut Files,
+        found: &mut Vec<Finding>,
+    ) {
+        if files.summaries.contains_key(&at) {
+            return;
+        }
+        // A damaged tree may lead back here, or on and on.
+        files.summaries.insert(at, Summary::lost());
+        if depth == LEVEL_COUNT_MAX {
+            return;
+        }
+        let Some(children) = self.blocks.children.get(&at) else { return };
+        let mut summary = Summary::default();
+        for child in children {
+            self.summarise(*child, depth + 1, rules, files, found);
+            match files.summaries.get(child) {
+                Some(next) => summary.join(next, rules, found),
+                None => summary.has_gap = true,
+            }
+        }
+        files.summaries.insert(at, summary);
+    }
+
+    /// Inodes without a name are remembered by orphan items.
+    fn check_orphans(&mut self, root: &Root, summary: &Summary) {
+        for inode in &summary.unlinked {
+            let key = Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, inode.0);
+            if self.look_up(root, key, |_| ()).is_none() && !summary.has_gap {
+                self.findings.push(Finding::OrphanMissing { root: root.id, inode: *inode });
+            }
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Inodes, judged in pieces. A run is what was seen of one inode's items; two runs of neighbouring
+//! leaves join into one. A summary is what was seen of a part of a tree: the runs at its two ends,
+//! which may go on outside, and sums over the rest, which was judged.
+//!
+//! Joining is associative, so a node's summary is made of its children's, once for all trees that
+//! share the node.
+
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_ondisk::{InodeNo, LogicalAddr, RootId};
+
+use crate::finding::Finding;
+use crate::hash;
+
+/// What is kept of an inode item.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inode {
+    pub(crate) mode: u32,
+    pub(crate) nlink: u32,
+    pub(crate) size: u64,
+    pub(crate) nbytes: u64,
+    pub(crate) flags: u64,
+}
+
+/// A file extent in whose data something about checksums was noticed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CsumMark {
+    pub(crate) block: LogicalAddr,
+    pub(crate) offset: u64,
+    pub(crate) at: LogicalAddr,
+}
+
+/// The file range that extents cover, holes between them included.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// The leaf of the first one.
+    pub(crate) block: LogicalAddr,
+}
+
+/// What was seen of one inode's items.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) number: InodeNo,
+    /// The leaf of the inode item, or else of the first item seen.
+    pub(crate) block: LogicalAddr,
+    pub(crate) inode: Option<Inode>,
+    /// Names, the root directory's own included.
+    pub(crate) names: u64,
+    /// Names that are entries of a directory.
+    pub(crate) entries: u64,
+    /// Lengths of the names in DIR_ITEMs.
+    pub(crate) item_bytes: u64,
+    /// Lengths of the names in DIR_INDEXes.
+    pub(crate) index_bytes: u64,
+    pub(crate) has_entries: bool,
+    /// Bytes of extents, without holes.
+    pub(crate) bytes: u64,
+    pub(crate) span: Option<Span>,
+    /// The first place between extents that none covers.
+    pub(crate) gap: Option<u64>,
+    /// Bytes of inline data, decompressed.
+    pub(crate) inline_bytes: Option<u64>,
+    pub(crate) csum_missing: Option<CsumMark>,
+    pub(crate) csum_present: Option<CsumMark>,
+}
+
+impl Run {
+    pub(crate) fn new(number: InodeNo, block: LogicalAddr) -> Self {
+        Self {
+            number,
+            block,
+            inode: None,
+            names: 0,
+            entries: 0,
+            item_bytes: 0,
+            index_bytes: 0,
+            has_entries: false,
+            bytes: 0,
+            span: None,
+            gap: None,
+            inline_bytes: None,
+            csum_missing: None,
+            csum_present: None,
+        }
+    }
+
+    /// Joins what follows of the same inode.
+    fn join(self, next: &Self, root: RootId, found: &mut Vec<Finding>) -> Self {
+        let (inode, block) = match (self.inode, next.inode) {
+            (None, Some(inode)) => (Some(inode), next.block),
+            (inode, _) => (inode, self.block),
+        };
+        let mut gap = self.gap;
+        let span = match (self.span, next.span) {
+            (Some(before), Some(after)) => {
+                if before.end > after.start {
+                    found.push(Finding::FileExtentOverlap {
+                        root,
+                        block: after.block,
+                        inode: self.number,
+                        offset: after.start,
+                        previous_end: before.end,
+                    });
+                } else if before.end < after.start {
+                    gap = gap.or(Some(before.end));
+                }
+                Some(Span { end: after.end, ..before })
+            }
+            (before, after) => before.or(after),
+        };
+        Self {
+            number: self.number,
+            block,
+            inode,
+            names: self.names + next.names,
+            entries: self.entries + next.entries,
+            item_bytes: self.item_bytes + next.item_bytes,
+            index_bytes: self.index_bytes + next.index_bytes,
+            has_entries: self.has_entries || next.has_entries,
+            bytes: self.bytes.saturating_add(next.bytes),
+            span,
+            gap: gap.or(next.gap),
+            inline_bytes: self.inline_bytes.or(next.inline_bytes),
+            csum_missing: self.csum_missing.or(next.csum_missing),
+            csum_present: self.csum_present.or(next.csum_present),
+        }
+    }
+}
+
+/// Differences that come to zero in a tree where all names agree.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub(crate) struct Sums {
+    /// DIR_INDEXes less DIR_ITEMs.
+    pub(crate) items: u64,
+    /// DIR_INDEXes less names of inodes.
+    pub(crate) refs: u64,
+    /// File types by DIR_INDEX less those by the inodes' modes.
+    pub(crate) types: u64,
+}
+
+impl Sums {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.items = self.items.wrapping_add(other.items);
+        self.refs = self.refs.wrapping_add(other.refs);
+        self.types = self.types.wrapping_add(other.types);
+    }
+}
+
+/// What was seen of a part of a tree.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Summary {
+    pub(crate) sums: Sums,
+    /// The first inode, which may have begun before.
+    pub(crate) first: Option<Run>,
+    /// The last inode, which may go on behind; `None` when there is only one.
+    pub(crate) last: Option<Run>,
+    /// Inodes without a name.
+    pub(crate) unlinked: Vec<InodeNo>,
+    /// Something in it was lost.
+    pub(crate) has_gap: bool,
+    /// What adjoins on this side was lost, with what belongs to the first or last inode.
+    left_is_lost: bool,
+    right_is_lost: bool,
+}
+
+/// How inodes are judged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) root: RootId,
+    pub(crate) no_holes: bool,
+}
+
+impl Summary {
+    /// Of a part that could not be read.
+    pub(crate) fn lost() -> Self {
+        Self { has_gap: true, left_is_lost: true, right_is_lost: true, ..Self::default() }
+    }
+
+    /// Adds the next inode of the same leaf.
+    pub(crate) fn push(&mut self, run: Run, rules: &Rules, found: &mut Vec<Finding>) {
+        if self.first.is_none() {
+            self.first = Some(run);
+        } else if let Some(before) = self.last.replace(run) {
+            self.close(&before, rules, found);
+        }
+    }
+
+    /// Joins what lies to the right.
+    pub(crate) fn join(&mut self, next: &Self, rules: &Rules, found: &mut Vec<Finding>) {
+        self.sums.add(&next.sums);
+        self.unlinked.extend_from_slice(&next.unlinked);
+        self.has_gap |= next.has_gap;
+        let is_empty = |summary: &Self| summary.first.is_none() && !summary.left_is_lost;
+        if is_empty(next) {
+            return;
+        }
+        if is_empty(self) {
+            (self.first, self.last) = (next.first, next.last);
+            (self.left_is_lost, self.right_is_lost) = (next.left_is_lost, next.right_is_lost);
+            return;
+        }
+        let (mut before, before_is_single) = match (self.first, self.last) {
+            (Some(first), None) => (Some(first), true),
+            (_, last) => (last, false),
+        };
+        let (mut after, after_is_single) = (next.first, next.last.is_none());
+        if next.left_is_lost {
+            before = None;
+        }
+        if self.right_is_lost {
+            after = None;
+        }
+        // What stands at the border: one inode, or two of which each ends there.
+        let joined = match (before, after) {
+            (Some(before), Some(after)) if before.number == after.number => {
+                Some(before.join(&after, rules.root, found))
+            }
+            _ => None,
+        };
+        let left_end = if before_is_single { joined.or(before) } else { self.first };
+        let right_end = if after_is_single { joined.or(after) } else { next.last };
+        let is_kept_left = before_is_single;
+        let is_kept_right = after_is_single;
+        match joined {
+            Some(joined) => {
+                if !is_kept_left && !is_kept_right {
+                    self.close(&joined, rules, found);
+                }
+            }
+            None => {
+                if let (Some(before), false) = (before, is_kept_left) {
+                    self.close(&before, rules, found);
+                }
+                if let (Some(after), false) = (after, is_kept_right) {
+                    self.close(&after, rules, found);
+                }
+            }
+        }
+        self.left_is_lost |= before_is_single && before.is_none() && self.first.is_some();
+        self.set_ends(left_end, right_end, joined.is_some(), before_is_single, after_is_single);
+        self.right_is_lost = next.right_is_lost;
+    }
+
+    fn set_ends(
+        &mut self,
+        left: Option<Run>,
+        right: Option<Run>,
+        is_joined: bool,
+        left_is_border: bool,
+        right_is_border: bool,
+    ) {
+        // Both ends are the one inode at the border.
+        if is_joined && left_is_border && right_is_border {
+            (self.first, self.last) = (left, None);
+            return;
+        }
+        (self.first, self.last) = match (left, right) {
+            (None, right) => (right, None),
+            ends => ends,
+        };
+    }
+
+    /// Judges the inodes at the ends of a whole tree.
+    pub(crate) fn finish(&mut self, rules: &Rules, found: &mut Vec<Finding>) {
+        for run in [self.first.take(), self.last.take()].into_iter().flatten() {
+            self.close(&run, rules, found);
+        }
+    }
+
+    /// Judges an inode of which all items were seen.
+    fn close(&mut self, run: &Run, rules: &Rules, found: &mut Vec<Finding>) {
+        let (root, block, number) = (rules.root, run.block, run.number);
+        let Some(inode) = run.inode else {
+            found.push(Finding::InodeMissing { root, block, inode: number });
+            return;
+        };
+        let file_type = FileType::from_mode(inode.mode);
+        let typed = hash_of_type(number, file_type).wrapping_mul(run.entries);
+        self.sums.types = self.sums.types.wrapping_sub(typed);
+        let nlink = u64::from(inode.nlink);
+        // Several links of a directory are the structural verifier's finding.
+        if nlink != run.names && !(file_type == FileType::Directory && nlink > 1) {
+            let (have, expect) = (nlink, run.names);
+            found.push(Finding::InodeLinks { root, block, inode: number, have, expect });
+        } else if nlink == 0 {
+            self.unlinked.push(number);
+        }
+        match file_type {
+            FileType::Directory => directory(run, &inode, rules, found),
+            FileType::Regular | FileType::Symlink => file(run, &inode, rules, found),
+            _ => {}
+        }
+        let is_file = matches!(file_type, FileType::Regular | FileType::Symlink);
+        let what = match (run.has_entries, run.span.is_some()) {
+            (true, _) if file_type != FileType::Directory => "directory entries",
+            (_, true) if !is_file => "file extents",
+            _ => return,
+        };
+        let mode = u64::from(inode.mode);
+        found.push(Finding::InodeItems { root, block, inode: number, mode, what });
+    }
+}
+
+/// The hash of an entry's type.
+pub(crate) fn hash_of_type(inode: InodeNo, file_type: FileType) -> u64 {
+    hash::of_numbers([3, inode.0, u64::from(file_type.to_disk())])
+}
+
+fn directory(run: &Run, inode: &Inode, rules: &Rules, found: &mut Vec<Finding>) {
+    // Where the two kinds of items disagree, that is a finding of its own.
+    let sizes = [
+        run.index_bytes.saturating_mul(2),
+        run.item_bytes.saturating_mul(2),
+        run.index_bytes.saturating_add(run.item_bytes),
+    ];
+    if !sizes.contains(&inode.size) {
+        found.push(Finding::DirectorySize {
+            root: rules.root,
+            block: run.block,
+            inode: run.number,
+            have: inode.size,
+            expect: sizes[0],
+        });
+    }
+}
+
+fn file(run: &Run, inode: &Inode, rules: &Rules, found: &mut Vec<Finding>) {
+    let (root, block, number) = (rules.root, run.block, run.number);
+    if inode.nbytes != run.bytes {
+        let (have, expect) = (inode.nbytes, run.bytes);
+        found.push(Finding::InodeBytes { root, block, inode: number, have, expect });
+    }
+    if FileType::from_mode(inode.mode) == FileType::Symlink {
+        let expect = run.inline_bytes.unwrap_or(0);
+        if inode.size != expect {
+            let have = inode.size;
+            found.push(Finding::SymlinkSize { root, block, inode: number, have, expect });
+        }
+        return;
+    }
+    if !rules.no_holes && inode.nlink > 0 {
+        let start = run.span.map_or(0, |span| span.start);
+        let end = run.span.map_or(0, |span| span.end);
+        let hole = if start > 0 { Some(0) } else { run.gap.or(Some(end)) };
+        if let Some(offset) = hole.filter(|offset| *offset < inode.size) {
+            found.push(Finding::FileHole { root, block, inode: number, offset });
+        }
+    }
+    let has_no_csums = inode.flags & flags::NODATASUM != 0;
+    if let Some(mark) = run.csum_missing.filter(|_| !has_no_csums) {
+        found.push(Finding::CsumMissing {
+            root,
+            block: mark.block,
+            inode: number,
+            offset: mark.offset,
+            at: mark.at,
+        });
+    }
+    if let Some(mark) = run.csum_present.filter(|_| has_no_csums) {
+        found.push(Finding::CsumUnwanted {
+            root,
+            block: mark.block,
+            inode: number,
+            offset: mark.offset,
+            what: "a file without checksums",
+            at: mark.at,
+        });
+    }
+}
