@@ -8,7 +8,7 @@ build:
 
 # The main job on real files of this machine, in a minute.
 demo:
-	scripts/setup build
+	scripts/setup demo
 	scripts/demo
 
 test:
@@ -19,6 +19,12 @@ test:
 acceptance:
 	scripts/setup acceptance
 	cargo test --release -p ubtrfs-cli --test acceptance -- --ignored --nocapture
+
+# The set-up itself, on a minimal Debian in a folder of its own; as root, with debootstrap. COMMAND:
+# what to run there instead, as `make try-fresh COMMAND="make test"`.
+.PHONY: try-fresh
+try-fresh:
+	scripts/try-fresh $(COMMAND)
 
 # What a change must pass besides its tests. `deny` needs a tool that takes minutes to build.
 lint: fmt-clippy doc tidy deny
