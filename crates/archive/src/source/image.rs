@@ -6,7 +6,7 @@
 //! 4. A damaged image cannot lead it astray: a directory that is met twice, and a name that is
 //!    none, end the walk.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use ubtrfs_engine::{DirEntry, Filesystem, Inode, InodeId, MappingKind};
 use ubtrfs_ondisk::FileOffset;
@@ -14,13 +14,13 @@ use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
 
 use crate::batch::{
-    Batch, Content, Entry, Identity, LinkTarget, Load, Loaded, PIECE_BYTES_MAX, Place, Source,
-    Step, Xattr,
+    Batch, Entry, Identity, Load, Loaded, PIECE_BYTES_MAX, Place, Source, Step, Xattr,
 };
 use crate::entry::{
     DeviceNumber, Metadata, PERMISSION_BITS, Segment, Special, align_segments, xattr_is_storable,
 };
 use crate::error::{BytePath, Cause, Error, Result, WarningKind};
+use crate::source::files::{FileStep, Identities, OpenFile};
 
 /// Segments begin at multiples of this.
 const ALIGN_BYTES: u64 = 4096;
@@ -31,13 +31,6 @@ struct Level {
     parent_path_len: usize,
 }
 
-#[derive(Debug)]
-struct OpenFile {
-    id: InodeId,
-    segments: std::vec::IntoIter<Segment>,
-    current: Segment,
-}
-
 /// The walk over a directory of a filesystem.
 #[derive(Debug)]
 pub struct ImageWalk {
@@ -46,9 +39,8 @@ pub struct ImageWalk {
     root_entered: bool,
     stack: Vec<Level>,
     directories_seen: HashSet<InodeId>,
-    open_file: Option<OpenFile>,
-    links: HashMap<InodeId, (u64, u32)>,
-    next_identity: u64,
+    open_file: Option<OpenFile<InodeId>>,
+    identities: Identities<InodeId>,
     /// Path of the innermost directory.
     directory: Vec<u8>,
     /// Path of the file at hand.
@@ -72,8 +64,7 @@ impl ImageWalk {
             stack: Vec::new(),
             directories_seen: HashSet::new(),
             open_file: None,
-            links: HashMap::new(),
-            next_identity: 0,
+            identities: Identities::new(),
             directory: Vec::new(),
             path: Vec::new(),
         })
@@ -156,34 +147,11 @@ impl ImageWalk {
         } else {
             None
         };
-        let id = inode.id;
-        if size_bytes == 0 || segments.as_ref().is_some_and(Vec::is_empty) {
-            let content = Content::Empty;
-            batch.push(Step::File { entry, size_bytes, content, identity }, 0);
-            return Ok(());
-        }
-        match usize::try_from(size_bytes) {
-            Ok(len_bytes) if len_bytes <= PIECE_BYTES_MAX && segments.is_none() => {
-                let load = self.load(id, 0);
-                let content = Content::Whole(load);
-                batch.push(Step::File { entry, size_bytes, content, identity }, len_bytes);
-            }
-            _ => {
-                let ranges = segments.clone().unwrap_or_else(|| vec![whole]);
-                let content = Content::Pieces { segments };
-                batch.push(Step::File { entry, size_bytes, content, identity }, 0);
-                self.open_file = Some(OpenFile {
-                    id,
-                    segments: ranges.into_iter(),
-                    current: Segment { offset: 0, len_bytes: 0 },
-                });
-            }
-        }
+        let step = FileStep { entry, size_bytes, identity };
+        let filesystem = &self.filesystem;
+        let load = |id| ImageLoad { filesystem: filesystem.clone(), id, offset: 0 };
+        self.open_file = OpenFile::begin(batch, step, segments, inode.id, load);
         Ok(())
-    }
-
-    fn load(&self, id: InodeId, offset: u64) -> ImageLoad {
-        ImageLoad { filesystem: self.filesystem.clone(), id, offset }
     }
 
     /// Where the file has data below its end.
@@ -241,32 +209,14 @@ impl ImageWalk {
         Ok(())
     }
 
-    /// As [`Walk`](super::walk::Walk) does: `None` if a link was handed out.
-    #[expect(clippy::option_option, reason = "no step, a step without and one with identity")]
+    #[expect(clippy::option_option, reason = "as it comes")]
     fn identify(
         &mut self,
         batch: &mut Batch<ImageLoad>,
         name: &[u8],
         inode: &Inode,
     ) -> Option<Option<Identity>> {
-        if inode.nlink < 2 {
-            return Some(None);
-        }
-        if let Some((number, names_left)) = self.links.get_mut(&inode.id) {
-            let target = LinkTarget::Identity(*number);
-            *names_left = names_left.saturating_sub(1);
-            if *names_left == 0 {
-                self.links.remove(&inode.id);
-            }
-            let place = Place::Name(batch.span(name));
-            batch.push(Step::Link { place, target }, 0);
-            return None;
-        }
-        let number = self.next_identity;
-        self.next_identity += 1;
-        let links = inode.nlink;
-        self.links.insert(inode.id, (number, links - 1));
-        Some(Some(Identity { number, links }))
+        self.identities.identify(batch, name, inode.id, inode.nlink)
     }
 
     fn entry(&mut self, batch: &mut Batch<ImageLoad>, name: &[u8], inode: &Inode) -> Result<Entry> {
@@ -292,28 +242,6 @@ impl ImageWalk {
         };
         Ok(Entry { place: Place::Name(batch.span(name)), metadata, xattrs })
     }
-
-    /// Hands out the next piece of the open file.
-    fn piece(&mut self, batch: &mut Batch<ImageLoad>) {
-        let Some(open) = &mut self.open_file else { return };
-        if open.current.len_bytes == 0 {
-            match open.segments.next() {
-                Some(segment) => open.current = segment,
-                None => {
-                    batch.push(Step::End, 0);
-                    self.open_file = None;
-                    return;
-                }
-            }
-        }
-        let (id, offset) = (open.id, open.current.offset);
-        let len = open.current.len_bytes.min(PIECE_BYTES_MAX as u64);
-        open.current.offset += len;
-        open.current.len_bytes -= len;
-        let len_bytes = usize::try_from(len).expect("at most a piece");
-        let data = self.load(id, offset);
-        batch.push(Step::Data { offset, len_bytes, data }, len_bytes);
-    }
 }
 
 impl Source for ImageWalk {
@@ -329,8 +257,16 @@ impl Source for ImageWalk {
             self.enter(batch, b"", self.root)?;
         }
         while !batch.is_full() {
-            if self.open_file.is_some() {
-                self.piece(batch);
+            if let Some(open) = &mut self.open_file {
+                let filesystem = &self.filesystem;
+                let load = |id: &InodeId, offset| ImageLoad {
+                    filesystem: filesystem.clone(),
+                    id: *id,
+                    offset,
+                };
+                if !open.hand_out(batch, load) {
+                    self.open_file = None;
+                }
             } else if !self.step(batch)? {
                 return Ok(false);
             }

@@ -1,5 +1,6 @@
 //! Where trees come from.
 
+mod files;
 pub mod image;
 pub mod tar;
 pub mod walk;

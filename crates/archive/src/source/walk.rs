@@ -10,7 +10,7 @@
 //! [`WalkOptions::one_file_system`] is set. Birth and change times are not in the stream: no
 //! filesystem lets them be set from outside, and a destination gives its own.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,15 +25,13 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
-use crate::batch::{
-    Batch, Content, Entry, Identity, LinkTarget, Load, Loaded, PIECE_BYTES_MAX, Place, Source,
-    Step, Xattr,
-};
+use crate::batch::{Batch, Entry, Identity, Load, Loaded, Place, Source, Step, Xattr};
 use crate::dirs::{DIRECTORY_FLAGS, DirStack, FileId};
 use crate::entry::{
     DeviceNumber, Metadata, PERMISSION_BITS, Segment, Special, align_segments, xattr_is_storable,
 };
 use crate::error::{BytePath, Cause, Error, Result, WarningKind};
+use crate::source::files::{FileStep, Identities, OpenFile};
 use crate::xattr::{Reader, Subject};
 use ubtrfs_rt::Time;
 
@@ -75,14 +73,8 @@ struct Listing {
     next: usize,
 }
 
-/// A large file whose pieces are being handed out.
-#[derive(Debug)]
-struct OpenFile {
-    file: Arc<OwnedFd>,
-    path: Vec<u8>,
-    segments: std::vec::IntoIter<Segment>,
-    current: Segment,
-}
+/// A file that was opened, and its path.
+type Opened = (Arc<OwnedFd>, Vec<u8>);
 
 /// The walk over a directory.
 #[derive(Debug)]
@@ -91,9 +83,8 @@ pub struct Walk {
     root_stat: Stat,
     root_entered: bool,
     options: WalkOptions,
-    open_file: Option<OpenFile>,
-    links: HashMap<FileId, (u64, u32)>,
-    next_identity: u64,
+    open_file: Option<OpenFile<Opened>>,
+    identities: Identities<FileId>,
     xattrs: Reader,
     /// The source as the user named it, for messages.
     name: Vec<u8>,
@@ -117,8 +108,7 @@ impl Walk {
             root_entered: false,
             options,
             open_file: None,
-            links: HashMap::new(),
-            next_identity: 0,
+            identities: Identities::new(),
             xattrs: Reader::new(),
             name,
         })
@@ -245,38 +235,20 @@ impl Walk {
         let shown = self.shown(&path.0);
         let entry = entry(batch, name, stat, Subject::Open(fd.as_fd()), &mut self.xattrs, &shown);
         let size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        let whole = Segment { offset: 0, len_bytes: size_bytes };
+        let all = Segment { offset: 0, len_bytes: size_bytes };
         let stored_bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
         let segments = if stored_bytes < size_bytes {
             let found = data_segments(&fd, size_bytes)
                 .map_err(|e| Error::failed("find the holes of", shown, e))?;
             let segments = align_segments(&found, self.options.align_bytes, size_bytes);
-            (segments != [whole]).then_some(segments)
+            (segments != [all]).then_some(segments)
         } else {
             None
         };
-        if size_bytes == 0 || segments.as_ref().is_some_and(Vec::is_empty) {
-            let content = Content::Empty;
-            batch.push(Step::File { entry, size_bytes, content, identity }, 0);
-            return Ok(());
-        }
-        match usize::try_from(size_bytes) {
-            Ok(len_bytes) if len_bytes <= PIECE_BYTES_MAX && segments.is_none() => {
-                let content = Content::Whole(FileLoad::Whole(fd));
-                batch.push(Step::File { entry, size_bytes, content, identity }, len_bytes);
-            }
-            _ => {
-                let ranges = segments.clone().unwrap_or_else(|| vec![whole]);
-                let content = Content::Pieces { segments };
-                batch.push(Step::File { entry, size_bytes, content, identity }, 0);
-                self.open_file = Some(OpenFile {
-                    file: Arc::new(fd),
-                    path: path.0,
-                    segments: ranges.into_iter(),
-                    current: Segment { offset: 0, len_bytes: 0 },
-                });
-            }
-        }
+        let step = FileStep { entry, size_bytes, identity };
+        let opened = (Arc::new(fd), path.0);
+        let whole = |(file, _)| FileLoad { file, offset: 0, is_whole: true };
+        self.open_file = OpenFile::begin(batch, step, segments, opened, whole);
         Ok(())
     }
 
@@ -310,56 +282,15 @@ impl Walk {
         Ok(())
     }
 
-    /// Whether the file is another name of an earlier one: then it is handed out as a link, and
-    /// `None` returned. Else the identity for its later names, if it can have some.
-    #[expect(clippy::option_option, reason = "no step, a step without and one with identity")]
+    #[expect(clippy::option_option, reason = "as it comes")]
     fn identify(
         &mut self,
         batch: &mut Batch<FileLoad>,
         name: &[u8],
         stat: &Stat,
     ) -> Option<Option<Identity>> {
-        if stat.st_nlink < 2 {
-            return Some(None);
-        }
-        let id = FileId::from(stat);
-        if let Some((number, names_left)) = self.links.get_mut(&id) {
-            let target = LinkTarget::Identity(*number);
-            *names_left = names_left.saturating_sub(1);
-            if *names_left == 0 {
-                self.links.remove(&id);
-            }
-            let place = Place::Name(batch.span(name));
-            batch.push(Step::Link { place, target }, 0);
-            return None;
-        }
-        let number = self.next_identity;
-        self.next_identity += 1;
         let links = u32::try_from(stat.st_nlink).unwrap_or(u32::MAX);
-        self.links.insert(id, (number, links - 1));
-        Some(Some(Identity { number, links }))
-    }
-
-    /// Hands out the next piece of the open file.
-    fn piece(&mut self, batch: &mut Batch<FileLoad>) {
-        let Some(open) = &mut self.open_file else { return };
-        if open.current.len_bytes == 0 {
-            match open.segments.next() {
-                Some(segment) => open.current = segment,
-                None => {
-                    batch.push(Step::End, 0);
-                    self.open_file = None;
-                    return;
-                }
-            }
-        }
-        let offset = open.current.offset;
-        let len = open.current.len_bytes.min(PIECE_BYTES_MAX as u64);
-        open.current.offset += len;
-        open.current.len_bytes -= len;
-        let len_bytes = usize::try_from(len).expect("at most a piece");
-        let data = FileLoad::Piece { file: Arc::clone(&open.file), offset };
-        batch.push(Step::Data { offset, len_bytes, data }, len_bytes);
+        self.identities.identify(batch, name, FileId::from(stat), links)
     }
 }
 
@@ -371,14 +302,21 @@ impl Source for Walk {
             batch.directory.clone_from(&self.shown(stack.path()).0);
         }
         if let Some(open) = &self.open_file {
-            batch.file = self.shown(&open.path).0;
+            batch.file = self.shown(&open.file.1).0;
         }
         if !self.root_entered {
             self.enter_root(batch)?;
         }
         while !batch.is_full() {
-            if self.open_file.is_some() {
-                self.piece(batch);
+            if let Some(open) = &mut self.open_file {
+                let load = |(file, _): &Opened, offset| FileLoad {
+                    file: Arc::clone(file),
+                    offset,
+                    is_whole: false,
+                };
+                if !open.hand_out(batch, load) {
+                    self.open_file = None;
+                }
             } else if !self.step(batch)? {
                 self.stack = None;
                 return Ok(false);
@@ -390,40 +328,28 @@ impl Source for Walk {
 
 /// Data of a file that is open.
 #[derive(Debug)]
-pub enum FileLoad {
-    /// All of it.
-    Whole(OwnedFd),
-    /// From an offset on.
-    Piece {
-        /// The file.
-        file: Arc<OwnedFd>,
-        /// Where.
-        offset: u64,
-    },
+pub struct FileLoad {
+    file: Arc<OwnedFd>,
+    offset: u64,
+    /// All of the file, as it was when it was opened.
+    is_whole: bool,
 }
 
 impl Load for FileLoad {
     fn load(self, len_bytes: usize) -> Result<Loaded, Cause> {
         // One byte more than is expected shows that a whole file grew, without another call. Whole
         // sectors, since the image's sink pads to one: without a copy, if there is room.
-        let room = match self {
-            Self::Whole(_) => len_bytes + 1,
-            Self::Piece { .. } => len_bytes,
-        };
+        let room = len_bytes + usize::from(self.is_whole);
         let mut bytes = Vec::with_capacity(room.next_multiple_of(SECTOR_BYTES));
         while bytes.len() < len_bytes {
-            let (file, offset) = match &self {
-                Self::Whole(file) => (file, 0),
-                Self::Piece { file, offset } => (&**file, *offset),
-            };
-            let at = offset + bytes.len() as u64;
-            match pread(file, spare_capacity(&mut bytes), at) {
+            let at = self.offset + bytes.len() as u64;
+            match pread(&self.file, spare_capacity(&mut bytes), at) {
                 Ok(0) => break,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        let grew = matches!(self, Self::Whole(_)) && bytes.len() > len_bytes;
+        let grew = self.is_whole && bytes.len() > len_bytes;
         bytes.truncate(len_bytes);
         Ok(Loaded { bytes, grew })
     }

@@ -7,6 +7,7 @@ use ubtrfs_testkit::Compare;
 use ubtrfs_testkit::odd::odd_files;
 
 use super::*;
+use crate::batch::PIECE_BYTES_MAX;
 use crate::model::{Model, seen, to_model};
 use crate::pipeline::{PipelineOptions, run};
 use crate::sink::directory::{DirectorySink, Existing};
@@ -143,14 +144,15 @@ fn load_file_that_shrank_or_grew_says_so() {
     let dir = tempdir().unwrap();
     let path = dir.path().join("file");
     let open = || OwnedFd::from(File::open(&path).unwrap());
+    let whole = || FileLoad { file: Arc::new(open()), offset: 0, is_whole: true };
     fs::write(&path, "0123456789").unwrap();
-    let loaded = FileLoad::Whole(open()).load(20).unwrap();
+    let loaded = whole().load(20).unwrap();
     assert_eq!((loaded.bytes.len(), loaded.grew), (10, false));
-    let loaded = FileLoad::Whole(open()).load(10).unwrap();
+    let loaded = whole().load(10).unwrap();
     assert_eq!((loaded.bytes.len(), loaded.grew), (10, false));
-    let loaded = FileLoad::Whole(open()).load(5).unwrap();
+    let loaded = whole().load(5).unwrap();
     assert_eq!((loaded.bytes.as_slice(), loaded.grew), (&b"01234"[..], true));
-    let piece = FileLoad::Piece { file: Arc::new(open()), offset: 8 };
+    let piece = FileLoad { file: Arc::new(open()), offset: 8, is_whole: false };
     assert_eq!(piece.load(100).unwrap().bytes, b"89");
 }
 
