@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use ubtrfs_engine::{Filesystem, Inode, InodeId, Notice, OpenOptions};
 use ubtrfs_ondisk::dir::FileType;
-use ubtrfs_ondisk::{InodeNo, PhysicalAddr, RootId};
+use ubtrfs_ondisk::{InodeNo, PhysicalAddr, RootId, Uuid};
 use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
+use crate::epoch;
 use crate::failure::{Exit, Failure, Result};
 use crate::output::quote;
 use crate::walk::Child;
@@ -15,45 +16,91 @@ use crate::walk::Child;
 /// Symbolic links followed for one path, as Linux limits it.
 const SYMLINKS_MAX: usize = 40;
 
+/// What these options stand under in help texts.
+const HEADING: &str = "Image options";
+
 /// Where in a file or device the filesystem lies.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Image options")]
 pub struct WindowArgs {
     /// Open partition N of the image, as its GPT or MBR numbers it
-    #[arg(long, value_name = "N", conflicts_with = "offset", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = HEADING, value_name = "N", conflicts_with = "offset", value_parser = clap::value_parser!(u32).range(1..))]
     partition: Option<u32>,
     /// The filesystem begins BYTES into the image
-    #[arg(long, value_name = "BYTES", value_parser = crate::size::parse)]
+    #[arg(long, help_heading = HEADING, value_name = "BYTES", value_parser = crate::size::parse)]
     offset: Option<u64>,
 }
 
 /// How a filesystem is opened.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Image options")]
 pub struct OpenArgs {
     #[command(flatten)]
     window: WindowArgs,
     /// Another device of the same filesystem; repeat for each
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = HEADING, value_name = "FILE")]
     device: Vec<PathBuf>,
     /// Open although devices are missing, where copies allow
-    #[arg(long)]
+    #[arg(long, help_heading = HEADING)]
     degraded: bool,
     /// Open with copy N of the superblock: 0 the main one, 1 at 64M, 2 at 256G
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
+    #[arg(long, help_heading = HEADING, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
     super_copy: Option<u8>,
     /// Memory for tree blocks that were read [default: 128M]
-    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    #[arg(long, help_heading = HEADING, value_name = "SIZE", value_parser = crate::size::parse)]
     cache: Option<u64>,
 }
 
 /// Where paths begin.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Image options")]
 pub struct StartArgs {
     /// Start paths at subvolume ID, not at the default one; 5 is the top level
-    #[arg(long, value_name = "ID")]
+    #[arg(long, help_heading = HEADING, value_name = "ID")]
     subvolid: Option<u64>,
+}
+
+/// IMAGE, and where paths in it begin.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ImageArgs {
+    /// The image or device
+    #[arg(id = "image", value_name = "IMAGE")]
+    path: PathBuf,
+    #[command(flatten)]
+    start: StartArgs,
+    #[command(flatten)]
+    open: OpenArgs,
+}
+
+impl ImageArgs {
+    /// The image's own path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens it for reading.
+    pub fn read(&self) -> Result<Image> {
+        self.open.image(&self.path, &self.start)
+    }
+}
+
+/// IMAGE, of a command that has no paths.
+#[derive(clap::Args, Clone, Debug)]
+pub struct DeviceArgs {
+    /// The image or device
+    #[arg(id = "image", value_name = "IMAGE")]
+    path: PathBuf,
+    #[command(flatten)]
+    open: OpenArgs,
+}
+
+impl DeviceArgs {
+    /// Opens it for reading, with the top level as the start.
+    pub fn read(&self) -> Result<Image> {
+        self.open.image(&self.path, &StartArgs::top_level())
+    }
+
+    /// Opens it for reading, with the default subvolume as the start.
+    pub fn read_default(&self) -> Result<Image> {
+        self.open.image(&self.path, &StartArgs::default())
+    }
 }
 
 impl StartArgs {
@@ -111,14 +158,19 @@ impl OpenArgs {
         Ok(options)
     }
 
+    /// Opens the filesystem for reading.
+    fn image(&self, path: &Path, start: &StartArgs) -> Result<Image> {
+        let filesystem = self.filesystem(path, OpenMode::ReadOnly)?;
+        Image::new(filesystem, path, start)
+    }
+
     /// Opens the filesystem and passes on what its user should know.
-    pub fn filesystem(
-        &self,
-        path: &Path,
-        mode: OpenMode,
-        runtime: Arc<Runtime>,
-    ) -> Result<Filesystem> {
+    pub fn filesystem(&self, path: &Path, mode: OpenMode) -> Result<Filesystem> {
         let volume = self.volume(path, mode)?;
+        let superblock = volume.superblock();
+        // No two runs on one filesystem draw the same identifiers.
+        let seed = format!("{} {}", Uuid(superblock.fsid), superblock.generation);
+        let runtime = epoch::runtime(&seed)?;
         let options = self.engine_options(mode == OpenMode::ReadOnly, runtime)?;
         let filesystem = Filesystem::open(volume, options)
             .map_err(|error| Failure::engine("opening", error).at_path(path))?;
@@ -158,13 +210,6 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens it for reading.
-    pub fn open_read(path: &Path, open: &OpenArgs, start: &StartArgs) -> Result<Self> {
-        let runtime = Arc::new(Runtime::system());
-        let filesystem = open.filesystem(path, OpenMode::ReadOnly, runtime)?;
-        Self::new(filesystem, path, start)
-    }
-
     /// Takes an open filesystem.
     pub fn new(filesystem: Filesystem, path: &Path, start: &StartArgs) -> Result<Self> {
         let start = match start.subvolid {

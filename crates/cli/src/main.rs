@@ -3,6 +3,7 @@
 
 mod cli;
 mod commands;
+mod epoch;
 mod facts;
 mod failure;
 mod image;

@@ -2,12 +2,11 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use ubtrfs_ondisk::FileOffset;
 
 use crate::failure::{Exit, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{Image, ImageArgs};
 use crate::output::Output;
 
 /// Bytes read at a time.
@@ -26,21 +25,16 @@ Examples:
   ubtrfs cat disk.img /var/log/messages | grep error"
 )]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
     /// Files inside it
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
-    #[command(flatten)]
-    start: StartArgs,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Prints.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let image = args.image.read()?;
     let mut buffer = vec![0; BUFFER_BYTES];
     for path in &args.paths {
         let result = file(&image, path.as_bytes(), &mut buffer, out);

@@ -1,14 +1,12 @@
 //! `ubtrfs df`: how full a filesystem is.
 
-use std::path::PathBuf;
-
 use clap::ArgAction;
 use serde::Serialize;
 use ubtrfs_engine::Usage;
 use ubtrfs_ondisk::Uuid;
 
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::DeviceArgs;
 use crate::output::table::{Align, Table};
 use crate::output::{Output, json, quote};
 use crate::size;
@@ -27,9 +25,8 @@ Examples:
   ubtrfs df --json disk.img | jq .free"
 )]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: DeviceArgs,
     /// Print sizes in bytes
     #[arg(short, long, conflicts_with = "human_readable")]
     bytes: bool,
@@ -42,18 +39,15 @@ pub struct Args {
     /// Print help
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Shows.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let top = StartArgs::default();
-    let image = Image::open_read(&args.image, &args.open, &top)?;
+    let image = args.image.read()?;
     let filesystem = image.filesystem();
     let usage = filesystem
         .usage()
-        .map_err(|error| Failure::engine("reading usage", error).at_path(&args.image))?;
+        .map_err(|error| Failure::engine("reading usage", error).at_path(image.path()))?;
     let superblock = filesystem.superblock();
     let summary = Summary {
         label: superblock.label().to_vec(),

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use clap::ArgAction;
 use serde::Serialize;
@@ -11,7 +10,7 @@ use ubtrfs_engine::InodeId;
 
 use crate::facts::{self, JsonPath};
 use crate::failure::{Exit, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{Image, ImageArgs};
 use crate::output::Output;
 use crate::output::json::Array;
 use crate::size;
@@ -31,9 +30,8 @@ Examples:
   ubtrfs du disk.img /var | sort -n | tail    the largest directories last"
 )]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
     /// Files or directories inside it
     #[arg(value_name = "PATH", default_value = "/")]
     paths: Vec<OsString>,
@@ -52,15 +50,11 @@ pub struct Args {
     /// Print help
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
-    #[command(flatten)]
-    start: StartArgs,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Sums up.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let image = args.image.read()?;
     let json = args.json.then(|| Array::begin(out)).transpose()?;
     let mut sums = Sums { args, image: &image, counted: HashSet::new(), json };
     for path in &args.paths {

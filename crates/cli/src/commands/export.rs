@@ -14,7 +14,7 @@ use ubtrfs_archive::sink::directory::Existing;
 use ubtrfs_engine::InodeId;
 
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{Image, ImageArgs};
 use crate::output::{Output, quote};
 use crate::progress::Progress;
 use crate::unfinished::Unfinished;
@@ -40,9 +40,8 @@ Examples:
   ubtrfs export disk.img / - | ssh host tar xp -C /srv/box"
 )]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
     /// What is taken out
     #[arg(value_name = "PATH")]
     path: OsString,
@@ -55,24 +54,20 @@ pub struct Args {
     /// Say nothing when done
     #[arg(short, long)]
     quiet: bool,
-    #[command(flatten)]
-    start: StartArgs,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Gets them out.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let image = args.image.read()?;
     let path = args.path.as_bytes();
     let from = image.resolve_following(path)?;
     if !image.inode(from, path)?.is_dir() {
         return Err(Failure::new(Exit::Io, "export", "not a directory")
             .at_name(path)
-            .at_path(&args.image)
+            .at_path(image.path())
             .advice(format!(
                 "To get a single file: ubtrfs cat {} {} > FILE",
-                quote::for_terminal(args.image.as_os_str().as_bytes()),
+                quote::for_terminal(args.image.path().as_os_str().as_bytes()),
                 quote::for_terminal(path)
             )));
     }
@@ -96,7 +91,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
 
 fn refused_directory(error: Error, args: &Args) -> Failure {
     let is_refusal = matches!(error, Error::Refused { .. });
-    let failure = Failure::archive("export", &args.image, error);
+    let failure = Failure::archive("export", args.image.path(), error);
     if is_refusal && !args.force {
         return failure.advice("-f (--force) fills a directory that holds something already.");
     }

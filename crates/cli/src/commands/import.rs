@@ -123,8 +123,7 @@ fn parse_compression(text: &str) -> Result<Compress, String> {
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     check(args)?;
     if !args.mkfs {
-        let runtime = args.make.runtime()?;
-        let filesystem = args.open.filesystem(&args.image, OpenMode::ReadWrite, runtime)?;
+        let filesystem = args.open.filesystem(&args.image, OpenMode::ReadWrite)?;
         return fill(args, filesystem, out);
     }
     let (filesystem, target) = make(args)?;

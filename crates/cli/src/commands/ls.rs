@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use clap::ArgAction;
 use serde::Serialize;
@@ -11,7 +10,7 @@ use ubtrfs_ondisk::dir::FileType;
 
 use crate::facts::{self, JsonFacts, JsonPath};
 use crate::failure::{Exit, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{Image, ImageArgs};
 use crate::output::json::{self, Array};
 use crate::output::owner::Owners;
 use crate::output::table::{Align, Table};
@@ -36,9 +35,8 @@ Examples:
   ubtrfs ls -R --json disk.img / | jq -r '.[] | select(.size > 1000000) | .path'"
 )]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
     /// Files or directories inside it
     #[arg(value_name = "PATH", default_value = "/")]
     paths: Vec<OsString>,
@@ -72,15 +70,11 @@ pub struct Args {
     /// Print help
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
-    #[command(flatten)]
-    start: StartArgs,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Lists.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let image = args.image.read()?;
     let json = args.json.then(|| Array::begin(out)).transpose()?;
     let owners = if args.numeric_uid_gid { Owners::numeric() } else { Owners::system() };
     let mut listing =

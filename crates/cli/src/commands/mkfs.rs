@@ -9,9 +9,10 @@ use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{CsumType, Uuid};
-use ubtrfs_rt::{Arc, Runtime, Time};
+use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_volume::Volume;
 
+use crate::epoch;
 use crate::failure::{Exit, Failure, Result};
 use crate::image::WindowArgs;
 use crate::output::table::{Align, Table};
@@ -153,18 +154,12 @@ impl MakeArgs {
         if self.force { Existing::Overwrite } else { Existing::Refuse }
     }
 
-    /// The real time and random identifiers; with `SOURCE_DATE_EPOCH`, that time, and identifiers
-    /// that follow from it and from these options.
+    /// Time and identifiers; the latter from these options where they are to be reproducible.
     pub fn runtime(&self) -> Result<Arc<Runtime>> {
-        let Some(time) = source_date_epoch()? else {
-            return Ok(Arc::new(Runtime::system()));
-        };
         // All that shapes the filesystem, and not how the target is treated.
         let shape = (&self.label, &self.uuid, &self.nodesize, &self.csum, &self.features);
         let shape = (shape, &self.metadata, &self.data, &self.size);
-        let seed = CsumType::Xxhash.compute(format!("{} {shape:?}", time.sec).as_bytes());
-        let seed = u64::from_le_bytes(*seed.first_chunk().expect("a checksum has 32 bytes"));
-        Ok(Arc::new(Runtime::reproducible(time, seed)))
+        epoch::runtime(&format!("{shape:?}"))
     }
 
     /// The first option that was given although nothing is made.
@@ -182,19 +177,6 @@ impl MakeArgs {
         ];
         given.iter().find(|(is_given, _)| *is_given).map(|(_, name)| *name)
     }
-}
-
-/// The moment that builds take for "now" when they are to be reproducible.
-pub fn source_date_epoch() -> Result<Option<Time>> {
-    const NAME: &str = "SOURCE_DATE_EPOCH";
-    let Some(value) = std::env::var_os(NAME).filter(|value| !value.is_empty()) else {
-        return Ok(None);
-    };
-    let seconds = value.to_str().and_then(|text| text.parse::<u32>().ok()).ok_or_else(|| {
-        Failure::usage(NAME, "expected seconds since 1970, as a number")
-            .advice("Unset it to take the time from the clock.")
-    })?;
-    Ok(Some(Time { sec: seconds.into(), nsec: 0 }))
 }
 
 fn set_feature(options: &mut MkfsOptions, text: &str) -> Result<()> {

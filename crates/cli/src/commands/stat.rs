@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use serde::Serialize;
 use ubtrfs_engine::{Inode, MappingKind};
@@ -13,7 +12,7 @@ use ubtrfs_ondisk::file_extent::Compression;
 
 use crate::facts::{self, JsonFacts, JsonPath};
 use crate::failure::{Exit, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{Image, ImageArgs};
 use crate::output::json::{self, Array};
 use crate::output::owner::Owners;
 use crate::output::time::Calendar;
@@ -33,9 +32,8 @@ Examples:
   ubtrfs stat --json disk.img /etc/passwd | jq .[0].extents"
 )]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
     /// Files or directories inside it
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
@@ -45,15 +43,11 @@ pub struct Args {
     /// Print JSON: an array with one object a file
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    start: StartArgs,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Shows.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let image = args.image.read()?;
     let mut array = args.json.then(|| Array::begin(out)).transpose()?;
     let show = Show { owners: Owners::system(), calendar: Calendar::system() };
     for path in &args.paths {

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -10,7 +9,7 @@ use ubtrfs_engine::SubvolumeInfo;
 use ubtrfs_ondisk::{InodeNo, RootId, Uuid};
 
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{DeviceArgs, ImageArgs};
 use crate::output::json::Array;
 use crate::output::time::{self, Calendar};
 use crate::output::{Output, json, quote};
@@ -44,9 +43,8 @@ Examples:
   ubtrfs subvolume list -u --json disk.img"
 )]
 struct ListArgs {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: DeviceArgs,
     /// Snapshots only
     #[arg(short, long)]
     snapshots: bool,
@@ -62,8 +60,6 @@ struct ListArgs {
     /// Print JSON: an array with one object a subvolume
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Show what is known about a subvolume
@@ -73,32 +69,24 @@ Examples:
   ubtrfs subvolume show disk.img /home
   ubtrfs subvolume show disk.img          the default subvolume")]
 struct ShowArgs {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
     /// The subvolume inside it
     #[arg(value_name = "PATH", default_value = "/")]
     path: OsString,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    start: StartArgs,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Show the default subvolume: what is mounted when none is named
 #[derive(clap::Args)]
 struct GetDefaultArgs {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: DeviceArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Does it.
@@ -112,11 +100,11 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
 }
 
 fn list(args: &ListArgs, out: &mut Output) -> Result<()> {
-    let image = Image::open_read(&args.image, &args.open, &StartArgs::top_level())?;
+    let image = args.image.read()?;
     let mut subvolumes = image
         .filesystem()
         .subvolumes()
-        .map_err(|error| Failure::engine("reading subvolumes", error).at_path(&args.image))?;
+        .map_err(|error| Failure::engine("reading subvolumes", error).at_path(image.path()))?;
     subvolumes.retain(|info| {
         info.id != RootId::FS_TREE
             && info.deleted == args.deleted
@@ -147,13 +135,13 @@ fn list(args: &ListArgs, out: &mut Output) -> Result<()> {
 }
 
 fn show(args: &ShowArgs, out: &mut Output) -> Result<()> {
-    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let image = args.image.read()?;
     let path = args.path.as_bytes();
     let id = image.resolve(path)?;
     if id.inode != InodeNo::SUBVOLUME_ROOT {
         return Err(Failure::new(Exit::Io, "reading the subvolume", "it is no subvolume")
             .at_name(path)
-            .at_path(&args.image)
+            .at_path(image.path())
             .advice("`ubtrfs subvolume list` lists those there are."));
     }
     let info = image
@@ -195,11 +183,11 @@ fn print(info: &SubvolumeInfo, out: &mut Output) -> Result<()> {
 }
 
 fn get_default(args: &GetDefaultArgs, out: &mut Output) -> Result<()> {
-    let image = Image::open_read(&args.image, &args.open, &StartArgs::default())?;
+    let image = args.image.read_default()?;
     let info = image
         .filesystem()
         .subvolume(image.start().root)
-        .map_err(|error| Failure::engine("reading the subvolume", error).at_path(&args.image))?;
+        .map_err(|error| Failure::engine("reading the subvolume", error).at_path(image.path()))?;
     if args.json {
         return json::document(out, &JsonSubvolume::new(&info));
     }

@@ -2,14 +2,13 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::vec;
 
 use serde::Serialize;
 use ubtrfs_engine::InodeId;
 
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{Image, ImageArgs};
 use crate::output::{Output, json, mode};
 use crate::walk::{self, Child};
 
@@ -21,9 +20,8 @@ Examples:
   ubtrfs tree -L 2 disk.img /usr      two levels deep
   ubtrfs tree --json disk.img /etc    nested objects, directories with their contents")]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
     /// Directories inside it
     #[arg(value_name = "PATH", default_value = "/")]
     paths: Vec<OsString>,
@@ -39,15 +37,11 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    start: StartArgs,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Draws.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let image = args.image.read()?;
     let mut drawing = Drawing { args, image: &image, trees: 0, directories: 0, files: 0 };
     if args.json {
         out.text("[")?;

@@ -1,12 +1,10 @@
 //! `ubtrfs inspect chunks`: where logical addresses lie on the devices.
 
-use std::path::PathBuf;
-
 use serde::Serialize;
 use ubtrfs_ondisk::chunk::Chunk;
 
 use crate::failure::{Exit, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::DeviceArgs;
 use crate::output::Output;
 use crate::output::json::Array;
 use crate::output::table::{Align, Table};
@@ -17,19 +15,16 @@ use crate::output::table::{Align, Table};
 Example:
   ubtrfs inspect chunks disk.img")]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: DeviceArgs,
     /// Print JSON: an array with one object a chunk
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Lists.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &StartArgs::top_level())?;
+    let image = args.image.read()?;
     let chunks = image.filesystem().volume().chunks();
     if args.json {
         let mut array = Array::begin(out)?;

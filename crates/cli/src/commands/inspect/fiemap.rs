@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use serde::Serialize;
 use ubtrfs_engine::{Mapping, MappingKind};
@@ -11,7 +10,7 @@ use ubtrfs_ondisk::file_extent::Compression;
 
 use crate::commands::stat::compression_name;
 use crate::failure::{Exit, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{Image, ImageArgs};
 use crate::output::Output;
 use crate::output::json::Array;
 use crate::output::table::{Align, Table};
@@ -30,24 +29,19 @@ Examples:
   ubtrfs inspect fiemap --json disk.img /file | jq '.[] | select(.kind == \"hole\")'"
 )]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
     /// A file inside it
     #[arg(value_name = "PATH")]
     path: OsString,
     /// Print JSON: an array with one object an extent
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    start: StartArgs,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 /// Lists.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &args.start)?;
+    let image = args.image.read()?;
     let path = args.path.as_bytes();
     let id = image.resolve_following(path)?;
     let failed = |error| image.failure("reading extents", path, error);

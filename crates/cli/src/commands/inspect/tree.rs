@@ -4,7 +4,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 use ubtrfs_ondisk::block::{Block, Leaf};
@@ -15,7 +14,7 @@ use ubtrfs_ondisk::{Generation, KeyType, LogicalAddr, RootId};
 use ubtrfs_volume::Volume;
 
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{DeviceArgs, Image};
 use crate::output::Output;
 use crate::output::json::Array;
 
@@ -36,9 +35,8 @@ Examples:
   ubtrfs inspect tree --json --root extent disk.img | jq -c '.[] | {slot, key}'"
 )]
 pub struct Args {
-    /// The image or device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    #[command(flatten)]
+    image: DeviceArgs,
     /// Print this tree only: a number, or root, chunk, extent, dev, fs, csum, quota, uuid,
     /// free-space, block-group, data-reloc, log
     #[arg(short, long, value_name = "TREE", value_parser = parse_tree)]
@@ -52,8 +50,6 @@ pub struct Args {
     /// Print JSON: an array with one object an item or child pointer
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    open: OpenArgs,
 }
 
 const TREE_NAMES: [(&str, RootId); 13] = [
@@ -82,7 +78,7 @@ fn parse_tree(text: &str) -> Result<RootId, String> {
 
 /// Prints.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = Image::open_read(&args.image, &args.open, &StartArgs::top_level())?;
+    let image = args.image.read()?;
     let json = args.json.then(|| Array::begin(out)).transpose()?;
     let mut dump = Dump { volume: image.filesystem().volume(), image: &image, json };
     match args.block {
