@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ubtrfs_engine::{Filesystem, Inode, InodeId, Notice, OpenOptions};
+use ubtrfs_engine::{Filesystem, Inode, InodeId, Notice, OpenOptions, Reservation};
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::{InodeNo, PhysicalAddr, RootId, Uuid};
 use ubtrfs_rt::{Arc, Runtime};
@@ -180,6 +180,9 @@ impl OpenArgs {
             }
             eprintln!("ubtrfs: note: {}: {notice}", quote::path(path));
         }
+        if mode != OpenMode::ReadOnly {
+            check_writable(&filesystem).map_err(|failure| failure.at_path(path))?;
+        }
         Ok(filesystem)
     }
 }
@@ -193,6 +196,18 @@ fn not_writable(notice: &Notice) -> Failure {
                 .advice("Mount it once with Linux and unmount it; reading works without.")
         }
         other => failure(&other.to_string()),
+    }
+}
+
+/// What keeps a filesystem that was opened for changes from taking any is a feature of it.
+fn check_writable(filesystem: &Filesystem) -> Result<()> {
+    match filesystem.begin(Reservation::items(0)) {
+        Err(ubtrfs_engine::Error::ReadOnly { why }) => {
+            Err(Failure::new(Exit::Unsupported, "opening for writing", why)
+                .advice("Linux can change it; reading works here."))
+        }
+        // What else is wrong is told by the change itself.
+        _ => Ok(()),
     }
 }
 
