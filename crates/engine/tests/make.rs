@@ -399,7 +399,7 @@ fn subvolumes_nest_and_one_is_the_default() {
         Err(Error::Exists { .. })
     ));
     let id = handle.create(inner, b"file", &file()).unwrap();
-    assert!(matches!(handle.link(dir, b"across", id), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(handle.link(dir, b"across", id), Err(Error::OtherSubvolume { .. })));
     drop(handle);
     write(fs, id, b"in the inner one", 4096, None);
     fs.set_default_subvolume(inner.root).unwrap();

@@ -331,6 +331,20 @@ impl Allocator {
         queued == Queued::Cancelled
     }
 
+    /// Queues a further reference of a data extent that has one, a file extent of `inode` in
+    /// `root`. `offset` is the file offset minus the offset in the extent.
+    pub(crate) fn share_data(
+        &self,
+        start: LogicalAddr,
+        len_bytes: u64,
+        root: RootId,
+        inode: InodeNo,
+        offset: u64,
+    ) {
+        let reference = BackRef::ExtentData { root, inode, offset, count: 1 };
+        self.state().refs.change(start, len_bytes, ExtentKind::Data, reference, 1);
+    }
+
     /// Bytes of metadata in use as of the last commit.
     pub(crate) fn metadata_used_bytes(&self) -> u64 {
         self.state().metadata_used_bytes

@@ -104,7 +104,6 @@ impl Cursor {
     ///
     /// # Errors
     /// A block on the way that is damaged or cannot be read.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the cursor's other half, which tests walk"))]
     pub(crate) fn prev(&mut self) -> Result<()> {
         let Some((key, _)) = self.peek() else { return Ok(()) };
         if self.version != self.tree.version() {

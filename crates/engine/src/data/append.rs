@@ -48,12 +48,27 @@ struct Region<'a> {
     units: SmallVec<[Unit<'a>; 4]>,
 }
 
-fn extent_key(target: &Target, file_offset: u64) -> Key {
+pub(crate) fn extent_key(target: &Target, file_offset: u64) -> Key {
     Key::new(target.inode.object_id(), KeyType::EXTENT_DATA, file_offset)
 }
 
-/// Places pieces of a file, each with its file offset, ascending and not overlapping. Returns the
-/// bytes that they add to the inode's `nbytes`.
+/// Pieces that are on the medium, and that no file refers to yet: [`enter_all`] or
+/// [`Written::release`] must follow.
+#[derive(Debug)]
+#[must_use = "its space is neither used nor free"]
+pub(crate) struct Written<'a> {
+    regions: Vec<Region<'a>>,
+}
+
+impl Written<'_> {
+    /// Gives the space back: the pieces are not wanted any more.
+    pub(crate) fn release(&self, handle: &Handle<'_>) {
+        release(handle, &self.regions);
+    }
+}
+
+/// Places pieces of a file, each with its file offset, ascending and not overlapping, where the
+/// file has nothing. Returns the bytes that they add to the inode's `nbytes`.
 ///
 /// # Errors
 /// `NoSpace` or a failed write, with nothing changed; anything later aborts the transaction.
@@ -63,14 +78,42 @@ pub(crate) fn place(
     pieces: &[(u64, Extents)],
     pending_csums: &PendingCsums,
 ) -> Result<u64> {
+    let written = write_out(handle, target, pieces)?;
+    enter_all(handle, target, &written, pending_csums)
+}
+
+/// The first part of [`place`]: allocates space and writes.
+///
+/// # Errors
+/// `NoSpace` or a failed write, with nothing changed.
+pub(crate) fn write_out<'a>(
+    handle: &Handle<'_>,
+    target: &Target,
+    pieces: &'a [(u64, Extents)],
+) -> Result<Written<'a>> {
     let regions = allocate(handle, units_of(handle, target, pieces))?;
-    if let Err(error) = write(handle, &regions) {
-        release(handle, &regions);
-        return Err(error);
+    match write(handle, &regions) {
+        Ok(()) => Ok(Written { regions }),
+        Err(error) => {
+            release(handle, &regions);
+            Err(error)
+        }
     }
+}
+
+/// The second part of [`place`]: file extents, references, checksums.
+///
+/// # Errors
+/// What stops an edit; the transaction is then aborted.
+pub(crate) fn enter_all(
+    handle: &mut Handle<'_>,
+    target: &Target,
+    written: &Written<'_>,
+    pending_csums: &PendingCsums,
+) -> Result<u64> {
     let mut nbytes = 0;
     let geometry = *handle.core().roots.store.geometry();
-    for region in &regions {
+    for region in &written.regions {
         let mut at = region.start.0;
         for unit in &region.units {
             pending_csums.add(
@@ -130,7 +173,7 @@ pub(crate) fn put_inline(
     insert(handle, target, 0, &FileExtent::Inline { generation, ram_bytes, compression, data })
 }
 
-fn insert(
+pub(crate) fn insert(
     handle: &mut Handle<'_>,
     target: &Target,
     file_offset: u64,

@@ -7,6 +7,7 @@
 pub(crate) mod append;
 pub mod compression;
 pub(crate) mod csum;
+pub(crate) mod drop_range;
 pub(crate) mod file_extent;
 pub(crate) mod prepare;
 pub(crate) mod read;

@@ -54,6 +54,15 @@ impl DecodedCache {
         Some(Arc::clone(&found.1))
     }
 
+    /// Forgets an extent that is gone: another of this transaction may come in its place.
+    pub(crate) fn forget(&self, disk_bytenr: LogicalAddr) {
+        for slot in &mut self.slots.lock().slots {
+            if slot.as_ref().is_some_and(|(key, _)| key.disk_bytenr == disk_bytenr) {
+                *slot = None;
+            }
+        }
+    }
+
     fn keep(&self, key: DecodedKey, bytes: Arc<Vec<u8>>) {
         let mut slots = self.slots.lock();
         let place = slots.next;

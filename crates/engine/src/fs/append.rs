@@ -153,6 +153,7 @@ impl Appender {
         if self.tail.held_bytes < BATCH_BYTES && self.tail.held_extents < BATCH_EXTENTS_MAX {
             return Ok(());
         }
+        let _lock = self.fs.inner.files.lock_data(self.tail.id);
         let mut handle = self.fs.begin(self.tail.reservation())?;
         self.tail.place(&mut handle)
     }
@@ -173,6 +174,7 @@ impl Appender {
         if self.tail.is_placed() {
             return Ok(());
         }
+        let _lock = self.fs.inner.files.lock_data(self.tail.id);
         let mut handle = self.fs.begin(self.tail.reservation())?;
         self.tail.finish(&mut handle)
     }

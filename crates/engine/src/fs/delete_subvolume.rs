@@ -103,7 +103,7 @@ impl Filesystem {
     /// Returns whether all of the tree is gone, with its root item.
     fn drop_some(&self, walk: &mut DropTree, count: usize) -> Result<bool> {
         let mut handle = self.begin(Reservation::drops(count as u64))?;
-        let result = walk.step(&mut handle.txn, &self.inner.files.csums, count);
+        let result = walk.step(&mut handle.txn, self.inner.files.kept(), count);
         let progress = result.map_err(|error| handle.txn.abort(error))?;
         let (root, txn) = (walk.root(), &mut handle.txn);
         let result = match progress {

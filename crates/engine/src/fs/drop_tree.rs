@@ -16,7 +16,7 @@ use ubtrfs_rt::Arc;
 
 use crate::alloc::share::{Below, data_below};
 use crate::btree::BlockPtr;
-use crate::data::csum::PendingCsums;
+use crate::data::drop_range::{self, Kept};
 use crate::error::Result;
 use crate::txn::{Core, Handle};
 
@@ -132,12 +132,12 @@ impl DropTree {
     pub(super) fn step(
         &mut self,
         handle: &mut Handle<'_>,
-        csums: &PendingCsums,
+        kept: Kept<'_>,
         count: usize,
     ) -> Result<Option<(Key, u8)>> {
         let mut budget = count;
         if let Some(ptr) = self.root_leaf.take() {
-            self.drop_leaf(handle, csums, &ptr, None, Below::Tree(self.root), &mut budget)?;
+            self.drop_leaf(handle, kept, &ptr, None, Below::Tree(self.root), &mut budget)?;
         }
         loop {
             let Some(step) = self.way.last() else { return Ok(None) };
@@ -149,7 +149,7 @@ impl DropTree {
                 return Ok(Some((key, step.ptr.level)));
             }
             let below = step.below;
-            if self.drop_child(handle, csums, child, key, below, &mut budget)? {
+            if self.drop_child(handle, kept, child, key, below, &mut budget)? {
                 self.way.last_mut().expect("it is still there").slot += 1;
             }
         }
@@ -173,7 +173,7 @@ impl DropTree {
     fn drop_child(
         &mut self,
         handle: &mut Handle<'_>,
-        csums: &PendingCsums,
+        kept: Kept<'_>,
         child: BlockPtr,
         key: Key,
         below: Below,
@@ -190,7 +190,7 @@ impl DropTree {
             return Ok(true);
         }
         if child.level == 0 {
-            self.drop_leaf(handle, csums, &child, Some(key), below, budget)?;
+            self.drop_leaf(handle, kept, &child, Some(key), below, budget)?;
             return Ok(true);
         }
         let step = self.enter(core, child, Some(key))?;
@@ -202,7 +202,7 @@ impl DropTree {
     fn drop_leaf(
         &self,
         handle: &mut Handle<'_>,
-        csums: &PendingCsums,
+        kept: Kept<'_>,
         ptr: &BlockPtr,
         first_key: Option<Key>,
         below: Below,
@@ -215,8 +215,7 @@ impl DropTree {
             let reference = step.below.of_data(data.inode, data.offset);
             let (start, len) = (data.start, data.len_bytes);
             if handle.core().alloc.drop_data_ref(start, len, reference) {
-                csums.remove(handle, start.0, start.0.saturating_add(len))?;
-                handle.core().alloc.release_data(start, len);
+                drop_range::forget(handle, start, len, kept)?;
             }
         }
         handle.core().alloc.drop_block_ref(ptr, below.of_block());

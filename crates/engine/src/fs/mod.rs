@@ -14,6 +14,7 @@ pub(crate) mod inode;
 pub(crate) mod make;
 pub(crate) mod make_subvolume;
 pub(crate) mod path;
+mod reflink;
 pub(crate) mod remove;
 pub(crate) mod rename;
 pub(crate) mod snapshot;
@@ -21,6 +22,7 @@ pub(crate) mod state;
 pub(crate) mod subvolume;
 pub(crate) mod usage;
 mod uuid_tree;
+mod write;
 pub(crate) mod xattr;
 
 pub use append::Appender;

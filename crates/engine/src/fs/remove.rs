@@ -16,6 +16,8 @@ use ubtrfs_ondisk::{InodeNo, Key, KeyType, ObjectId, RootId};
 use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
 use super::make::NewInode;
+use crate::data::append::Target;
+use crate::data::drop_range::drop_reference;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::Reservation;
@@ -81,6 +83,7 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::begin`]; damage in the tree. What is left goes at the next open.
     pub fn evict(&self, id: InodeId) -> Result<()> {
+        let _lock = self.inner.files.lock_data(id);
         loop {
             let mut handle = self.begin(Reservation::removals(2 * ITEMS_PER_HANDLE))?;
             if handle.remove_items(id)? {
@@ -276,15 +279,10 @@ impl Handle<'_> {
         if extent.is_hole() {
             return Ok(());
         }
-        let (start, len) = (extent.disk_bytenr, extent.disk_num_bytes);
-        let offset = file_offset.wrapping_sub(extent.offset);
-        if self.txn.core().alloc.drop_data(start, len, id.root, id.inode, offset) {
-            let csums = &self.fs.inner.files.csums;
-            csums.remove(&mut self.txn, start.0, start.0.saturating_add(len))?;
-            // Only now: who gets the space next brings checksums of its own.
-            self.txn.core().alloc.release_data(start, len);
-        }
-        Ok(())
+        // Checksums go by address, whether this file has any or not.
+        let target = Target { root: id.root, inode: id.inode, has_csums: true };
+        let kept = self.fs.inner.files.kept();
+        drop_reference(&mut self.txn, &target, file_offset, &extent, kept)
     }
 }
 

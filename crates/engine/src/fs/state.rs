@@ -9,7 +9,7 @@
 //! Directories change with every name made in them, which would rewrite their inode each time:
 //! so they are held. Other inodes are changed in the tree.
 //!
-//! Lock order: `names`, then a tree. It is held through one operation on names, never through a
+//! Lock order: a file's data, then a handle, then `names`, then a tree. `names` is held through one operation on names, never through a
 //! commit. A crash loses nothing here that a commit had promised.
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -22,12 +22,15 @@ use zerocopy::IntoBytes;
 
 use super::inode::InodeId;
 use crate::data::csum::PendingCsums;
+use crate::data::drop_range::Kept;
 use crate::data::read::DecodedCache;
 use crate::error::{Error, Result};
 use crate::txn::{Core, Flush, Handle};
 
 /// The first index in a directory: 0 and 1 would be `.` and `..`.
 pub(crate) const DIR_INDEX_MIN: u64 = 2;
+/// Locks that files share.
+const DATA_LOCK_COUNT: usize = 64;
 /// Inodes that are held at most.
 const HELD_COUNT_MAX: usize = 32 << 10;
 
@@ -39,6 +42,8 @@ pub(crate) struct FileState {
     dirty_count: AtomicUsize,
     /// `names` knows subvolumes with orphans; read without its lock.
     has_uncleaned: Arc<AtomicBool>,
+    /// Who changes a file's data holds the lock of its number.
+    data_locks: [Mutex<()>; DATA_LOCK_COUNT],
     pub(crate) csums: Arc<PendingCsums>,
     pub(crate) decoded: Arc<DecodedCache>,
 }
@@ -64,6 +69,7 @@ impl Default for FileState {
             names: Mutex::new(names),
             dirty_count: AtomicUsize::default(),
             has_uncleaned,
+            data_locks: std::array::from_fn(|_| Mutex::new(())),
             csums: Arc::default(),
             decoded: Arc::default(),
         }
@@ -144,6 +150,23 @@ impl FileState {
         names.held.clear();
         self.dirty_count.store(0, Ordering::Release);
         Ok(())
+    }
+
+    /// What must forget data that is freed.
+    pub(crate) fn kept(&self) -> Kept<'_> {
+        Kept { csums: &self.csums, decoded: &self.decoded }
+    }
+
+    /// Locks a file's data for a change. Taken before a handle is opened, never under one.
+    pub(crate) fn lock_data(&self, id: InodeId) -> MutexGuard<'_, ()> {
+        self.data_locks[data_lock_of(id)].lock()
+    }
+
+    /// As [`FileState::lock_data`], for two files.
+    pub(crate) fn lock_both(&self, a: InodeId, b: InodeId) -> [Option<MutexGuard<'_, ()>>; 2] {
+        let (a, b) = (data_lock_of(a), data_lock_of(b));
+        let first = self.data_locks[a.min(b)].lock();
+        [Some(first), (a != b).then(|| self.data_locks[a.max(b)].lock())]
     }
 
     /// Drops an inode that is no more.
@@ -378,6 +401,11 @@ impl HeldInode {
     pub(crate) fn touch(&mut self, transid: u64, now: Time) {
         touch(&mut self.item, transid, now);
     }
+}
+
+fn data_lock_of(id: InodeId) -> usize {
+    let mixed = id.inode.0 ^ id.root.0.rotate_left(7);
+    usize::try_from(mixed % DATA_LOCK_COUNT as u64).unwrap_or(0)
 }
 
 /// Counts a change of an inode.

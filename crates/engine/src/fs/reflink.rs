@@ -1,0 +1,324 @@
+//! Files that share data: ranges cloned, deduplicated, copied.
+
+use std::ops::Range;
+
+use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
+use ubtrfs_ondisk::{FileOffset, LogicalAddr};
+
+use super::inode::InodeId;
+use super::write::{Locked, STEP_EXTENTS_MAX};
+use crate::data::append::{self, Target};
+use crate::data::drop_range::{self, drop_range};
+use crate::data::file_extent::{Mapping, MappingKind};
+use crate::error::Result;
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::Reservation;
+
+/// Bytes that are compared, or copied, at a time.
+const PIECE_BYTES: u64 = 128 << 10;
+
+impl Filesystem {
+    /// Lets `target` have, from `target_offset` on, the data that `source` has in `range`: the same
+    /// extents, no byte copied but inline data. The files may be in different subvolumes, or be the
+    /// same one. Offsets and length are whole sectors; a range that ends with the source may end
+    /// inside one, if the target ends there or before. The calling thread must hold no handle.
+    /// Durable with the next commit; after a crash, a beginning of a long clone may be there.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a range that is not so, overlaps itself, or is beyond the source's
+    /// end, and between files with and without checksums; otherwise as [`Filesystem::write`].
+    pub fn clone_range(
+        &self,
+        source: InodeId,
+        range: Range<FileOffset>,
+        target: InodeId,
+        target_offset: FileOffset,
+    ) -> Result<()> {
+        let _locks = self.inner.files.lock_both(source, target);
+        let mut clone = Clone::new(self, source, &range, target, target_offset)?;
+        clone.target.outline_unless(0..u64::MAX)?;
+        while clone.step()? {}
+        Ok(())
+    }
+
+    /// As [`Filesystem::clone_range`], if the target has the same bytes there already. Returns
+    /// whether it has. What is compared cannot change before it is shared: others wait.
+    ///
+    /// # Errors
+    /// As [`Filesystem::clone_range`].
+    pub fn dedupe_range(
+        &self,
+        source: InodeId,
+        range: Range<FileOffset>,
+        target: InodeId,
+        target_offset: FileOffset,
+    ) -> Result<bool> {
+        let _locks = self.inner.files.lock_both(source, target);
+        let mut clone = Clone::new(self, source, &range, target, target_offset)?;
+        let mtime = clone.target.inode.mtime;
+        if clone.end > clone.target.inode.size_bytes || !clone.is_same()? {
+            return Ok(false);
+        }
+        clone.target.outline_unless(0..u64::MAX)?;
+        while clone.step()? {}
+        let times = crate::SetAttributes { mtime: Some(mtime), ..Default::default() };
+        self.begin(Reservation::items(1))?.set_attributes(target, &times)?;
+        Ok(true)
+    }
+
+    /// Copies a range from file to file, sharing extents where offsets allow it. Returns how many
+    /// bytes were copied: fewer than asked for where the source ends.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for ranges of one file that overlap; otherwise as [`Filesystem::write`].
+    pub fn copy_range(
+        &self,
+        source: InodeId,
+        range: Range<FileOffset>,
+        target: InodeId,
+        target_offset: FileOffset,
+    ) -> Result<u64> {
+        let size = self.inode(source)?.size_bytes;
+        let range = range.start.0..range.end.0.min(size);
+        if range.is_empty() {
+            return Ok(0);
+        }
+        let sector = self.sectorsize_bytes();
+        let len = range.end - range.start;
+        let target_end = target_offset.0.checked_add(len);
+        let target_end = target_end
+            .ok_or_else(|| append::misplaced(target_offset.0, "beyond the largest file"))?;
+        if source == target && target_offset.0 < range.end && range.start < target_end {
+            return Err(append::misplaced(target_offset.0, "in the range that is copied"));
+        }
+        let clones = range.start % sector == target_offset.0 % sector
+            && self.inode(source)?.has_csums() == self.inode(target)?.has_csums();
+        let head = range.start.next_multiple_of(sector).min(range.end);
+        // The end of the last sector can be shared only where the target ends, too.
+        let tail = match range.end == size && target_end >= self.inode(target)?.size_bytes {
+            true => range.end,
+            false => (range.end / sector * sector).max(head),
+        };
+        if !clones || tail <= head {
+            self.copy_bytes(source, &range, target, target_offset.0)?;
+            return Ok(len);
+        }
+        let to = |at: u64| target_offset.0 + (at - range.start);
+        self.copy_bytes(source, &(range.start..head), target, to(range.start))?;
+        let middle = FileOffset(head)..FileOffset(tail);
+        self.clone_range(source, middle, target, FileOffset(to(head)))?;
+        self.copy_bytes(source, &(tail..range.end), target, to(tail))?;
+        Ok(len)
+    }
+
+    fn copy_bytes(
+        &self,
+        source: InodeId,
+        range: &Range<u64>,
+        target: InodeId,
+        target_offset: u64,
+    ) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let bytes = self.read_piece(source, at, range.end)?;
+            self.write(target, FileOffset(target_offset + (at - range.start)), &bytes)?;
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// At most a piece of a file from `at` on, zeros behind its end.
+    fn read_piece(&self, id: InodeId, at: u64, end: u64) -> Result<Vec<u8>> {
+        let len = usize::try_from((end - at).min(PIECE_BYTES)).expect("a piece is short");
+        let mut bytes = vec![0; len];
+        let have = self.read(id, FileOffset(at), &mut bytes)?;
+        bytes[have..].fill(0);
+        Ok(bytes)
+    }
+}
+
+/// A clone in progress. Both files' data locks are held.
+struct Clone<'a> {
+    source: Locked<'a>,
+    target: Locked<'a>,
+    /// What is still to be cloned, in the source; whole sectors.
+    at: u64,
+    sectors_end: u64,
+    /// Added to an offset in the source, it is one in the target.
+    shift: u64,
+    /// Where the clone ends in the target, to the byte.
+    end: u64,
+}
+
+impl<'a> Clone<'a> {
+    fn new(
+        fs: &'a Filesystem,
+        source: InodeId,
+        range: &Range<FileOffset>,
+        target: InodeId,
+        target_offset: FileOffset,
+    ) -> Result<Self> {
+        let of = Locked::for_reading(fs, source)?;
+        let to = Locked::new(fs, target)?;
+        let (start, end, sector) = (range.start.0, range.end.0, of.sector);
+        let (from_size, to_size) = (of.inode.size_bytes, to.inode.size_bytes);
+        let wrong = |why: &str| Err(append::misplaced(start, why));
+        if start > end || end > from_size {
+            return wrong("a range beyond the end of the file");
+        }
+        let target_end = target_offset.0.checked_add(end - start);
+        let Some(target_end) = target_end.filter(|end| i64::try_from(*end).is_ok()) else {
+            return wrong("beyond the largest file");
+        };
+        let ends_with_source = end == from_size && target_end >= to_size;
+        let is_aligned = start.is_multiple_of(sector) && target_offset.0.is_multiple_of(sector);
+        if !is_aligned || !(end.is_multiple_of(sector) || ends_with_source) {
+            return wrong("not whole sectors");
+        }
+        if source == target && target_offset.0 < end && start < target_end {
+            return wrong("a range that overlaps its copy");
+        }
+        if of.target.has_csums != to.target.has_csums {
+            return wrong("one file has checksums, the other none");
+        }
+        Ok(Self {
+            source: of,
+            target: to,
+            at: start,
+            sectors_end: end.next_multiple_of(sector),
+            shift: target_offset.0.wrapping_sub(start),
+            end: target_end,
+        })
+    }
+
+    fn to_target(&self, at: u64) -> u64 {
+        at.wrapping_add(self.shift)
+    }
+
+    /// Whether the target has the source's bytes.
+    fn is_same(&self) -> Result<bool> {
+        let fs = self.source.fs;
+        let end = self.end.wrapping_sub(self.shift);
+        let mut at = self.at;
+        while at < end {
+            let ours = fs.read_piece(self.source.inode.id, at, end)?;
+            let theirs = fs.read_piece(self.target.inode.id, self.to_target(at), self.end)?;
+            if ours != theirs {
+                return Ok(false);
+            }
+            at += ours.len() as u64;
+        }
+        Ok(true)
+    }
+
+    /// Clones the next few extents. Returns whether more are to come.
+    fn step(&mut self) -> Result<bool> {
+        if self.at >= self.sectors_end {
+            return Ok(false);
+        }
+        let fs = self.source.fs;
+        let limit =
+            self.target.step_end(self.to_target(self.at), self.to_target(self.sectors_end))?;
+        let limit = limit.next_multiple_of(self.target.sector).wrapping_sub(self.shift);
+        let mut mappings = Vec::new();
+        let mut end = self.at;
+        for mapping in fs.file_extents(self.source.inode.id, FileOffset(self.at))? {
+            let mapping = mapping?;
+            if mapping.kind == MappingKind::Inline {
+                return self.copy_inline();
+            }
+            if mapping.offset.0 >= limit || mappings.len() >= STEP_EXTENTS_MAX {
+                break;
+            }
+            end = mapping.end().0.min(limit);
+            mappings.push(mapping);
+        }
+        if end <= self.at {
+            // Nothing lies there: a hole.
+            end = limit;
+        }
+        let end = end.min(self.sectors_end);
+        let reservation = Reservation::extents(2 * mappings.len() as u64 + 2)
+            .and(Reservation::items(4))
+            .and(Reservation::removals(STEP_EXTENTS_MAX as u64));
+        let mut handle = fs.begin(reservation)?;
+        self.share(&mut handle, &mappings, end)?;
+        self.at = end;
+        Ok(self.at < self.sectors_end)
+    }
+
+    /// Lets the target have what the source has up to `end`.
+    fn share(&mut self, handle: &mut Handle<'_>, mappings: &[Mapping], end: u64) -> Result<()> {
+        let range = self.to_target(self.at)..self.to_target(end);
+        let old_end = self.target.inode.size_bytes.next_multiple_of(self.target.sector);
+        let kept = self.target.fs.inner.files.kept();
+        let of = self.target.target;
+        let lost = drop_range(&mut handle.txn, &of, &range, kept)?;
+        let mut added = 0;
+        for mapping in mappings {
+            let start = mapping.offset.0.max(self.at);
+            let mapping_end = mapping.end().0.min(end);
+            let is_extent = matches!(mapping.kind, MappingKind::Data | MappingKind::Prealloc);
+            if !is_extent || start >= mapping_end {
+                continue;
+            }
+            added += mapping_end - start;
+            let skipped = start - mapping.offset.0;
+            self.enter(handle, &of, mapping, self.to_target(start), skipped, mapping_end - start)?;
+        }
+        if !self.target.no_holes() {
+            let gap = old_end.min(range.start)..range.end;
+            drop_range::put_missing_holes(&mut handle.txn, &of, &gap)?;
+        }
+        let size = self.target.inode.size_bytes.max(range.end.min(self.end));
+        self.target.count(handle, added, lost, size)?;
+        self.target.inode.size_bytes = size;
+        Ok(())
+    }
+
+    fn enter(
+        &self,
+        handle: &mut Handle<'_>,
+        of: &Target,
+        mapping: &Mapping,
+        file_offset: u64,
+        skipped: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
+        let extent = RegularExtent {
+            generation: handle.txn.generation(),
+            ram_bytes: mapping.ram_bytes,
+            compression: mapping.compression,
+            disk_bytenr: mapping.disk_bytenr,
+            disk_num_bytes: mapping.disk_num_bytes,
+            offset: mapping.extent_offset + skipped,
+            num_bytes: len_bytes,
+        };
+        let item = match mapping.kind {
+            MappingKind::Prealloc => FileExtent::Prealloc(extent),
+            _ => FileExtent::Regular(extent),
+        };
+        append::insert(&mut handle.txn, of, file_offset, &item)?;
+        let at: LogicalAddr = extent.disk_bytenr;
+        handle.txn.core().alloc.share_data(
+            at,
+            extent.disk_num_bytes,
+            of.root,
+            of.inode,
+            file_offset.wrapping_sub(extent.offset),
+        );
+        Ok(())
+    }
+
+    /// A source whose data is inline is no longer than a sector: its bytes are copied.
+    fn copy_inline(&mut self) -> Result<bool> {
+        let source = &self.source.inode;
+        let end = self.end.wrapping_sub(self.shift).min(source.size_bytes);
+        let bytes = self.source.fs.read_piece(source.id, self.at, end)?;
+        let at = self.to_target(self.at);
+        let options = self.target.write_options()?;
+        self.target.write_step(at, &bytes, &options)?;
+        self.at = self.sectors_end.min(self.at + self.source.sector);
+        Ok(self.at < self.sectors_end)
+    }
+}

@@ -1,0 +1,359 @@
+//! Writing into files, and cutting and extending them.
+//!
+//! Data is never overwritten where it lies: a write takes space of its own, goes to the medium, and
+//! then takes the place of what the file had there. A crash leaves the file as of the last commit.
+//! Long writes are several steps, each under a handle of its own: after a crash, a beginning of
+//! them may be there.
+//!
+//! One file is changed by one thread at a time: each call holds the file's data lock
+//! ([`FileState::lock_data`](super::state::FileState::lock_data)).
+
+use std::ops::Range;
+
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_ondisk::{FileOffset, KeyType};
+
+use super::entry::check_flags;
+use super::inode::{Inode, InodeId};
+use super::state::{timespec, touch};
+use super::xattr::COMPRESSION_XATTR;
+use crate::data::append::{self, Target};
+use crate::data::compression::Method;
+use crate::data::drop_range::{self, drop_range};
+use crate::data::prepare::{PreparedData, WriteOptions};
+use crate::error::{Error, Result};
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::Reservation;
+
+/// Most bytes that one step writes.
+const STEP_BYTES_MAX: u64 = 4 << 20;
+/// Most file extents that one step takes out.
+pub(super) const STEP_EXTENTS_MAX: usize = 64;
+/// Largest file, as in Linux.
+const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+
+/// A regular file whose data lock is held.
+pub(super) struct Locked<'a> {
+    pub(super) fs: &'a Filesystem,
+    pub(super) inode: Inode,
+    pub(super) target: Target,
+    pub(super) sector: u64,
+}
+
+impl Filesystem {
+    /// Writes `bytes` at `offset` of a regular file, over what is there, beyond its end with a hole
+    /// between. Compressed, where the file's property or flag says so. The calling thread must hold
+    /// no handle. Durable with the next commit; after a crash, a beginning of a long write may be
+    /// there.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`, `NotPermitted`, `NoSpace`, `IsDirectory`; `InvalidArgument` for
+    /// another type, or an end beyond the largest file. What was written before an error stays.
+    pub fn write(&self, id: InodeId, offset: FileOffset, bytes: &[u8]) -> Result<()> {
+        let _lock = self.inner.files.lock_data(id);
+        let mut file = Locked::new(self, id)?;
+        let is_append_only = file.inode.flags & flags::APPEND != 0;
+        if is_append_only && offset.0 < file.inode.size_bytes {
+            return check_flags(id, file.inode.flags, false);
+        }
+        let len = bytes.len() as u64;
+        let end = offset.0.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX);
+        let end = end.ok_or_else(|| append::misplaced(offset.0, "beyond the largest file"))?;
+        if len == 0 {
+            return Ok(());
+        }
+        let options = file.write_options()?;
+        file.outline_unless(0..end)?;
+        let mut at = offset.0;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let step_end =
+                file.step_end(at, end.min(at / file.sector * file.sector + STEP_BYTES_MAX))?;
+            let count = usize::try_from(step_end - at).expect("a step is short");
+            let (now, later) = rest.split_at(count);
+            file.write_step(at, now, &options)?;
+            (at, rest) = (step_end, later);
+        }
+        Ok(())
+    }
+
+    /// Cuts a regular file off, or extends it with a hole, to `size_bytes`. The calling thread must
+    /// hold no handle. Durable with the next commit; after a crash, a long file may be cut off in
+    /// part.
+    ///
+    /// # Errors
+    /// As [`Filesystem::write`].
+    pub fn truncate(&self, id: InodeId, size_bytes: u64) -> Result<()> {
+        let _lock = self.inner.files.lock_data(id);
+        let mut file = Locked::new(self, id)?;
+        check_flags(id, file.inode.flags, false)?;
+        if size_bytes > FILE_BYTES_MAX {
+            return Err(append::misplaced(size_bytes, "beyond the largest file"));
+        }
+        let old = file.inode.size_bytes;
+        file.outline_unless(0..size_bytes.max(old))?;
+        if size_bytes < old {
+            file.cut_from_end(size_bytes.next_multiple_of(file.sector))?;
+        }
+        let options = file.write_options()?;
+        if file.is_inline()? {
+            let bytes = file.read(0..size_bytes)?;
+            return file.replace(0, &bytes, size_bytes, &options);
+        }
+        // What lies behind the end in its sector must be zeros, for when the file grows.
+        let edge = size_bytes.min(old);
+        let sector_start = edge / file.sector * file.sector;
+        if edge > sector_start && file.has_data_at(sector_start)? {
+            let kept = file.read(sector_start..edge)?;
+            return file.replace(sector_start, &kept, size_bytes, &options);
+        }
+        file.replace(edge.next_multiple_of(file.sector), &[], size_bytes, &options)
+    }
+}
+
+impl<'a> Locked<'a> {
+    /// A regular file that may be changed. The caller holds its data lock.
+    pub(super) fn new(fs: &'a Filesystem, id: InodeId) -> Result<Self> {
+        fs.inner.core.check_writable()?;
+        fs.inner.files.names().check_writable(&fs.inner.core, id.root)?;
+        let file = Self::for_reading(fs, id)?;
+        check_flags(id, file.inode.flags, true)?;
+        Ok(file)
+    }
+
+    /// A regular file that stays as it is while the caller holds its data lock.
+    pub(super) fn for_reading(fs: &'a Filesystem, id: InodeId) -> Result<Self> {
+        let inode = fs.inode(id)?;
+        match inode.file_type() {
+            FileType::Regular => {}
+            FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
+            _ => return Err(Error::InvalidArgument { what: format!("{id} is no regular file") }),
+        }
+        let target = Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() };
+        Ok(Self { fs, inode, target, sector: fs.sectorsize_bytes() })
+    }
+
+    /// How the file's data is written.
+    pub(super) fn write_options(&self) -> Result<WriteOptions> {
+        Ok(self.fs.write_options(self.fs.compression_of(&self.inode)?))
+    }
+
+    pub(super) fn no_holes(&self) -> bool {
+        let superblock = self.fs.inner.core.superblock.lock();
+        Incompat(superblock.incompat_flags.get()).contains(Incompat::NO_HOLES)
+    }
+
+    fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let len = usize::try_from(range.end - range.start).expect("what is read here is short");
+        let mut bytes = vec![0; len];
+        let have = self.fs.read(self.inode.id, FileOffset(range.start), &mut bytes)?;
+        bytes[have..].fill(0);
+        Ok(bytes)
+    }
+
+    /// Whether the sector at `start` is data on the medium.
+    fn has_data_at(&self, start: u64) -> Result<bool> {
+        let mut extents = self.fs.file_extents(self.inode.id, FileOffset(start))?;
+        let first = extents.next().transpose()?;
+        Ok(first.is_some_and(|mapping| mapping.kind == crate::MappingKind::Data))
+    }
+
+    fn is_inline(&self) -> Result<bool> {
+        drop_range::is_inline(&self.fs.inner.core, &self.target)
+    }
+
+    /// Moves inline data into an extent of its own, unless the file will be short enough to stay
+    /// inline when `range`, from its beginning, has been written.
+    pub(super) fn outline_unless(&mut self, range: Range<u64>) -> Result<()> {
+        let options = self.write_options()?;
+        if !self.is_inline()? || range.end <= options.max_inline_bytes as u64 {
+            return Ok(());
+        }
+        let size = self.inode.size_bytes;
+        let bytes = self.read(0..size.min(self.sector))?;
+        let options = WriteOptions { max_inline_bytes: 0, ..options };
+        self.replace(0, &bytes, size, &options)
+    }
+
+    /// Where a step from `at` ends so that it replaces few enough extents.
+    pub(super) fn step_end(&self, at: u64, end: u64) -> Result<u64> {
+        let start = at / self.sector * self.sector;
+        let range = start..end.next_multiple_of(self.sector);
+        let core = &self.fs.inner.core;
+        let limit = drop_range::end_of_extents(core, &self.target, &range, STEP_EXTENTS_MAX)?;
+        Ok(end.min(limit.max(start + self.sector)))
+    }
+
+    /// Writes a piece, with what the file has in the sectors at its ends.
+    pub(super) fn write_step(
+        &mut self,
+        at: u64,
+        bytes: &[u8],
+        options: &WriteOptions,
+    ) -> Result<()> {
+        let end = at + bytes.len() as u64;
+        let size = self.inode.size_bytes.max(end);
+        let start = at / self.sector * self.sector;
+        let sectors_end = end.next_multiple_of(self.sector).min(size);
+        if start == at && sectors_end == end {
+            return self.replace(start, bytes, size, options);
+        }
+        let mut whole = self.read(start..at)?;
+        whole.extend_from_slice(bytes);
+        whole.extend_from_slice(&self.read(end..sectors_end)?);
+        self.replace(start, &whole, size, options)
+    }
+
+    /// Puts `bytes`, from the beginning of a sector on, in the place of what the file has there,
+    /// all sectors that they touch whole, and lets the file end at `size`: all at once.
+    fn replace(
+        &mut self,
+        start: u64,
+        bytes: &[u8],
+        size: u64,
+        options: &WriteOptions,
+    ) -> Result<()> {
+        let data = PreparedData::new(bytes.to_vec(), options);
+        let count = data.extent_count_max() + 2;
+        let reservation = Reservation::extents(count)
+            .and(Reservation::items(4))
+            .and(Reservation::removals(STEP_EXTENTS_MAX as u64));
+        let mut handle = self.fs.begin(reservation)?;
+        self.replace_under(&mut handle, start, data, size)?;
+        self.inode.size_bytes = size;
+        Ok(())
+    }
+
+    fn replace_under(
+        &self,
+        handle: &mut Handle<'_>,
+        start: u64,
+        data: PreparedData,
+        size: u64,
+    ) -> Result<()> {
+        let kept = self.fs.inner.files.kept();
+        let csums = &self.fs.inner.files.csums;
+        let len = data.len_bytes() as u64;
+        let end = (start + len).next_multiple_of(self.sector);
+        let old_size = self.inode.size_bytes;
+        let old_end = old_size.next_multiple_of(self.sector);
+        let nodesize = self.fs.inner.core.roots.store.geometry().nodesize_bytes;
+        let inline_max = append::inline_bytes_max(nodesize);
+        let is_whole = start == 0 && len == size && size > 0 && old_end <= self.sector;
+        let inline = data
+            .inline(self.target.has_csums)
+            .filter(|(_, bytes)| is_whole && bytes.len() <= inline_max);
+        let txn = &mut handle.txn;
+        let (added, lost);
+        // What is behind the end of a file that is cut off goes, too.
+        let dropped = start..if size < old_size { u64::MAX } else { end };
+        if let Some((compression, bytes)) = inline {
+            lost = drop_range(txn, &self.target, &(0..u64::MAX), kept)?;
+            append::put_inline(txn, &self.target, len, compression, bytes)?;
+            added = len;
+        } else {
+            let mut extents = data.into_extents();
+            if !self.target.has_csums {
+                extents = extents.into_plain(self.sector);
+            }
+            let pieces = [(start, extents)];
+            let written = append::write_out(txn, &self.target, &pieces)?;
+            lost = match drop_range(txn, &self.target, &dropped, kept) {
+                Ok(lost) => lost,
+                Err(error) => {
+                    written.release(txn);
+                    return Err(error);
+                }
+            };
+            added = append::enter_all(txn, &self.target, &written, csums)?;
+            let new_end = size.next_multiple_of(self.sector);
+            if !self.no_holes() && new_end > old_end.min(start) {
+                let gap = old_end.min(start)..new_end;
+                drop_range::put_missing_holes(txn, &self.target, &gap)?;
+            }
+        }
+        self.count(handle, added, lost, size)
+    }
+
+    /// Enters in the inode that its data changed.
+    pub(super) fn count(
+        &self,
+        handle: &mut Handle<'_>,
+        added: u64,
+        lost: u64,
+        size: u64,
+    ) -> Result<()> {
+        let (transid, now) = (handle.txn.generation().0, handle.txn.now());
+        handle
+            .change_inode(self.inode.id, |item| {
+                item.size = size.into();
+                item.nbytes = (item.nbytes.get() + added).saturating_sub(lost).into();
+                item.mtime = timespec(now);
+                touch(item, transid, now);
+            })
+            .map_err(|error| handle.txn.abort(error))
+    }
+
+    /// Removes extents from the end of the file until none reaches beyond `end`, a few under each
+    /// handle, the file's size going down with them.
+    fn cut_from_end(&mut self, end: u64) -> Result<()> {
+        loop {
+            let from = self.start_of_last_extents(end)?;
+            if from <= end {
+                return Ok(());
+            }
+            let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
+            let mut handle = self.fs.begin(Reservation::items(3).and(removals))?;
+            let kept = self.fs.inner.files.kept();
+            let lost = drop_range(&mut handle.txn, &self.target, &(from..u64::MAX), kept)?;
+            let size = self.inode.size_bytes.min(from);
+            self.count(&mut handle, 0, lost, size)?;
+            self.inode.size_bytes = size;
+        }
+    }
+
+    /// Where the last few extents begin, but not before `end`.
+    fn start_of_last_extents(&self, end: u64) -> Result<u64> {
+        let id = self.inode.id;
+        let mut cursor = self.fs.tree(id.root)?.cursor();
+        cursor.seek_back(&id.key(KeyType::EXTENT_DATA, u64::MAX))?;
+        let mut from = end;
+        for _ in 0..STEP_EXTENTS_MAX {
+            match cursor.current()? {
+                Some((key, _))
+                    if key.objectid == id.inode.object_id()
+                        && key.ty == KeyType::EXTENT_DATA
+                        && key.offset > end =>
+                {
+                    from = key.offset;
+                }
+                // The rest goes with the last step.
+                _ => return Ok(end),
+            }
+            cursor.prev()?;
+        }
+        Ok(from)
+    }
+}
+
+impl Filesystem {
+    /// How new data of a file is compressed, by its property and flags.
+    ///
+    /// # Errors
+    /// Damaged items, or the device's error.
+    pub(crate) fn compression_of(&self, inode: &Inode) -> Result<Option<Method>> {
+        if inode.flags & flags::COMPRESS == 0 || inode.flags & flags::NOCOMPRESS != 0 {
+            return Ok(None);
+        }
+        let property = self.xattr(inode.id, COMPRESSION_XATTR)?;
+        let compression = match property.as_deref() {
+            Some(value) if value.starts_with(b"zstd") => Compression::Zstd,
+            Some(value) if value.starts_with(b"lzo") => Compression::Lzo,
+            _ => Compression::Zlib,
+        };
+        Ok(Some(Method::with_default_level(compression)))
+    }
+}
