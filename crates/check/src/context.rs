@@ -61,6 +61,7 @@ impl<'a> Context<'a> {
         self.check_superblock();
         let devices = self.load_devices()?;
         let roots = self.load_roots();
+        self.check_backup_trees(&roots);
         self.begin(Phase::Extents, self.superblock.bytes_used.get());
         let extents = self.load_extents(&roots);
         self.expect_total(&extents);
@@ -70,13 +71,13 @@ impl<'a> Context<'a> {
         self.walk_other_trees(&roots);
         self.phase = Phase::Files;
         let mut files = self.load_files(&roots, &extents, &csums);
-        self.walk_logs();
+        let logged = self.walk_logs();
         self.phase = Phase::Comparing;
         self.check_devices(&devices, &dev_extents);
         self.check_groups(&devices, &extents);
         self.check_free_space(&extents, &free_space);
         self.check_references(&roots, &extents, &files);
-        self.check_csum_coverage(&extents, &csums);
+        self.check_csum_coverage(&extents, &csums, &logged);
         self.check_files(&roots, &mut files);
         self.check_roots(&roots);
         if self.options.data {

@@ -117,12 +117,21 @@ impl Context<'_> {
     }
 
     /// Only data has checksums.
-    pub(crate) fn check_csum_coverage(&mut self, extents: &Extents, csums: &Csums) {
+    pub(crate) fn check_csum_coverage(
+        &mut self,
+        extents: &Extents,
+        csums: &Csums,
+        logged: &[Range<u64>],
+    ) {
         if !self.is_complete(RootId::EXTENT_TREE) {
             return;
         }
         let sector = self.sector();
         let mut data = extents.list.iter().filter(|extent| extent.is_data()).peekable();
+        let logged_end = |at: u64| {
+            let of_log = logged.iter().find(|range| range.contains(&at));
+            of_log.map(|range| range.end)
+        };
         for range in &csums.ranges {
             let mut at = range.start;
             while at < range.end {
@@ -130,6 +139,10 @@ impl Context<'_> {
                 let next = data.peek();
                 if let Some(extent) = next.filter(|extent| extent.at.0 <= at) {
                     at = extent.end(sector);
+                    continue;
+                }
+                if let Some(end) = logged_end(at) {
+                    at = end;
                     continue;
                 }
                 let end = next.map_or(range.end, |extent| extent.at.0.min(range.end));

@@ -1,6 +1,7 @@
 //! Trees that hold files: every item of every leaf, once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 use ubtrfs_ondisk::block::LEVEL_COUNT_MAX;
@@ -21,7 +22,7 @@ use crate::read::Pointer;
 use crate::roots::{DataUse, Root, Roots};
 use crate::run::{CsumMark, Inode, Rules, Run, Span, Summary, Sums, hash_of_type};
 use crate::view::{View, number};
-use crate::walk::{Kind, Visit};
+use crate::walk::{BATCH_BLOCKS, Kind, Visit};
 
 /// What the walk of the files left for the comparisons.
 #[derive(Default)]
@@ -51,6 +52,17 @@ struct FileLeaf {
     inode_count: u64,
     entry_count: u64,
     extent_count: u64,
+    written: Vec<Written>,
+}
+
+/// A preallocated file extent with checksums. Another file, which shares the space, may have
+/// written it.
+struct Written {
+    root: RootId,
+    inode: InodeNo,
+    mark: CsumMark,
+    extent: LogicalAddr,
+    range: Range<u64>,
 }
 
 struct FileVisitor<'a> {
@@ -88,6 +100,7 @@ impl Visit for FileVisitor<'_> {
                 inode_count: 0,
                 entry_count: 0,
                 extent_count: 0,
+                written: Vec::new(),
             },
             found,
         };
@@ -357,15 +370,13 @@ impl Leaf<'_> {
         if !is_prealloc {
             run.csum_missing = run.csum_missing.or(csums.first_missing(range).map(mark));
             run.csum_present = run.csum_present.or(present);
+            if extent.compression != Compression::None {
+                run.compressed = run.compressed.or(Some((mark(start), extent.compression)));
+            }
         } else if let Some(mark) = present {
-            self.found.push(Finding::CsumUnwanted {
-                root: self.root,
-                block: mark.block,
-                inode: run.number,
-                offset: mark.offset,
-                what: "preallocated space",
-                at: mark.at,
-            });
+            let (root, inode) = (self.root, run.number);
+            let extent = extent.disk_bytenr;
+            self.out.written.push(Written { root, inode, mark, extent, range });
         }
     }
 }
@@ -421,6 +432,21 @@ fn use_data(
     }
 }
 
+/// The parts of some extents that regular file extents of a leaf say were written.
+fn written_ranges(view: &View, extents: &BTreeSet<LogicalAddr>) -> Vec<(LogicalAddr, Range<u64>)> {
+    let items = view.items().filter(|(_, key, _)| key.ty == KeyType::EXTENT_DATA);
+    items
+        .filter_map(|(_, _, data)| match FileExtent::parse(data).ok()? {
+            FileExtent::Regular(extent) if extents.contains(&extent.disk_bytenr) => {
+                let start = extent.disk_bytenr.0.saturating_add(extent.offset);
+                let range = start..start.saturating_add(extent.num_bytes);
+                Some((extent.disk_bytenr, range))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
 impl Context<'_> {
     pub(crate) fn load_files(&mut self, roots: &Roots, extents: &Extents, csums: &Csums) -> Files {
         let judges_extents = self.is_complete(RootId::EXTENT_TREE);
@@ -442,6 +468,7 @@ impl Context<'_> {
         let pointers = roots.of_files().map(Root::pointer).collect();
         let mut files = Files::default();
         let mut used = Used::default();
+        let mut written = Vec::new();
         for leaf in self.walk(pointers, Kind::Files, &visitor) {
             self.statistics.inode_count += leaf.out.inode_count;
             self.statistics.entry_count += leaf.out.entry_count;
@@ -449,6 +476,7 @@ impl Context<'_> {
             for (all, one) in used.0.iter_mut().zip(leaf.out.used.0) {
                 *all = all.or(one);
             }
+            written.extend(leaf.out.written);
             files.summaries.insert(leaf.pointer.at, leaf.out.summary);
             files.leaves.push(leaf.pointer);
         }
@@ -458,7 +486,45 @@ impl Context<'_> {
                 self.findings.push(Finding::FeatureMissing { feature, used_by });
             }
         }
+        if !written.is_empty() {
+            self.check_written(&written, &files, csums);
+        }
         files
+    }
+
+    /// Preallocated space has checksums only where another file extent says that it was written.
+    fn check_written(&mut self, written: &[Written], files: &Files, csums: &Csums) {
+        let extents: BTreeSet<LogicalAddr> = written.iter().map(|it| it.extent).collect();
+        let lists = self.in_parallel(&files.leaves, BATCH_BLOCKS, |pointer| {
+            let view = self.read_block(pointer, &mut Vec::new());
+            view.map_or(Vec::new(), |view| written_ranges(&view, &extents))
+        });
+        let mut ranges: BTreeMap<LogicalAddr, Vec<Range<u64>>> = BTreeMap::new();
+        for (extent, range) in lists.into_iter().flatten() {
+            ranges.entry(extent).or_default().push(range);
+        }
+        for list in ranges.values_mut() {
+            list.sort_unstable_by_key(|range| range.start);
+        }
+        for Written { root, inode, mark, extent, range } in written {
+            let by_others = ranges.get(extent).map_or(&[][..], Vec::as_slice);
+            let mut at = range.start;
+            while let Some(present) = csums.first_present(at..range.end) {
+                let cover = by_others.iter().find(|other| other.contains(&present));
+                let Some(cover) = cover else {
+                    self.findings.push(Finding::CsumUnwanted {
+                        root: *root,
+                        block: mark.block,
+                        inode: *inode,
+                        offset: mark.offset,
+                        what: "preallocated space",
+                        at: LogicalAddr(present),
+                    });
+                    break;
+                };
+                at = cover.end;
+            }
+        }
     }
 
     /// Joins each tree's summaries and judges what only the whole tree tells.

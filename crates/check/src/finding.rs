@@ -84,6 +84,11 @@ findings! {
         "superblock copy {copy} of device {device}: {reason}, have {have}, expect {expect}" {
         device: DeviceId, copy: u64, reason: Reason, have: String, expect: String,
     }
+    /// A copy of the superblock was never written, as tools that restore images leave it.
+    SuperblockCopyAbsent Note "superblock-copy-absent"
+        "superblock copy {copy} of device {device}: there is none" {
+        device: DeviceId, copy: u64,
+    }
     /// A copy of another commit, as a cut between two writes leaves it.
     SuperblockCopyStale Note "superblock-copy-stale"
         "superblock copy {copy} of device {device} is of generation {have}, not {expect}" {
@@ -391,6 +396,11 @@ findings! {
     SymlinkSize Error "symlink-size"
         "root {root}, block {block}, inode {inode}: the symbolic link's size is {have}, its target takes {expect}" {
         root: RootId, block: LogicalAddr, inode: InodeNo, have: u64, expect: u64,
+    }
+    /// An inode has flags that one of its type cannot have.
+    InodeFlags Error "inode-flags"
+        "root {root}, block {block}, inode {inode}: a symbolic link with the flags {have:#x}" {
+        root: RootId, block: LogicalAddr, inode: InodeNo, have: u64,
     }
     /// An inode has items that one of its type cannot have.
     InodeItems Error "inode-items"

@@ -1,6 +1,9 @@
 //! Log trees: their structure. Their blocks and what they refer to are in the extent tree only
 //! after a replay.
 
+use std::ops::Range;
+
+use ubtrfs_ondisk::file_extent::FileExtent;
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::{KeyType, RootId};
 
@@ -8,7 +11,7 @@ use crate::context::Context;
 use crate::finding::Finding;
 use crate::read::Pointer;
 use crate::view::{View, number};
-use crate::walk::{Kind, StructureOnly, Visit};
+use crate::walk::{Kind, Visit};
 
 struct LogRootVisitor;
 
@@ -27,11 +30,32 @@ impl Visit for LogRootVisitor {
     }
 }
 
+struct LogVisitor;
+
+impl Visit for LogVisitor {
+    type Out = Vec<Range<u64>>;
+
+    fn leaf(&self, leaf: &View, _: &Pointer, _: &mut Vec<Finding>) -> Self::Out {
+        let items = leaf.items().filter(|(_, key, _)| key.ty == KeyType::EXTENT_DATA);
+        items
+            .filter_map(|(_, _, data)| match FileExtent::parse(data).ok()? {
+                FileExtent::Regular(extent) if !extent.is_hole() => {
+                    let start = extent.disk_bytenr.0;
+                    Some(start..start.saturating_add(extent.disk_num_bytes))
+                }
+                _ => None,
+            })
+            .collect()
+    }
+}
+
 impl Context<'_> {
-    pub(crate) fn walk_logs(&mut self) {
+    /// Walks the logs; the data that their files refer to, in order. Checksums of it may be in the
+    /// checksum tree before its extents are in the extent tree.
+    pub(crate) fn walk_logs(&mut self) -> Vec<Range<u64>> {
         let at = self.superblock.log_root.get();
         if at == 0 {
-            return;
+            return Vec::new();
         }
         self.findings.push(Finding::LogPresent {});
         let generation = self.generation.saturating_add(1);
@@ -40,6 +64,9 @@ impl Context<'_> {
         let leaves = self.walk(vec![root], Kind::Log, &LogRootVisitor);
         let logs: Vec<Pointer> = leaves.into_iter().flat_map(|leaf| leaf.out).collect();
         self.statistics.tree_count += number(logs.len()) + 1;
-        self.walk(logs, Kind::Log, &StructureOnly);
+        let leaves = self.walk(logs, Kind::Log, &LogVisitor);
+        let mut data: Vec<Range<u64>> = leaves.into_iter().flat_map(|leaf| leaf.out).collect();
+        data.sort_unstable_by_key(|range| range.start);
+        data
     }
 }

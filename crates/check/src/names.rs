@@ -28,6 +28,8 @@ struct Names {
     /// Inode, directory, index, name.
     refs: BTreeSet<(u64, u64, u64, Vec<u8>)>,
     modes: BTreeMap<u64, u32>,
+    /// Directories that are deleted: what is left in them is on its way out.
+    unlinked: BTreeSet<u64>,
 }
 
 impl Names {
@@ -36,7 +38,11 @@ impl Names {
             let inode = key.objectid.0;
             match key.ty {
                 KeyType::INODE_ITEM => {
-                    self.modes.extend(InodeItem::peek(data).ok().map(|it| (inode, it.mode.get())));
+                    let Ok(item) = InodeItem::peek(data) else { continue };
+                    self.modes.insert(inode, item.mode.get());
+                    if item.nlink.get() == 0 {
+                        self.unlinked.insert(inode);
+                    }
                 }
                 KeyType::INODE_REF => {
                     for name in InodeRefs::new(data).filter_map(Result::ok) {
@@ -109,7 +115,8 @@ impl Context<'_> {
     fn compare_indexes(&mut self, root: &Root, names: &Names) {
         let root = root.id;
         let mut seen = BTreeSet::new();
-        for ((dir, index), (bytes, (location, ty))) in &names.indexes {
+        let living = names.indexes.iter().filter(|((dir, _), _)| !names.unlinked.contains(dir));
+        for ((dir, index), (bytes, (location, ty))) in living {
             let (directory, name) = (InodeNo(*dir), Name(bytes.clone()));
             if !seen.insert((*dir, bytes)) {
                 let (inode, name) = (directory, name.clone());
@@ -159,7 +166,7 @@ impl Context<'_> {
         let indexed: BTreeSet<(u64, &Vec<u8>)> =
             names.indexes.iter().map(|((dir, _), (name, _))| (*dir, name)).collect();
         for (dir, name) in names.items.keys() {
-            if !indexed.contains(&(*dir, name)) {
+            if !names.unlinked.contains(dir) && !indexed.contains(&(*dir, name)) {
                 let (directory, name) = (InodeNo(*dir), Name(name.clone()));
                 self.findings.push(Finding::DirIndexMissing { root: root.id, directory, name });
             }
@@ -173,7 +180,8 @@ impl Context<'_> {
             let leads_here = |(name, (location, _)): &(Vec<u8>, Target)| {
                 name == bytes && location.objectid.0 == *inode
             };
-            if dir == inode || indexed.is_some_and(leads_here) {
+            let is_exempt = dir == inode || names.unlinked.contains(dir);
+            if is_exempt || indexed.is_some_and(leads_here) {
                 continue;
             }
             let has_item = names.items.contains_key(&(*dir, bytes.clone()));

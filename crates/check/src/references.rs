@@ -14,11 +14,10 @@ use crate::hash;
 use crate::read::Pointer;
 use crate::roots::{DataUse, Roots};
 use crate::view::View;
-use crate::walk::Edge;
+use crate::walk::{BATCH_BLOCKS, Edge};
 
 /// Extents whose references are told apart; of more the number of findings says enough.
 const EXPLAINED_MAX: usize = 10_000;
-const BATCH_BLOCKS: usize = 32;
 
 /// A reference without its count. Ordered, to be counted in maps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -65,8 +64,8 @@ struct Account {
     listed: BTreeMap<Kind, u64>,
     /// What the trees ask for, each with the block that asks.
     asked: BTreeMap<Kind, u64>,
-    /// Blocks that ask, with the other form of what they ask for.
-    askers: Vec<(LogicalAddr, Kind)>,
+    /// Blocks that ask, what for, and the other form of that.
+    askers: Vec<(LogicalAddr, Kind, Kind)>,
 }
 
 impl Context<'_> {
@@ -246,7 +245,7 @@ impl Account {
     fn ask(&mut self, back_ref: &BackRef, by: LogicalAddr, other: Kind) {
         if let Some(kind) = Kind::of(back_ref) {
             *self.asked.entry(kind).or_default() += 1;
-            self.askers.push((by, other));
+            self.askers.push((by, kind, other));
         }
     }
 
@@ -271,9 +270,10 @@ impl Account {
                 extra.push((kind, listed, asked));
             }
         }
-        self.askers.retain(|(_, other)| extra.iter().any(|(kind, ..)| kind == other));
-        if !self.askers.is_empty() && !missing.is_empty() {
-            for (block, other) in self.askers {
+        let is_among = |list: &[(Kind, u64, u64)], kind: &Kind| list.iter().any(|it| it.0 == *kind);
+        self.askers.retain(|(_, own, other)| is_among(&missing, own) && is_among(&extra, other));
+        if !self.askers.is_empty() {
+            for (block, _, other) in self.askers {
                 let is_set = matches!(other, Kind::TreeBlock(_) | Kind::Data { .. });
                 flags.insert((block, is_set));
             }

@@ -425,7 +425,8 @@ impl Visit for UuidVisitor {
 
     fn leaf(&self, leaf: &View, _: &Pointer, _: &mut Vec<Finding>) -> Self::Out {
         let mut out = Vec::new();
-        for (_, key, data) in leaf.items() {
+        let types = [KeyType::UUID_KEY_SUBVOL, KeyType::UUID_KEY_RECEIVED_SUBVOL];
+        for (_, key, data) in leaf.items().filter(|(_, key, _)| types.contains(&key.ty)) {
             let mut uuid = [0; 16];
             uuid[..8].copy_from_slice(&key.objectid.0.to_le_bytes());
             uuid[8..].copy_from_slice(&key.offset.to_le_bytes());

@@ -6,6 +6,7 @@
 //! share the node.
 
 use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{InodeNo, LogicalAddr, RootId};
 
@@ -64,6 +65,8 @@ pub(crate) struct Run {
     pub(crate) inline_bytes: Option<u64>,
     pub(crate) csum_missing: Option<CsumMark>,
     pub(crate) csum_present: Option<CsumMark>,
+    /// The first compressed extent, and how it is compressed.
+    pub(crate) compressed: Option<(CsumMark, Compression)>,
 }
 
 impl Run {
@@ -83,6 +86,7 @@ impl Run {
             inline_bytes: None,
             csum_missing: None,
             csum_present: None,
+            compressed: None,
         }
     }
 
@@ -125,6 +129,7 @@ impl Run {
             inline_bytes: self.inline_bytes.or(next.inline_bytes),
             csum_missing: self.csum_missing.or(next.csum_missing),
             csum_present: self.csum_present.or(next.csum_present),
+            compressed: self.compressed.or(next.compressed),
         }
     }
 }
@@ -285,7 +290,9 @@ impl Summary {
             let (have, expect) = (nlink, run.names);
             found.push(Finding::InodeLinks { root, block, inode: number, have, expect });
         } else if nlink == 0 {
+            // Its items are on their way out.
             self.unlinked.push(number);
+            return;
         }
         match file_type {
             FileType::Directory => directory(run, &inode, rules, found),
@@ -338,9 +345,13 @@ fn file(run: &Run, inode: &Inode, rules: &Rules, found: &mut Vec<Finding>) {
             let have = inode.size;
             found.push(Finding::SymlinkSize { root, block, inode: number, have, expect });
         }
+        let have = inode.flags & (flags::IMMUTABLE | flags::APPEND);
+        if have != 0 {
+            found.push(Finding::InodeFlags { root, block, inode: number, have });
+        }
         return;
     }
-    if !rules.no_holes && inode.nlink > 0 {
+    if !rules.no_holes {
         let start = run.span.map_or(0, |span| span.start);
         let end = run.span.map_or(0, |span| span.end);
         let hole = if start > 0 { Some(0) } else { run.gap.or(Some(end)) };
@@ -356,6 +367,17 @@ fn file(run: &Run, inode: &Inode, rules: &Rules, found: &mut Vec<Finding>) {
             inode: number,
             offset: mark.offset,
             at: mark.at,
+        });
+    }
+    if let Some((mark, compression)) = run.compressed.filter(|_| has_no_csums) {
+        found.push(Finding::FileExtentField {
+            root,
+            block: mark.block,
+            inode: number,
+            offset: mark.offset,
+            what: "the compression in a file without checksums",
+            have: u64::from(compression.to_disk()),
+            expect: "0".to_owned(),
         });
     }
     if let Some(mark) = run.csum_present.filter(|_| has_no_csums) {

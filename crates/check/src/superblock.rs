@@ -1,12 +1,13 @@
 //! The superblock, its copies on all devices and its backups of the roots.
 
 use ubtrfs_ondisk::features::Incompat;
-use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
-use ubtrfs_ondisk::{DeviceId, Generation, PhysicalAddr, Reason, Uuid, verify};
+use ubtrfs_ondisk::superblock::{RootBackup, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use ubtrfs_ondisk::{DeviceId, Generation, PhysicalAddr, Reason, RootId, Uuid, verify};
 use ubtrfs_volume::Device;
 
 use crate::context::Context;
 use crate::finding::Finding;
+use crate::roots::Roots;
 use crate::view::number;
 
 impl Context<'_> {
@@ -55,17 +56,48 @@ impl Context<'_> {
         }
     }
 
+    /// The backup of this commit, and its number.
+    fn own_backup(&self) -> Option<(u64, RootBackup)> {
+        let backups = self.superblock.super_roots.iter().copied().enumerate();
+        let mut own = backups.filter(|(_, backup)| {
+            backup.tree_root_gen.get() == self.generation && backup.tree_root.get() != 0
+        });
+        own.next().map(|(index, backup)| (number(index), backup))
+    }
+
+    fn compare_backup(&mut self, index: u64, fields: &[(&'static str, u64, u64)]) {
+        for (field, have, expect) in fields {
+            if have != expect {
+                let (have, expect) = (*have, *expect);
+                self.findings.push(Finding::BackupRoot { index, field, have, expect });
+            }
+        }
+    }
+
+    /// What the backup of this commit says of trees that have root items. Linux fills it in when
+    /// the next transaction may have begun: what is of that one is not judged.
+    pub(crate) fn check_backup_trees(&mut self, roots: &Roots) {
+        let Some((index, own)) = self.own_backup() else { return };
+        let trees = [
+            ("extent_root", own.extent_root, own.extent_root_gen, RootId::EXTENT_TREE),
+            ("fs_root", own.fs_root, own.fs_root_gen, RootId::FS_TREE),
+            ("dev_root", own.dev_root, own.dev_root_gen, RootId::DEV_TREE),
+            ("csum_root", own.csum_root, own.csum_root_gen, RootId::CSUM_TREE),
+        ];
+        for (field, have, generation, tree) in trees {
+            let is_judged = have.get() != 0 && generation.get() <= self.generation;
+            if let Some(root) = roots.by_id.get(&tree).filter(|_| is_judged) {
+                self.compare_backup(index, &[(field, have.get(), root.item.bytenr.get())]);
+            }
+        }
+    }
+
     /// One of the backups is of this commit and says what the superblock says.
     fn check_backups(&mut self) {
         let superblock = self.superblock;
-        let backups = &superblock.super_roots;
-        let of_this_commit = |gen_field: u64| gen_field == self.generation;
-        let own = backups.iter().enumerate().find(|(_, backup)| {
-            of_this_commit(backup.tree_root_gen.get()) && backup.tree_root.get() != 0
-        });
-        let Some((index, own)) = own else {
+        let Some((index, own)) = self.own_backup() else {
             // mkfs.btrfs of long ago wrote none.
-            if backups.iter().any(|backup| backup.tree_root.get() != 0) {
+            if superblock.super_roots.iter().any(|backup| backup.tree_root.get() != 0) {
                 let expect = Generation(self.generation);
                 self.findings.push(Finding::BackupRootMissing { expect });
             }
@@ -81,12 +113,7 @@ impl Context<'_> {
             ("bytes_used", own.bytes_used.get(), superblock.bytes_used.get()),
             ("num_devices", own.num_devices.get(), superblock.num_devices.get()),
         ];
-        for (field, have, expect) in fields {
-            if have != expect {
-                let index = number(index);
-                self.findings.push(Finding::BackupRoot { index, field, have, expect });
-            }
-        }
+        self.compare_backup(index, &fields);
     }
 
     fn check_copies(&mut self, device: DeviceId, medium: &dyn Device, total_bytes: u64) {
@@ -97,6 +124,9 @@ impl Context<'_> {
             }
             match read(medium, at) {
                 Ok(found) => self.check_copy(device, copy, &found),
+                Err((Reason::BadMagic, ..)) if copy > 0 => {
+                    self.findings.push(Finding::SuperblockCopyAbsent { device, copy });
+                }
                 Err((reason, have, expect)) => {
                     self.findings.push(Finding::SuperblockCopy {
                         device,

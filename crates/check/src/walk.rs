@@ -13,7 +13,7 @@ use crate::read::Pointer;
 use crate::view::{View, number};
 
 /// Blocks that a thread takes at a time.
-const BATCH_BLOCKS: usize = 32;
+pub(crate) const BATCH_BLOCKS: usize = 32;
 
 /// What is remembered of a block.
 #[derive(Clone, Copy, Debug)]

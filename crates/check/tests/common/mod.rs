@@ -1,6 +1,8 @@
 //! What the tests share; each uses a part of it.
 #![allow(dead_code)]
 
+pub mod image;
+
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,0 +1,330 @@
+//! 17, 18, 19, 21, 22 and 24: inodes and file extents.
+
+use ubtrfs_check::{Finding, Maybe};
+use ubtrfs_ondisk::file_extent::{FileExtentHeader, FileExtentItem};
+use ubtrfs_ondisk::inode::{InodeItem, flags};
+use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
+use ubtrfs_testkit::{Oracle, oracle};
+
+use crate::common::image::{Base, Image, Place};
+
+const FS_TREE: RootId = RootId::FS_TREE;
+
+fn inode(image: &Image, name: &str) -> Place {
+    image.item(FS_TREE, image.inode(FS_TREE, name), KeyType::INODE_ITEM, 0)
+}
+
+fn extent(image: &Image, name: &str, offset: u64) -> Place {
+    image.item(FS_TREE, image.inode(FS_TREE, name), KeyType::EXTENT_DATA, offset)
+}
+
+fn number(place: &Place) -> InodeNo {
+    InodeNo(place.key.objectid.0)
+}
+
+fn assert_refused(found: &Finding, place: &Place, expect: Reason) {
+    assert!(
+        matches!(
+            found,
+            Finding::BadBlock { root, block, slot: Maybe(Some(slot)), reason, .. }
+                if *root == place.root
+                    && *block == place.block
+                    && *slot == place.slot as u64
+                    && *reason == expect
+        ),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn mistake_17_overlapping_file_extents_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    // The second part of the clone begins a sector too early, and its reference with it.
+    let number = image.inode(FS_TREE, "clone");
+    let items = image.items(FS_TREE);
+    let parts: Vec<&Place> = items
+        .iter()
+        .filter(|item| item.key.objectid.0 == number && item.key.ty == KeyType::EXTENT_DATA)
+        .collect();
+    let place = parts[1];
+    let mut key = place.key;
+    key.offset -= 4096;
+    image.edit::<FileExtentItem>(place, |item| item.offset -= 4096);
+    image.edit_leaf(place.block, |leaf| leaf.set_key(place.slot, key));
+    let found = image.expect(&["bad-block"]);
+    assert_refused(&found[0], place, Reason::Overlap);
+}
+
+#[test]
+fn mistake_17_unaligned_file_extent_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = extent(&image, "holey", 4096 * 16);
+    image.edit::<FileExtentItem>(&place, |item| item.header.ram_bytes += 100);
+    let found = image.expect(&["bad-block"]);
+    assert_refused(&found[0], &place, Reason::Unaligned);
+}
+
+#[test]
+fn mistake_17_inline_extent_that_is_not_as_long_as_it_says_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = extent(&image, "small", 0);
+    image.edit::<FileExtentHeader>(&place, |header| header.ram_bytes += 1);
+    // The sum of the inode's bytes depends on it.
+    let found = image.expect(&["bad-block", "inode-nbytes"]);
+    assert_refused(&found[0], &place, Reason::BadValue);
+}
+
+#[test]
+fn mistake_17_inline_extent_behind_the_start_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = extent(&image, "small", 0);
+    let key = Key { offset: 4096, ..place.key };
+    image.edit_leaf(place.block, |leaf| leaf.set_key(place.slot, key));
+    let found = image.expect(&["bad-block"]);
+    assert_refused(&found[0], &place, Reason::BadKey);
+}
+
+#[test]
+fn file_extent_that_ends_behind_its_extent_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = extent(&image, "prealloc", 0);
+    image.edit::<FileExtentItem>(&place, |item| item.offset += 4096);
+    // The offset in the extent is part of its reference.
+    let found = image.expect(&["file-extent-field", "wrong-reference"]);
+    assert!(matches!(
+        &found[0],
+        Finding::FileExtentField { root: FS_TREE, block, inode, offset: 0, have: 266_240, .. }
+            if *block == place.block && *inode == number(&place)
+    ));
+}
+
+#[test]
+fn mistake_18_bytes_of_an_inode_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for name in ["data", "prealloc", "holey", "small"] {
+        let image = Image::single();
+        let place = inode(&image, name);
+        let mut right = 0;
+        image.edit::<InodeItem>(&place, |item| {
+            right = item.nbytes.get();
+            item.nbytes += 4096;
+        });
+        assert_eq!(
+            image.expect(&["inode-nbytes"]),
+            [Finding::InodeBytes {
+                root: FS_TREE,
+                block: place.block,
+                inode: number(&place),
+                have: right + 4096,
+                expect: right,
+            }]
+        );
+    }
+}
+
+#[test]
+fn mistake_19_size_of_a_directory_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = inode(&image, "directory");
+    let mut right = 0;
+    image.edit::<InodeItem>(&place, |item| {
+        right = item.size.get();
+        item.size += 2;
+    });
+    assert_eq!(
+        image.expect(&["directory-size"]),
+        [Finding::DirectorySize {
+            root: FS_TREE,
+            block: place.block,
+            inode: number(&place),
+            have: right + 2,
+            expect: right,
+        }]
+    );
+}
+
+#[test]
+fn mistake_21_link_counts_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for (name, names) in [("small", 2), ("data", 1)] {
+        let image = Image::single();
+        let place = inode(&image, name);
+        image.edit::<InodeItem>(&place, |item| item.nlink += 1);
+        assert_eq!(
+            image.expect(&["inode-links"]),
+            [Finding::InodeLinks {
+                root: FS_TREE,
+                block: place.block,
+                inode: number(&place),
+                have: names + 1,
+                expect: names,
+            }]
+        );
+    }
+    // Of a directory.
+    let image = Image::single();
+    let place = inode(&image, "directory");
+    image.edit::<InodeItem>(&place, |item| item.nlink += 1);
+    let found = image.expect(&["bad-block"]);
+    assert_refused(&found[0], &place, Reason::BadValue);
+}
+
+#[test]
+fn mistake_21_unlinked_inode_without_an_orphan_item_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let inode_item = |generation: u64| InodeItem {
+        generation: generation.into(),
+        transid: generation.into(),
+        mode: 0o100_600.into(),
+        ..InodeItem::default()
+    };
+    let last = image.items(FS_TREE).into_iter().rfind(|item| item.key.objectid.0 < 1 << 40);
+    let number = last.unwrap().key.objectid.0 + 1;
+    let key = Key::new(ObjectId(number), KeyType::INODE_ITEM, 0);
+    image.insert(FS_TREE, key, zerocopy::IntoBytes::as_bytes(&inode_item(5)));
+    let inode = InodeNo(number);
+    assert_eq!(
+        image.expect(&["orphan-missing"]),
+        [Finding::OrphanMissing { root: FS_TREE, inode }]
+    );
+    // With it, all is well.
+    image.insert(FS_TREE, Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, number), &[]);
+    image.expect(&[]);
+}
+
+#[test]
+fn mistake_22_inode_of_no_generation_or_of_the_future_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for generation in [0, 1_000_000] {
+        let image = Image::single();
+        let limit = Generation(image.superblock().generation.get() + 1);
+        let place = inode(&image, "data");
+        image.edit::<InodeItem>(&place, |item| item.generation = generation.into());
+        assert_eq!(
+            image.expect(&["inode-generation"]),
+            [Finding::InodeGeneration {
+                root: FS_TREE,
+                block: place.block,
+                inode: number(&place),
+                field: "generation",
+                have: Generation(generation),
+                limit,
+            }]
+        );
+    }
+}
+
+#[test]
+fn mistake_24_hole_without_an_item_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::of(Base::Holes);
+    let place = extent(&image, "holey", 4096);
+    assert_eq!(place.data[21..29], [0; 8], "a hole");
+    image.remove(&place);
+    assert_eq!(
+        image.expect(&["file-hole"]),
+        [Finding::FileHole {
+            root: FS_TREE,
+            block: inode(&image, "holey").block,
+            inode: number(&place),
+            offset: 4096,
+        }]
+    );
+}
+
+#[test]
+fn file_without_checksums_that_has_them_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = inode(&image, "more");
+    image.edit::<InodeItem>(&place, |item| item.flags |= flags::NODATASUM);
+    let data = extent(&image, "more", 0);
+    let at = u64::from_le_bytes(data.data[21..29].try_into().unwrap());
+    assert_eq!(
+        image.expect(&["csum-unwanted"]),
+        [Finding::CsumUnwanted {
+            root: FS_TREE,
+            block: data.block,
+            inode: number(&place),
+            offset: 0,
+            what: "a file without checksums",
+            at: LogicalAddr(at),
+        }]
+    );
+}
+
+#[test]
+fn symbolic_link_of_the_wrong_size_or_with_flags_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = inode(&image, "symlink");
+    image.edit::<InodeItem>(&place, |item| item.size += 1);
+    assert_eq!(
+        image.expect(&["symlink-size"]),
+        [Finding::SymlinkSize {
+            root: FS_TREE,
+            block: place.block,
+            inode: number(&place),
+            have: 6,
+            expect: 5,
+        }]
+    );
+    let image = Image::single();
+    image.edit::<InodeItem>(&place, |item| item.flags |= flags::IMMUTABLE);
+    let (root, block, inode, have) = (FS_TREE, place.block, number(&place), flags::IMMUTABLE);
+    assert_eq!(image.expect(&["inode-flags"]), [Finding::InodeFlags { root, block, inode, have }]);
+}
+
+/// What snapshots share is told once.
+#[test]
+fn damage_in_a_shared_leaf_is_told_once() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let (sub, snap) = (image.subvolume("sub"), image.subvolume("snap"));
+    let snap_items = image.items(snap);
+    let place = image.find(sub, |key, _| {
+        key.ty == KeyType::INODE_ITEM
+            && snap_items.iter().filter(|item| item.key.objectid == key.objectid).all(|item| {
+                let own = image.item(sub, key.objectid.0, item.key.ty, item.key.offset);
+                own.block == item.block
+            })
+            && key.objectid.0 > 256
+    });
+    image.edit::<InodeItem>(&place, |item| item.nlink += 1);
+    image.expect(&["inode-links"]);
+}

@@ -1,0 +1,174 @@
+//! 23: roots.
+
+use ubtrfs_check::Finding;
+use ubtrfs_ondisk::dir::DirItem;
+use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::root::RootItem;
+use ubtrfs_ondisk::{DiskKey, Key, KeyType, ObjectId, RootId, Uuid};
+use ubtrfs_testkit::{Oracle, oracle};
+
+use crate::common::image::{Image, Place};
+
+const ROOT_TREE: RootId = RootId::ROOT_TREE;
+
+fn naming(image: &Image, ty: KeyType) -> (RootId, Place) {
+    let sub = image.subvolume("snap");
+    let place = image.find(ROOT_TREE, |key, data| key.ty == ty && data.ends_with(b"snap"));
+    (sub, place)
+}
+
+#[test]
+fn mistake_23_missing_names_of_a_subvolume_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for (ty, what) in [(KeyType::ROOT_REF, "ROOT_REF"), (KeyType::ROOT_BACKREF, "ROOT_BACKREF")] {
+        let image = Image::single();
+        let (root, place) = naming(&image, ty);
+        image.remove(&place);
+        let parent = RootId::FS_TREE;
+        assert_eq!(
+            image.expect(&["root-ref-missing"]),
+            [Finding::RootRefMissing { root, parent, what }]
+        );
+    }
+    // Both of them.
+    let image = Image::single();
+    let (root, place) = naming(&image, KeyType::ROOT_REF);
+    image.remove(&place);
+    let place = image
+        .find(ROOT_TREE, |key, data| key.ty == KeyType::ROOT_BACKREF && data.ends_with(b"snap"));
+    image.remove(&place);
+    assert_eq!(
+        image.expect(&["subvolume-unreferenced"]),
+        [Finding::SubvolumeUnreferenced { root }]
+    );
+}
+
+#[test]
+fn mistake_23_names_of_a_subvolume_that_differ_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let (root, place) = naming(&image, KeyType::ROOT_BACKREF);
+    image.edit_leaf(place.block, |leaf| leaf.data_mut(place.slot)[8] ^= 0x40);
+    let parent = RootId::FS_TREE;
+    assert_eq!(image.expect(&["root-refs-differ"]), [Finding::RootRefsDiffer { root, parent }]);
+}
+
+#[test]
+fn mistake_23_missing_entry_of_a_subvolume_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let root = image.subvolume("snap");
+    let place = image
+        .find(RootId::FS_TREE, |key, data| key.ty == KeyType::DIR_INDEX && data.ends_with(b"snap"));
+    image.remove(&place);
+    let found = image.expect(&["dir-index-missing", "root-ref-missing"]);
+    let parent = RootId::FS_TREE;
+    assert_eq!(found[1], Finding::RootRefMissing { root, parent, what: "DIR_INDEX" });
+}
+
+#[test]
+fn mistake_23_deleted_subvolume_without_its_orphan_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let root = image.subvolume("snap");
+    let place = image.root_item(root);
+    image.edit::<RootItem>(&place, |item| item.refs = 0.into());
+    assert_eq!(image.expect(&["root-orphan-missing"]), [Finding::RootOrphanMissing { root }]);
+    image.insert(ROOT_TREE, Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, root.0), &[]);
+    image.expect(&[]);
+}
+
+#[test]
+fn mistake_23_drop_progress_and_drop_level_apart_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    // A level without progress.
+    let image = Image::single();
+    let root = image.subvolume("snap");
+    let place = image.root_item(root);
+    image.edit::<RootItem>(&place, |item| item.drop_level = 1);
+    let found = image.expect(&["root-field"]);
+    assert!(matches!(
+        &found[0],
+        Finding::RootField { root: at, field: "drop_level", .. } if *at == root
+    ));
+    // Progress without a level is what the structural verifier refuses; in a tree that is not
+    // deleted it is wrong besides.
+    let image = Image::single();
+    image.edit::<RootItem>(&place, |item| {
+        item.drop_progress = DiskKey::new(Key::new(ObjectId(1), KeyType(0), 0));
+    });
+    image.expect(&["bad-block", "root-field"]);
+}
+
+/// The part of a tree that was deleted is not looked for, and what is left of it is.
+#[test]
+fn half_deleted_subvolume_is_walked_from_where_its_deletion_stopped() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let root = image.subvolume("snap");
+    let (leaf, _) = image.leaves(root).remove(2);
+    let place = image.root_item(root);
+    image.edit::<RootItem>(&place, |item| {
+        item.refs = 0.into();
+        item.drop_progress = DiskKey::new(leaf.key(0));
+        item.drop_level = 1;
+    });
+    image.insert(ROOT_TREE, Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, root.0), &[]);
+    // The references of the first two leaves were not dropped, and nothing asks for them now.
+    let found = image.expect(&["wrong-reference"; 2]);
+    for (finding, (leaf, _)) in found.iter().zip(image.leaves(root)) {
+        let at = leaf.header().bytenr.get();
+        let Finding::WrongReference { bytenr, expect, .. } = finding else { panic!() };
+        assert!(
+            expect.0.is_none()
+                && image.leaves(root)[..2]
+                    .iter()
+                    .any(|(leaf, _)| { leaf.header().bytenr.get() == bytenr.0 }),
+            "{finding} {at}"
+        );
+    }
+}
+
+#[test]
+fn uuid_and_default_subvolume_are_looked_up() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let root = image.subvolume("snap");
+    let place = image.root_item(root);
+    let mut uuid = [0; 16];
+    image.edit::<RootItem>(&place, |item| {
+        item.uuid[0] ^= 1;
+        uuid = item.uuid;
+    });
+    let what = "uuid";
+    assert_eq!(
+        image.expect(&["uuid-missing"]),
+        [Finding::UuidMissing { root, what, uuid: Uuid(uuid) }]
+    );
+    assert!(image.check().notes().any(|note| note.kind() == "uuid-stale"));
+
+    let image = Image::single();
+    let default = image.find(ROOT_TREE, |key, _| {
+        key.objectid == ObjectId::ROOT_TREE_DIR && key.ty == KeyType::DIR_ITEM
+    });
+    image.edit::<DirItem>(&default, |item| item.location.objectid = 999.into());
+    image.edit_super(|superblock| superblock.incompat_flags |= Incompat::DEFAULT_SUBVOL.0);
+    assert_eq!(
+        image.expect(&["default-subvolume"]),
+        [Finding::DefaultSubvolume { root: RootId(999) }]
+    );
+}

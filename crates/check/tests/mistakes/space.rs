@@ -1,0 +1,396 @@
+//! 11 to 16: sums, free space, chunks, checksums.
+
+use ubtrfs_check::{Finding, Maybe};
+use ubtrfs_ondisk::block_group::{BlockGroupFlags, BlockGroupItem};
+use ubtrfs_ondisk::free_space::{FreeSpaceInfo, USING_BITMAPS};
+use ubtrfs_ondisk::misc::{DevExtent, DevItem};
+use ubtrfs_ondisk::{
+    DeviceId, InodeNo, Key, KeyType, LogicalAddr, ObjectId, PhysicalAddr, Reason, RootId,
+};
+use ubtrfs_testkit::{Oracle, oracle};
+use ubtrfs_volume::Device;
+
+use crate::common::image::{Image, Place};
+
+const FREE_SPACE: RootId = RootId::FREE_SPACE_TREE;
+const CSUMS: RootId = RootId::CSUM_TREE;
+
+fn data_group(image: &Image) -> Place {
+    image.find(RootId::EXTENT_TREE, |key, data| {
+        key.ty == KeyType::BLOCK_GROUP_ITEM && data[16..24] == BlockGroupFlags::DATA.0.to_le_bytes()
+    })
+}
+
+#[test]
+fn mistake_11_used_bytes_of_a_block_group_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = data_group(&image);
+    let mut right = 0;
+    image.edit::<BlockGroupItem>(&place, |item| {
+        right = item.used.get();
+        item.used += 4096;
+    });
+    let group = LogicalAddr(place.key.objectid.0);
+    assert_eq!(
+        image.expect(&["group-used"]),
+        [Finding::GroupUsed { group, have: right + 4096, expect: right }]
+    );
+}
+
+#[test]
+fn mistake_12_used_bytes_of_superblock_and_device_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let right = image.superblock().bytes_used.get();
+    image.edit_super(|superblock| {
+        superblock.bytes_used += 4096;
+        for backup in &mut superblock.super_roots {
+            if backup.tree_root_gen == superblock.generation {
+                backup.bytes_used += 4096;
+            }
+        }
+    });
+    assert_eq!(
+        image.expect(&["superblock-bytes-used"]),
+        [Finding::SuperblockBytesUsed { have: right + 4096, expect: right }]
+    );
+
+    let image = Image::single();
+    let place = image.find(RootId::CHUNK_TREE, |key, _| key.ty == KeyType::DEV_ITEM);
+    let mut right = 0;
+    image.edit::<DevItem>(&place, |item| {
+        right = item.bytes_used.get();
+        item.bytes_used -= 4096;
+    });
+    image.edit_super(|superblock| superblock.dev_item.bytes_used -= 4096);
+    let (device, field) = (DeviceId(1), "bytes_used");
+    assert_eq!(
+        image.expect(&["device-field"]),
+        [Finding::DeviceField { device, field, have: right - 4096, expect: right }]
+    );
+}
+
+fn free_space_info(image: &Image) -> Place {
+    let group = data_group(image).key.objectid;
+    image.find(FREE_SPACE, |key, _| key.objectid == group && key.ty == KeyType::FREE_SPACE_INFO)
+}
+
+#[test]
+fn mistake_13_count_of_free_extents_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = free_space_info(&image);
+    let mut right = 0;
+    image.edit::<FreeSpaceInfo>(&place, |info| {
+        right = u64::from(info.extent_count.get());
+        info.extent_count += 1;
+    });
+    let group = LogicalAddr(place.key.objectid.0);
+    assert_eq!(
+        image.expect(&["free-space-count"]),
+        [Finding::FreeSpaceCount { group, have: right + 1, expect: right }]
+    );
+}
+
+#[test]
+fn mistake_13_free_extents_that_touch_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let info = free_space_info(&image);
+    let group = info.key.objectid.0;
+    let last = image.items(FREE_SPACE).into_iter().rfind(|item| {
+        item.key.ty == KeyType::FREE_SPACE_EXTENT
+            && (group..group + info.key.offset).contains(&item.key.objectid.0)
+    });
+    let last = last.unwrap();
+    let (start, len) = (last.key.objectid.0, last.key.offset);
+    let key = |start, len| Key::new(ObjectId(start), KeyType::FREE_SPACE_EXTENT, len);
+    image.edit_leaf(last.block, |leaf| {
+        leaf.set_key(last.slot, key(start, 8192));
+        leaf.insert(last.slot + 1, key(start + 8192, len - 8192), 0);
+    });
+    image.edit::<FreeSpaceInfo>(&info, |info| info.extent_count += 1);
+    let at = LogicalAddr(start + 8192);
+    assert_eq!(
+        image.expect(&["free-space-unmerged"]),
+        [Finding::FreeSpaceUnmerged { group: LogicalAddr(group), at }]
+    );
+}
+
+#[test]
+fn mistake_13_wrong_form_flag_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = free_space_info(&image);
+    image.edit::<FreeSpaceInfo>(&place, |info| info.flags ^= USING_BITMAPS);
+    let found = image.expect(&["free-space-form"]);
+    let group = LogicalAddr(place.key.objectid.0);
+    assert!(matches!(&found[0], Finding::FreeSpaceForm { group: at, key }
+        if *at == group && key.ty == KeyType::FREE_SPACE_EXTENT));
+}
+
+#[test]
+fn mistake_13_used_space_called_free_and_free_space_called_used_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for grow in [true, false] {
+        let image = Image::single();
+        let info = free_space_info(&image);
+        let group = info.key.objectid.0;
+        let place = image.items(FREE_SPACE).into_iter().rfind(|item| {
+            item.key.ty == KeyType::FREE_SPACE_EXTENT
+                && item.key.objectid.0 > group
+                && item.key.objectid.0 < group + info.key.offset
+        });
+        let place = place.unwrap();
+        let mut key = place.key;
+        if grow {
+            key.objectid.0 -= 4096;
+            key.offset += 4096;
+        } else {
+            key.objectid.0 += 4096;
+            key.offset -= 4096;
+        }
+        image.edit_leaf(place.block, |leaf| leaf.set_key(place.slot, key));
+        let at = LogicalAddr(place.key.objectid.0.min(key.objectid.0));
+        let (have, expect) = if grow { ("free", "used") } else { ("used", "free") };
+        assert_eq!(
+            image.expect(&["free-space-differs"]),
+            [Finding::FreeSpaceDiffers {
+                group: LogicalAddr(group),
+                at,
+                len_bytes: 4096,
+                have,
+                expect
+            }]
+        );
+    }
+}
+
+/// Old versions of mkfs.btrfs leave such items, so that they are no error.
+#[test]
+fn mistake_14_free_space_that_outlived_its_group_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let last = image.items(FREE_SPACE).pop().unwrap();
+    let start = ObjectId(last.key.objectid.0 + (64 << 30));
+    let key = Key::new(start, KeyType::FREE_SPACE_INFO, 8 << 20);
+    let info = [1_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat();
+    image.insert(FREE_SPACE, key, &info);
+    image.insert(FREE_SPACE, Key::new(start, KeyType::FREE_SPACE_EXTENT, 8 << 20), &[]);
+    image.expect(&[]);
+    let report = image.check();
+    assert!(report.notes().any(|note| *note == Finding::FreeSpaceWithoutGroup { key }));
+
+    // A group of which nothing is said is an error.
+    let image = Image::single();
+    let place = free_space_info(&image);
+    image.remove(&place);
+    let group = LogicalAddr(place.key.objectid.0);
+    assert_eq!(image.expect(&["free-space-missing"]), [Finding::FreeSpaceMissing { group }]);
+}
+
+#[test]
+fn mistake_15_device_extents_that_are_not_their_chunks_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = image.find(RootId::DEV_TREE, |key, _| key.ty == KeyType::DEV_EXTENT);
+    let (device, offset) = (DeviceId(1), PhysicalAddr(place.key.offset));
+    let mut chunk = 0;
+    image.edit::<DevExtent>(&place, |extent| {
+        chunk = extent.chunk_offset.get();
+        extent.chunk_offset += 4096;
+    });
+    let wrong = LogicalAddr(chunk + 4096);
+    let chunk = LogicalAddr(chunk);
+    assert_eq!(
+        image.expect(&["dev-extent-missing", "dev-extent-without-chunk"]),
+        [
+            Finding::DevExtentMissing { chunk, device, offset },
+            Finding::DevExtentWithoutChunk { device, offset, chunk: wrong },
+        ]
+    );
+
+    // A length counts in the device's sum too.
+    let image = Image::single();
+    let mut right = 0;
+    image.edit::<DevExtent>(&place, |extent| {
+        right = extent.length.get();
+        extent.length -= 4096;
+    });
+    let found = image.expect(&["dev-extent-wrong", "device-field"]);
+    assert_eq!(
+        found[0],
+        Finding::DevExtentWrong {
+            device,
+            offset,
+            what: "length",
+            have: right - 4096,
+            expect: right
+        }
+    );
+}
+
+#[test]
+fn mistake_15_block_group_that_is_not_its_chunk_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = data_group(&image);
+    image.edit::<BlockGroupItem>(&place, |item| item.flags |= BlockGroupFlags::DUP.0);
+    let found = image.expect(&["group-disagrees"]);
+    let at = LogicalAddr(place.key.objectid.0);
+    assert!(
+        matches!(&found[0], Finding::GroupDisagrees { group, what: "type", .. } if *group == at)
+    );
+
+    let image = Image::single();
+    let groups = image.items(RootId::EXTENT_TREE);
+    let empty = groups.iter().find(|item| {
+        item.key.ty == KeyType::BLOCK_GROUP_ITEM && item.data[..8] == [0; 8] && item.slot > 0
+    });
+    // An empty group: nothing else depends on its item.
+    if let Some(place) = empty {
+        image.remove(place);
+        image.expect(&["group-missing"]);
+    }
+}
+
+#[test]
+fn mistake_15_stale_array_of_system_chunks_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let mut chunks = image.superblock().sys_chunks().unwrap();
+    let chunk = chunks[0].start;
+    // Another chunk's end is in it; reads of the chunk tree still go right.
+    chunks[0].len_bytes /= 2;
+    image.edit_super(|superblock| superblock.set_sys_chunks(&chunks).unwrap());
+    let found = image.expect(&["sys-chunk-array"]);
+    assert!(matches!(&found[0], Finding::SysChunkArray { chunk: at, .. } if *at == chunk));
+}
+
+fn csum_item(image: &Image, of: &str) -> (u64, u64, Place) {
+    let inode = image.inode(RootId::FS_TREE, of);
+    let extent = image.item(RootId::FS_TREE, inode, KeyType::EXTENT_DATA, 0);
+    let bytenr = u64::from_le_bytes(extent.data[21..29].try_into().unwrap());
+    let items = image.items(CSUMS);
+    let csum = items.into_iter().rfind(|item| item.key.offset <= bytenr).unwrap();
+    (inode, bytenr, csum)
+}
+
+#[test]
+fn mistake_16_missing_checksums_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    // The checksums of the last file of an item.
+    let item = image.items(CSUMS).pop().unwrap();
+    let end = item.key.offset + item.data.len() as u64 / 4 * 4096;
+    image.edit_leaf(item.block, |leaf| {
+        leaf.resize(item.slot, item.data.len() - 4);
+    });
+    let found = image.expect(&["csum-missing"]);
+    assert!(matches!(&found[0], Finding::CsumMissing { at, .. } if at.0 == end - 4096));
+}
+
+#[test]
+fn mistake_16_checksums_of_free_and_preallocated_space_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let group = data_group(&image);
+    let last = image.items(FREE_SPACE).into_iter().rfind(|item| {
+        item.key.ty == KeyType::FREE_SPACE_EXTENT
+            && item.key.objectid >= group.key.objectid
+            && item.key.objectid.0 < group.key.objectid.0 + group.key.offset
+    });
+    let at = last.unwrap().key.objectid.0 + 65_536;
+    let key = |at| Key::new(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, at);
+    // That of a sector of zeros, so that the data are right.
+    let zeros = 0x98f9_4189_u32.to_le_bytes();
+    image.insert(CSUMS, key(at), &zeros);
+    let at = LogicalAddr(at);
+    assert_eq!(
+        image.expect(&["csum-without-extent"]),
+        [Finding::CsumWithoutExtent { at, len_bytes: 4096 }]
+    );
+
+    let image = Image::single();
+    let inode = image.inode(RootId::FS_TREE, "prealloc");
+    let extent = image.item(RootId::FS_TREE, inode, KeyType::EXTENT_DATA, 0);
+    let at = u64::from_le_bytes(extent.data[21..29].try_into().unwrap()) + 8192;
+    image.insert(CSUMS, key(at), &zeros);
+    assert_eq!(
+        image.expect(&["csum-unwanted"]),
+        [Finding::CsumUnwanted {
+            root: RootId::FS_TREE,
+            block: extent.block,
+            inode: InodeNo(inode),
+            offset: 0,
+            what: "preallocated space",
+            at: LogicalAddr(at),
+        }]
+    );
+}
+
+#[test]
+fn mistake_16_overlapping_checksums_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let (_, bytenr, item) = csum_item(&image, "more");
+    // An item of one sector more, inside the one that is there; the data are right.
+    let index = usize::try_from((bytenr - item.key.offset) / 4096).unwrap() * 4 + 4;
+    let key = Key::new(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, bytenr + 4096);
+    let place = image.insert(CSUMS, key, &item.data[index..index + 4]);
+    let found = image.expect(&["bad-block"]);
+    assert!(matches!(
+        &found[0],
+        Finding::BadBlock { root: CSUMS, slot: Maybe(Some(slot)), reason: Reason::Overlap, .. }
+            if *slot == place.slot as u64
+    ));
+}
+
+#[test]
+fn data_that_is_not_its_checksum_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let (_, bytenr, _) = csum_item(&image, "more");
+    let physical = image.physical(LogicalAddr(bytenr + 8192));
+    image.device.write_at(physical, b"other").unwrap();
+    image.device.write_at(PhysicalAddr(physical.0 + 4096), b"bytes").unwrap();
+    assert_eq!(
+        image.expect(&["data-csum"]),
+        [Finding::DataCsum {
+            at: LogicalAddr(bytenr + 8192),
+            len_bytes: 8192,
+            mirror: 0,
+            device: Maybe(Some(DeviceId(1))),
+            physical: Maybe(Some(physical)),
+        }]
+    );
+}

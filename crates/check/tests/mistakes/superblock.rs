@@ -1,0 +1,147 @@
+//! 25: the superblock.
+
+use ubtrfs_check::Finding;
+use ubtrfs_ondisk::superblock::SUPERBLOCK_OFFSETS;
+use ubtrfs_ondisk::{DeviceId, Generation, PhysicalAddr, Reason};
+use ubtrfs_testkit::{Oracle, oracle};
+use ubtrfs_volume::Device;
+
+use crate::common::image::Image;
+
+const DEVICE: DeviceId = DeviceId(1);
+
+#[test]
+fn mistake_25_copy_of_another_filesystem_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    // In the primary a volume refuses it at its opening.
+    let image = Image::single();
+    image.edit_super_copy(1, |superblock| superblock.dev_item.fsid[0] ^= 1);
+    let found = image.expect(&["superblock-copy-differs"]);
+    assert!(matches!(
+        &found[0],
+        Finding::SuperblockCopyDiffers { device: DEVICE, copy: 1, field: "the device's fsid", .. }
+    ));
+}
+
+#[test]
+fn mistake_25_copy_with_the_address_of_another_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    image.edit_super_copy(1, |superblock| superblock.bytenr = SUPERBLOCK_OFFSETS[0].0.into());
+    let found = image.expect(&["superblock-copy"]);
+    assert!(matches!(
+        &found[0],
+        Finding::SuperblockCopy { device: DEVICE, copy: 1, reason: Reason::WrongBytenr, .. }
+    ));
+
+    // A torn copy.
+    let image = Image::single();
+    image.device.write_at(PhysicalAddr(SUPERBLOCK_OFFSETS[1].0 + 4000), b"torn").unwrap();
+    let found = image.expect(&["superblock-copy"]);
+    assert!(matches!(
+        &found[0],
+        Finding::SuperblockCopy { device: DEVICE, copy: 1, reason: Reason::CsumMismatch, .. }
+    ));
+}
+
+/// Of a cut between two writes nothing is wrong; of two copies that say different things of one
+/// commit, one is.
+#[test]
+fn mistake_25_copy_that_differs_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let expect = Generation(image.superblock().generation.get());
+    image.edit_super_copy(1, |superblock| superblock.generation -= 1);
+    image.expect(&[]);
+    let have = Generation(expect.0 - 1);
+    let stale = Finding::SuperblockCopyStale { device: DEVICE, copy: 1, have, expect };
+    assert!(image.check().notes().any(|note| *note == stale));
+
+    let image = Image::single();
+    image.edit_super_copy(1, |superblock| superblock.root += 16_384);
+    let found = image.expect(&["superblock-copy-differs"]);
+    assert!(matches!(
+        &found[0],
+        Finding::SuperblockCopyDiffers { device: DEVICE, copy: 1, field: "root", .. }
+    ));
+}
+
+#[test]
+fn mistake_25_generations_of_caches_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let generation = image.superblock().generation.get();
+    image.edit_super(|superblock| superblock.cache_generation = (generation + 1).into());
+    assert_eq!(
+        image.expect(&["superblock-field"]),
+        [Finding::SuperblockField {
+            field: "cache_generation",
+            have: (generation + 1).to_string(),
+            expect: format!("at most {generation}"),
+        }]
+    );
+    let image = Image::single();
+    image.edit_super(|superblock| superblock.uuid_tree_generation = (generation + 1).into());
+    let found = image.expect(&["superblock-field"]);
+    assert!(matches!(&found[0], Finding::SuperblockField { field: "uuid_tree_generation", .. }));
+}
+
+#[test]
+fn mistake_25_backup_roots_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let generation = image.superblock().generation;
+    let own = |superblock: &ubtrfs_ondisk::superblock::Superblock| {
+        superblock.super_roots.iter().position(|it| it.tree_root_gen == generation).unwrap()
+    };
+    let index = own(&image.superblock());
+    let expect = image.superblock().chunk_root.get();
+    image.edit_super(|superblock| superblock.super_roots[own(superblock)].chunk_root += 4096);
+    let (field, have) = ("chunk_root", expect + 4096);
+    assert_eq!(
+        image.expect(&["backup-root"]),
+        [Finding::BackupRoot { index: index as u64, field, have, expect }]
+    );
+    let image = Image::single();
+    image.edit_super(|superblock| superblock.super_roots[own(superblock)].tree_root_gen -= 1);
+    let expect = Generation(generation.get());
+    assert_eq!(image.expect(&["backup-root-missing"]), [Finding::BackupRootMissing { expect }]);
+
+    // That of a tree is in its root item too.
+    let image = Image::single();
+    let expect = image.root(ubtrfs_ondisk::RootId::FS_TREE).0;
+    image.edit_super(|superblock| superblock.super_roots[own(superblock)].fs_root += 4096);
+    let (field, have) = ("fs_root", expect + 4096);
+    assert_eq!(
+        image.expect(&["backup-root"]),
+        [Finding::BackupRoot { index: index as u64, field, have, expect }]
+    );
+}
+
+#[test]
+fn feature_that_is_used_and_not_set_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    use ubtrfs_ondisk::file_extent::FileExtentHeader;
+    use ubtrfs_ondisk::{KeyType, RootId};
+    let image = Image::single();
+    let inode = image.inode(RootId::FS_TREE, "more");
+    let place = image.item(RootId::FS_TREE, inode, KeyType::EXTENT_DATA, 0);
+    image.edit::<FileExtentHeader>(&place, |header| header.compression = 3);
+    let used_by = format!("inode {inode} of root 5");
+    assert_eq!(
+        image.expect(&["feature-missing"]),
+        [Finding::FeatureMissing { feature: "COMPRESS_ZSTD", used_by }]
+    );
+}
