@@ -67,6 +67,8 @@ pub(crate) struct Run {
     pub(crate) csum_present: Option<CsumMark>,
     /// The first compressed extent, and how it is compressed.
     pub(crate) compressed: Option<(CsumMark, Compression)>,
+    /// It adjoins what was lost, and may have gone on there: it is not judged.
+    is_partial: bool,
 }
 
 impl Run {
@@ -87,6 +89,7 @@ impl Run {
             csum_missing: None,
             csum_present: None,
             compressed: None,
+            is_partial: false,
         }
     }
 
@@ -130,6 +133,7 @@ impl Run {
             csum_missing: self.csum_missing.or(next.csum_missing),
             csum_present: self.csum_present.or(next.csum_present),
             compressed: self.compressed.or(next.compressed),
+            is_partial: self.is_partial || next.is_partial,
         }
     }
 }
@@ -153,21 +157,28 @@ impl Sums {
     }
 }
 
+/// What stands at the two ends of a part of a tree.
+#[derive(Clone, Copy, Debug, Default)]
+enum Ends {
+    /// No inode at all.
+    #[default]
+    Empty,
+    /// One inode, which may have begun before and may go on behind.
+    One(Run),
+    /// Two: the first may have begun before, the last may go on behind, and what lies between was
+    /// judged. `None` where that end was lost.
+    Two(Option<Run>, Option<Run>),
+}
+
 /// What was seen of a part of a tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary {
     pub(crate) sums: Sums,
-    /// The first inode, which may have begun before.
-    pub(crate) first: Option<Run>,
-    /// The last inode, which may go on behind; `None` when there is only one.
-    pub(crate) last: Option<Run>,
+    ends: Ends,
     /// Inodes without a name.
     pub(crate) unlinked: Vec<InodeNo>,
     /// Something in it was lost.
     pub(crate) has_gap: bool,
-    /// What adjoins on this side was lost, with what belongs to the first or last inode.
-    left_is_lost: bool,
-    right_is_lost: bool,
 }
 
 /// How inodes are judged.
@@ -180,16 +191,21 @@ pub(crate) struct Rules {
 impl Summary {
     /// Of a part that could not be read.
     pub(crate) fn lost() -> Self {
-        Self { has_gap: true, left_is_lost: true, right_is_lost: true, ..Self::default() }
+        Self { has_gap: true, ends: Ends::Two(None, None), ..Self::default() }
     }
 
     /// Adds the next inode of the same leaf.
     pub(crate) fn push(&mut self, run: Run, rules: &Rules, found: &mut Vec<Finding>) {
-        if self.first.is_none() {
-            self.first = Some(run);
-        } else if let Some(before) = self.last.replace(run) {
-            self.close(&before, rules, found);
-        }
+        self.ends = match self.ends {
+            Ends::Empty => Ends::One(run),
+            Ends::One(first) => Ends::Two(Some(first), Some(run)),
+            Ends::Two(first, last) => {
+                if let Some(last) = last {
+                    self.close(&last, rules, found);
+                }
+                Ends::Two(first, Some(run))
+            }
+        };
     }
 
     /// Joins what lies to the right.
@@ -197,85 +213,64 @@ impl Summary {
         self.sums.add(&next.sums);
         self.unlinked.extend_from_slice(&next.unlinked);
         self.has_gap |= next.has_gap;
-        let is_empty = |summary: &Self| summary.first.is_none() && !summary.left_is_lost;
-        if is_empty(next) {
-            return;
-        }
-        if is_empty(self) {
-            (self.first, self.last) = (next.first, next.last);
-            (self.left_is_lost, self.right_is_lost) = (next.left_is_lost, next.right_is_lost);
-            return;
-        }
-        let (mut before, before_is_single) = match (self.first, self.last) {
-            (Some(first), None) => (Some(first), true),
-            (_, last) => (last, false),
-        };
-        let (mut after, after_is_single) = (next.first, next.last.is_none());
-        if next.left_is_lost {
-            before = None;
-        }
-        if self.right_is_lost {
-            after = None;
-        }
-        // What stands at the border: one inode, or two of which each ends there.
-        let joined = match (before, after) {
-            (Some(before), Some(after)) if before.number == after.number => {
-                Some(before.join(&after, rules.root, found))
-            }
-            _ => None,
-        };
-        let left_end = if before_is_single { joined.or(before) } else { self.first };
-        let right_end = if after_is_single { joined.or(after) } else { next.last };
-        let is_kept_left = before_is_single;
-        let is_kept_right = after_is_single;
-        match joined {
-            Some(joined) => {
-                if !is_kept_left && !is_kept_right {
-                    self.close(&joined, rules, found);
+        self.ends = match (self.ends, next.ends) {
+            (ends, Ends::Empty) | (Ends::Empty, ends) => ends,
+            (Ends::One(before), Ends::One(after)) => {
+                if before.number == after.number {
+                    Ends::One(before.join(&after, rules.root, found))
+                } else {
+                    Ends::Two(Some(before), Some(after))
                 }
             }
-            None => {
-                if let (Some(before), false) = (before, is_kept_left) {
-                    self.close(&before, rules, found);
-                }
-                if let (Some(after), false) = (after, is_kept_right) {
-                    self.close(&after, rules, found);
+            (Ends::One(before), Ends::Two(after, last)) => {
+                let (before, after) = border(Some(before), after, rules, found);
+                self.close_all([after], rules, found);
+                Ends::Two(before, last)
+            }
+            (Ends::Two(first, before), Ends::One(after)) => {
+                // What is joined goes on behind.
+                let (joined, after) = border(before, Some(after), rules, found);
+                match after {
+                    Some(after) => {
+                        self.close_all([joined], rules, found);
+                        Ends::Two(first, Some(after))
+                    }
+                    None => Ends::Two(first, joined),
                 }
             }
-        }
-        self.left_is_lost |= before_is_single && before.is_none() && self.first.is_some();
-        self.set_ends(left_end, right_end, joined.is_some(), before_is_single, after_is_single);
-        self.right_is_lost = next.right_is_lost;
-    }
-
-    fn set_ends(
-        &mut self,
-        left: Option<Run>,
-        right: Option<Run>,
-        is_joined: bool,
-        left_is_border: bool,
-        right_is_border: bool,
-    ) {
-        // Both ends are the one inode at the border.
-        if is_joined && left_is_border && right_is_border {
-            (self.first, self.last) = (left, None);
-            return;
-        }
-        (self.first, self.last) = match (left, right) {
-            (None, right) => (right, None),
-            ends => ends,
+            (Ends::Two(first, before), Ends::Two(after, last)) => {
+                let (before, after) = border(before, after, rules, found);
+                self.close_all([before, after], rules, found);
+                Ends::Two(first, last)
+            }
         };
     }
 
     /// Judges the inodes at the ends of a whole tree.
     pub(crate) fn finish(&mut self, rules: &Rules, found: &mut Vec<Finding>) {
-        for run in [self.first.take(), self.last.take()].into_iter().flatten() {
+        match std::mem::take(&mut self.ends) {
+            Ends::Empty => {}
+            Ends::One(run) => self.close(&run, rules, found),
+            Ends::Two(first, last) => self.close_all([first, last], rules, found),
+        }
+    }
+
+    fn close_all<const N: usize>(
+        &mut self,
+        runs: [Option<Run>; N],
+        rules: &Rules,
+        found: &mut Vec<Finding>,
+    ) {
+        for run in runs.into_iter().flatten() {
             self.close(&run, rules, found);
         }
     }
 
     /// Judges an inode of which all items were seen.
     fn close(&mut self, run: &Run, rules: &Rules, found: &mut Vec<Finding>) {
+        if run.is_partial {
+            return;
+        }
         let (root, block, number) = (rules.root, run.block, run.number);
         let Some(inode) = run.inode else {
             found.push(Finding::InodeMissing { root, block, inode: number });
@@ -307,6 +302,26 @@ impl Summary {
         };
         let mode = u64::from(inode.mode);
         found.push(Finding::InodeItems { root, block, inode: number, mode, what });
+    }
+}
+
+/// What stands on both sides of a border: one inode, joined, as the first; or two, each of which
+/// ends there. Beside what was lost, it is not known where an inode ends.
+fn border(
+    before: Option<Run>,
+    after: Option<Run>,
+    rules: &Rules,
+    found: &mut Vec<Finding>,
+) -> (Option<Run>, Option<Run>) {
+    match (before, after) {
+        (Some(before), Some(after)) if before.number == after.number => {
+            (Some(before.join(&after, rules.root, found)), None)
+        }
+        (Some(before), Some(after)) => (Some(before), Some(after)),
+        (before, after) => {
+            let partial = |run: Run| Run { is_partial: true, ..run };
+            (before.map(partial), after.map(partial))
+        }
     }
 }
 
@@ -391,3 +406,6 @@ fn file(run: &Run, inode: &Inode, rules: &Rules, found: &mut Vec<Finding>) {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;
