@@ -1,11 +1,13 @@
 //! The command line: what can be said, and who answers it.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::commands;
+use crate::commands::change::Change;
+use crate::commands::{self, change};
 use crate::failure::{Exit, Failure, Result};
 use crate::output::{Output, quote};
 
@@ -13,11 +15,11 @@ const ABOUT: &str = "btrfs in user space: make, fill and read btrfs images witho
 
 const LONG_ABOUT: &str = "\
 btrfs in user space. ubtrfs opens a btrfs filesystem that lies in an image file, in a partition of
-one, or on block devices, and makes, fills, lists and reads it, with no root, no mount and no kernel
-driver. What it writes, Linux mounts; what Linux writes, it opens.
+one, or on block devices, and makes, fills, lists, reads, changes and checks it, with no root, no
+mount and no kernel driver. What it writes, Linux mounts; what Linux writes, it opens.
 
-IMAGE is an image file or a block device. A PATH inside it is written as from the root of the mounted
-filesystem, with or without a leading slash.";
+IMAGE is an image file or a block device. A PATH inside it is written as from the root of the
+mounted filesystem, with or without a leading slash.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,6 +27,8 @@ Examples:
   ubtrfs import --mkfs root.img root.tar.zst  ... or from a tar archive
   ubtrfs ls -l disk.img /                     list it
   ubtrfs cat disk.img /notes.txt              print a file
+  ubtrfs put disk.img notes.txt /             bring in a file
+  ubtrfs subvolume snapshot disk.img / /snap  make a snapshot
   ubtrfs export disk.img / backup.tar.zst     get everything out again
 
 More:
@@ -61,7 +65,25 @@ enum Command {
     Stat(commands::stat::Args),
     Df(commands::df::Args),
     Du(commands::du::Args),
+    Put(change::put::Args),
+    Get(commands::get::Args),
+    Mkdir(change::mkdir::Args),
+    Cp(change::cp::Args),
+    Reflink(change::cp::ReflinkArgs),
+    Mv(change::mv::Args),
+    Rm(change::rm::Args),
+    Ln(change::ln::Args),
+    Chmod(change::chmod::Args),
+    Chown(change::chown::Args),
+    Touch(change::touch::Args),
+    Truncate(change::truncate::Args),
+    Getfattr(commands::getfattr::Args),
+    Setfattr(change::setfattr::Args),
+    Batch(change::batch::Args),
     Subvolume(commands::subvolume::Args),
+    Property(change::property::Args),
+    Filesystem(commands::filesystem::Args),
+    Check(commands::check::Args),
     Inspect(commands::inspect::Args),
     Help(commands::help::Args),
     #[command(hide = true)]
@@ -80,11 +102,89 @@ impl Command {
             Self::Stat(args) => commands::stat::run(&args, out),
             Self::Df(args) => commands::df::run(&args, out),
             Self::Du(args) => commands::du::run(&args, out),
-            Self::Subvolume(args) => commands::subvolume::run(&args, out),
+            Self::Get(args) => commands::get::run(&args, out),
+            Self::Getfattr(args) => commands::getfattr::run(&args, out),
+            Self::Batch(args) => change::batch::run(&args, out),
+            Self::Subvolume(args) => match args.change() {
+                Some(change) => change::run(change, out),
+                None => commands::subvolume::run(&args, out),
+            },
+            Self::Property(args) => match args.change() {
+                Some(change) => change::run(change, out),
+                None => change::property::run(&args, out),
+            },
+            Self::Filesystem(args) => commands::filesystem::run(&args, out),
+            Self::Check(args) => commands::check::run(&args, out),
             Self::Inspect(args) => commands::inspect::run(&args, out),
             Self::Help(args) => commands::help::run(&args, out),
             Self::Generate(args) => commands::generate::run(&args, out),
+            Self::Put(args) => change::run(&args, out),
+            Self::Mkdir(args) => change::run(&args, out),
+            Self::Cp(args) => change::run(&args, out),
+            Self::Reflink(args) => change::run(&args, out),
+            Self::Mv(args) => change::run(&args, out),
+            Self::Rm(args) => change::run(&args, out),
+            Self::Ln(args) => change::run(&args, out),
+            Self::Chmod(args) => change::run(&args, out),
+            Self::Chown(args) => change::run(&args, out),
+            Self::Touch(args) => change::run(&args, out),
+            Self::Truncate(args) => change::run(&args, out),
+            Self::Setfattr(args) => change::run(&args, out),
         }
+    }
+
+    /// The change that is asked for, where the command is one.
+    fn change(&self) -> Option<&dyn Change> {
+        match self {
+            Self::Put(args) => Some(args),
+            Self::Mkdir(args) => Some(args),
+            Self::Cp(args) => Some(args),
+            Self::Reflink(args) => Some(args),
+            Self::Mv(args) => Some(args),
+            Self::Rm(args) => Some(args),
+            Self::Ln(args) => Some(args),
+            Self::Chmod(args) => Some(args),
+            Self::Chown(args) => Some(args),
+            Self::Touch(args) => Some(args),
+            Self::Truncate(args) => Some(args),
+            Self::Setfattr(args) => Some(args),
+            Self::Subvolume(args) => args.change(),
+            Self::Property(args) => args.change(),
+            _ => None,
+        }
+    }
+}
+
+/// A line of a batch.
+pub struct Line(Command);
+
+impl Line {
+    /// Reads a command line that asks for a change.
+    ///
+    /// # Errors
+    /// It cannot be meant so, or changes nothing.
+    pub fn parse(words: &[OsString]) -> Result<Self> {
+        let parsed = definition().try_get_matches_from(words);
+        let cli = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+        let name = words.get(1).map(|word| word.as_encoded_bytes()).unwrap_or_default();
+        match cli {
+            Ok(cli) if cli.command.change().is_some() => Ok(Self(cli.command)),
+            Ok(_) => {
+                Err(Failure::usage("batch", "it is no command that changes an image").at_name(name))
+            }
+            Err(error) => {
+                let text = error.render().to_string();
+                let text = text.strip_prefix("error: ").unwrap_or(&text);
+                let first = text.split("\n\n").next().unwrap_or_default();
+                let first: Vec<&str> = first.split_whitespace().collect();
+                Err(Failure::usage("batch", first.join(" ")).at_name(name))
+            }
+        }
+    }
+
+    /// The change.
+    pub fn change(&self) -> &dyn Change {
+        self.0.change().expect("only changes are read")
     }
 }
 

@@ -69,6 +69,7 @@ pub struct Failure {
     why: String,
     advice: Option<String>,
     quiet: bool,
+    is_not_found: bool,
 }
 
 /// The result of a command or a part of one.
@@ -84,6 +85,7 @@ impl Failure {
             why: why.to_string(),
             advice: None,
             quiet: false,
+            is_not_found: false,
         }
     }
 
@@ -143,11 +145,31 @@ impl Failure {
         self
     }
 
+    /// Says more that the user should know, below what was said already.
+    pub fn advice_also(mut self, advice: &str) -> Self {
+        self.advice = Some(match self.advice {
+            Some(before) => format!("{before}\n  {advice}"),
+            None => advice.to_owned(),
+        });
+        self
+    }
+
+    /// Names the line of a batch in which it happened.
+    pub fn in_line(mut self, number: usize) -> Self {
+        self.what = format!("line {number}: {}", self.what);
+        self
+    }
+
     /// Prints it on stderr, unless there is nobody to tell.
     pub fn report(&self) {
         if !self.quiet {
             eprintln!("{self}");
         }
+    }
+
+    /// Whether what was named in the image is not there.
+    pub fn is_not_found(&self) -> bool {
+        self.is_not_found
     }
 
     /// Whether the rest of the command is pointless, too: the reader of the output is gone.
@@ -177,9 +199,19 @@ impl Failure {
         match error {
             Error::Volume(error) => Self::volume(what, &error),
             // The failure says where; the engine's own words name inodes.
-            Error::NotFound { .. } => Self::new(Exit::Io, what, "no such file or directory"),
+            Error::NotFound { .. } => {
+                let mut failure = Self::new(Exit::Io, what, "no such file or directory");
+                failure.is_not_found = true;
+                failure
+            }
             Error::NotDirectory { .. } => Self::new(Exit::Io, what, "not a directory"),
             Error::IsDirectory { .. } => Self::new(Exit::Io, what, "it is a directory"),
+            Error::Exists { .. } => Self::new(Exit::Io, what, "exists already"),
+            Error::NotEmpty { .. } => Self::new(Exit::Io, what, "the directory is not empty"),
+            Error::NotPermitted { flag, .. } => Self::new(Exit::Io, what, format!("it {flag}")),
+            Error::OtherSubvolume { .. } => {
+                Self::new(Exit::Io, what, "source and destination lie in different subvolumes")
+            }
             error => {
                 let advice = engine_advice(&error);
                 let mut failure = Self::new(engine_exit(&error), what, error);

@@ -16,6 +16,10 @@ use crate::walk::Child;
 /// Symbolic links followed for one path, as Linux limits it.
 const SYMLINKS_MAX: usize = 40;
 
+/// Cache of a filesystem that is changed in one transaction, which commits by itself when its own
+/// blocks take half as much.
+const CACHE_BYTES_OF_ONE_TRANSACTION: u64 = 2 << 30;
+
 /// What these options stand under in help texts.
 const HEADING: &str = "Image options";
 
@@ -79,6 +83,26 @@ impl ImageArgs {
     pub fn read(&self) -> Result<Image> {
         self.open.image(&self.path, &self.start)
     }
+
+    /// Opens it for changes.
+    pub fn write(&self) -> Result<Image> {
+        let filesystem = self.open.filesystem(&self.path, OpenMode::ReadWrite)?;
+        Image::new(filesystem, &self.path, &self.start)
+    }
+
+    /// As [`ImageArgs::write`], for one transaction that is to hold all changes: where no other
+    /// bound is given, it may grow large.
+    pub fn write_at_once(&self) -> Result<Image> {
+        let mut open = self.open.clone();
+        open.cache.get_or_insert(CACHE_BYTES_OF_ONE_TRANSACTION);
+        let filesystem = open.filesystem(&self.path, OpenMode::ReadWrite)?;
+        Image::new(filesystem, &self.path, &self.start)
+    }
+
+    /// Whether this is an image of a command line, without options.
+    pub fn has_options(&self) -> bool {
+        self.start.subvolid.is_some() || self.open.is_given()
+    }
 }
 
 /// IMAGE, of a command that has no paths.
@@ -95,6 +119,16 @@ impl DeviceArgs {
     /// Opens it for reading, with the top level as the start.
     pub fn read(&self) -> Result<Image> {
         self.open.image(&self.path, &StartArgs::top_level())
+    }
+
+    /// Opens the devices only, for reading.
+    pub fn volume(&self) -> Result<Volume> {
+        self.open.volume(&self.path, OpenMode::ReadOnly)
+    }
+
+    /// The image's own path.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Opens it for reading, with the default subvolume as the start.
@@ -125,6 +159,15 @@ impl OpenArgs {
     /// Where in IMAGE the filesystem lies.
     pub fn window(&self) -> &WindowArgs {
         &self.window
+    }
+
+    fn is_given(&self) -> bool {
+        self.window.partition.is_some()
+            || self.window.offset.is_some()
+            || !self.device.is_empty()
+            || self.degraded
+            || self.super_copy.is_some()
+            || self.cache.is_some()
     }
 
     /// Whether there are devices beside IMAGE.
@@ -271,6 +314,43 @@ impl Image {
         self.find(path, LastLink::Follow)
     }
 
+    /// What `path` names, symbolic links at its end followed; `None` where nothing is there.
+    pub fn find_following(&self, path: &[u8]) -> Result<Option<InodeId>> {
+        match self.resolve_following(path) {
+            Ok(id) => Ok(Some(id)),
+            Err(failure) if failure.is_not_found() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The directory in which the last name of `path` stands or would stand, and that name.
+    pub fn place(&self, path: &[u8]) -> Result<Place> {
+        let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
+        let trimmed = &path[..end];
+        let start = trimmed.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+        let name = &trimmed[start..];
+        if matches!(name, b"" | b"." | b"..") {
+            return Err(Failure::new(
+                Exit::Io,
+                "finding",
+                "a name is needed, not a directory as such",
+            )
+            .at_name(path)
+            .at_path(&self.path));
+        }
+        let dir = self.resolve_following(&trimmed[..start])?;
+        Ok(Place { dir, name: name.to_vec() })
+    }
+
+    /// What `name` in a directory names, if anything.
+    pub fn entry(&self, place: &Place, path: &[u8]) -> Result<Option<InodeId>> {
+        match self.filesystem.lookup(place.dir, &place.name) {
+            Ok(id) => Ok(Some(id)),
+            Err(ubtrfs_engine::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failure("finding", path, error)),
+        }
+    }
+
     /// Goes along `path`. The start is its root: absolute links begin there, and `..` does not
     /// lead out of it.
     fn find(&self, path: &[u8], last_link: LastLink) -> Result<InodeId> {
@@ -365,6 +445,15 @@ impl Image {
         }
         Ok(children)
     }
+}
+
+/// A name, and the directory that holds it or is to.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The directory.
+    pub dir: InodeId,
+    /// The name in it.
+    pub name: Vec<u8>,
 }
 
 /// What to do with a symbolic link at the end of a path.

@@ -3,6 +3,7 @@
 
 mod cli;
 mod commands;
+mod edit;
 mod epoch;
 mod facts;
 mod failure;
@@ -14,6 +15,7 @@ mod size;
 mod target;
 mod unfinished;
 mod walk;
+mod words;
 
 use std::process::ExitCode;
 

@@ -248,7 +248,10 @@ fn exports_refuse_what_is_there_unless_forced() {
     place.run(&["export", "disk.img", "/", "source"]).fails(4).says("not empty").says("--force");
     place.run(&["export", "disk.img", "/missing", "out"]).fails(4).says("/missing");
     assert!(!place.exists("out"));
-    place.run(&["export", "disk.img", "/text", "out"]).fails(4).says("ubtrfs cat disk.img /text");
+    place.run(&["export", "disk.img", "/text", "-"]).fails(4).says("ubtrfs cat disk.img /text");
+    place.run(&["export", "disk.img", "/text", "out"]).ok();
+    place.run(&["export", "disk.img", "/text", "out"]).fails(4).says("exists already");
+    assert_eq!(fs::read(place.path("out")).unwrap(), fs::read(place.path("source/text")).unwrap());
     place.run(&["export", "disk.img", "/", "nowhere/a.tar"]).fails(4).says("nowhere/a.tar");
     let left: Vec<_> =
         fs::read_dir(place.0.path()).unwrap().map(|e| e.unwrap().file_name()).collect();

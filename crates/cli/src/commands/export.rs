@@ -11,8 +11,9 @@ use ubtrfs_archive::error::Error;
 use ubtrfs_archive::export;
 use ubtrfs_archive::progress::Summary;
 use ubtrfs_archive::sink::directory::Existing;
-use ubtrfs_engine::InodeId;
+use ubtrfs_engine::{Inode, InodeId};
 
+use crate::commands::get::{self, GetOptions};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, ImageArgs};
 use crate::output::{Output, quote};
@@ -24,9 +25,10 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// Get files out of an image, into a directory or a tar archive
 ///
-/// PATH is a directory or subvolume in the image, whose contents go into TARGET. TARGET is a directory,
-/// made if missing; or, by its ending, an archive: .tar, .tar.gz, .tar.xz, .tar.zst, .tar.bz2; or - for
-/// an archive on standard output.
+/// PATH is a directory or subvolume in the image, whose contents go into TARGET, or a single file,
+/// which becomes TARGET, or goes into it if that is a directory. TARGET is a directory, made if
+/// missing; or, by its ending, an archive: .tar, .tar.gz, .tar.xz, .tar.zst, .tar.bz2; or - for an
+/// archive on standard output.
 ///
 /// Owners and device nodes need root in a directory; an archive keeps them without. What could not be
 /// kept is named on standard error, and the exit code is 1 if files are missing because of it.
@@ -61,18 +63,12 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let image = args.image.read()?;
     let path = args.path.as_bytes();
     let from = image.resolve_following(path)?;
-    if !image.inode(from, path)?.is_dir() {
-        return Err(Failure::new(Exit::Io, "export", "not a directory")
-            .at_name(path)
-            .at_path(image.path())
-            .advice(format!(
-                "To get a single file: ubtrfs cat {} {} > FILE",
-                quote::for_terminal(args.image.path().as_os_str().as_bytes()),
-                quote::for_terminal(path)
-            )));
+    let inode = image.inode(from, path)?;
+    let target = Target::of(&args.target);
+    if !inode.is_dir() {
+        return single_file(&image, &inode, args, target);
     }
     let mut progress = Progress::new("export");
-    let target = Target::of(&args.target);
     let done = match target {
         Target::Stdout => to_stdout(&image, from, &mut progress)?,
         Target::Archive(compression) => to_archive(&image, from, args, compression, &mut progress)?,
@@ -87,6 +83,24 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         out.line(&progress.sentence("exported", &done))?;
     }
     Ok(progress.exit())
+}
+
+/// A single file becomes one, and no archive.
+fn single_file(image: &Image, inode: &Inode, args: &Args, target: Target) -> Result<Exit> {
+    let path = args.path.as_bytes();
+    if target != Target::Directory {
+        return Err(Failure::new(Exit::Io, "export", "not a directory; archives are of those")
+            .at_name(path)
+            .at_path(image.path())
+            .advice(format!(
+                "For a single file, let TARGET be a name; or: ubtrfs cat {} {}",
+                quote::for_terminal(image.path().as_os_str().as_bytes()),
+                quote::for_terminal(path)
+            )));
+    }
+    let options = GetOptions { force: args.force, preserve: true };
+    get::to_file(image, inode, path, &args.target, options)?;
+    Ok(Exit::Done)
 }
 
 fn refused_directory(error: Error, args: &Args) -> Failure {

@@ -98,8 +98,8 @@ fn exit_codes() -> String {
 
 fn images() -> String {
     "\
-IMAGE is an image file or a block device that you may read (and write, for mkfs and import).
-No root is needed for files that are yours.
+IMAGE is an image file or a block device that you may read, and write where it is changed. No root
+is needed for files that are yours.
 
 A filesystem in a partition of a disk image is opened with --partition N (GPT or MBR), or with
 --offset BYTES if you know where it begins. Further devices of the same filesystem are named with
@@ -147,10 +147,10 @@ bytes in hexadecimal: {\"name\": \"caf\u{fffd}\", \"name_hex\": \"636166e9\"}.
 
 fn reproducible() -> String {
     "\
-With the environment variable SOURCE_DATE_EPOCH set to seconds since 1970, mkfs and import take
-that moment for every time they would take from the clock, and draw identifiers from it and the
-options instead of at random. The same input, options and SOURCE_DATE_EPOCH then give the same
-bytes, whatever the number of processors.
+With the environment variable SOURCE_DATE_EPOCH set to seconds since 1970, mkfs, import and all
+commands that change an image take that moment for every time they would take from the clock, and
+draw identifiers from it and the options, or the image as it is, instead of at random. The same
+input, options and SOURCE_DATE_EPOCH then give the same bytes, whatever the number of processors.
 
 Two images made so from the same options have the same filesystem UUID; Linux does not mount two
 of those at a time. Give each its own with -U.

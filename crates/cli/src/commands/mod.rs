@@ -1,10 +1,15 @@
 //! The commands, one file each.
 
 pub mod cat;
+pub mod change;
+pub mod check;
 pub mod df;
 pub mod du;
 pub mod export;
+pub mod filesystem;
 pub mod generate;
+pub mod get;
+pub mod getfattr;
 pub mod help;
 pub mod import;
 pub mod inspect;

@@ -1,4 +1,4 @@
-//! `ubtrfs subvolume`: subvolumes and snapshots, read.
+//! `ubtrfs subvolume`: subvolumes and snapshots.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -6,15 +6,17 @@ use std::os::unix::ffi::OsStrExt;
 use clap::Subcommand;
 use serde::Serialize;
 use ubtrfs_engine::SubvolumeInfo;
-use ubtrfs_ondisk::{InodeNo, RootId, Uuid};
+use ubtrfs_ondisk::{RootId, Uuid};
 
+use crate::commands::change::Change;
+use crate::commands::change::subvolume::{self as change, named_subvolume};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{DeviceArgs, ImageArgs};
 use crate::output::json::Array;
 use crate::output::time::{self, Calendar};
 use crate::output::{Output, json, quote};
 
-/// List and show subvolumes and snapshots
+/// Make, delete, list and show subvolumes and snapshots
 #[derive(clap::Args)]
 #[command(arg_required_else_help = true)]
 pub struct Args {
@@ -24,6 +26,10 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Action {
+    Create(change::CreateArgs),
+    Delete(change::DeleteArgs),
+    Snapshot(change::SnapshotArgs),
+    SetDefault(change::SetDefaultArgs),
     List(ListArgs),
     Show(ShowArgs),
     GetDefault(GetDefaultArgs),
@@ -89,12 +95,26 @@ struct GetDefaultArgs {
     json: bool,
 }
 
-/// Does it.
+impl Args {
+    /// The change that is asked for, if it is one.
+    pub fn change(&self) -> Option<&dyn Change> {
+        match &self.action {
+            Action::Create(args) => Some(args),
+            Action::Delete(args) => Some(args),
+            Action::Snapshot(args) => Some(args),
+            Action::SetDefault(args) => Some(args),
+            Action::List(_) | Action::Show(_) | Action::GetDefault(_) => None,
+        }
+    }
+}
+
+/// Lists or shows; changes are made by who asks for them first.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     match &args.action {
         Action::List(args) => list(args, out)?,
         Action::Show(args) => show(args, out)?,
         Action::GetDefault(args) => get_default(args, out)?,
+        _ => {}
     }
     Ok(Exit::Done)
 }
@@ -137,13 +157,7 @@ fn list(args: &ListArgs, out: &mut Output) -> Result<()> {
 fn show(args: &ShowArgs, out: &mut Output) -> Result<()> {
     let image = args.image.read()?;
     let path = args.path.as_bytes();
-    let id = image.resolve(path)?;
-    if id.inode != InodeNo::SUBVOLUME_ROOT {
-        return Err(Failure::new(Exit::Io, "reading the subvolume", "it is no subvolume")
-            .at_name(path)
-            .at_path(image.path())
-            .advice("`ubtrfs subvolume list` lists those there are."));
-    }
+    let id = named_subvolume(&image, path)?;
     let info = image
         .filesystem()
         .subvolume(id.root)

@@ -46,6 +46,36 @@ pub fn rfc3339(time: Time) -> String {
     }
 }
 
+/// Reads a time: a date, with or without a time of day in the user's time zone, RFC 3339, or
+/// seconds since 1970 behind an `@`.
+pub fn parse(text: &str) -> Result<Time, String> {
+    let wrong = || format!("'{text}' is no time such as 2024-11-20 12:19:05 or @1700000000");
+    let timestamp = match text.strip_prefix('@') {
+        Some(seconds) => seconds_since_1970(seconds),
+        None => text.parse::<Timestamp>().ok().or_else(|| {
+            let civil: jiff::civil::DateTime = text.parse().ok()?;
+            Some(civil.to_zoned(TimeZone::system()).ok()?.timestamp())
+        }),
+    };
+    let nanoseconds = timestamp.ok_or_else(wrong)?.as_nanosecond();
+    let nsec = u32::try_from(nanoseconds.rem_euclid(1_000_000_000)).map_err(|_| wrong())?;
+    let sec = i64::try_from(nanoseconds.div_euclid(1_000_000_000)).map_err(|_| wrong())?;
+    Ok(Time { sec, nsec })
+}
+
+fn seconds_since_1970(text: &str) -> Option<Timestamp> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let seconds: i64 = whole.parse().ok()?;
+    if fraction.len() > 9 || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let nanoseconds: i64 = format!("{fraction:0<9}").parse().ok()?;
+    // `-1.5` lies before -1.
+    let nanoseconds = if whole.starts_with('-') { -nanoseconds } else { nanoseconds };
+    let fraction = jiff::SignedDuration::from_nanos(nanoseconds);
+    Timestamp::new(seconds, 0).ok()?.checked_add(fraction).ok()
+}
+
 fn timestamp(time: Time) -> Option<Timestamp> {
     // Times before 1970 count their nanoseconds upward from the second below, here as on disk.
     Timestamp::new(time.sec, 0)
@@ -80,6 +110,21 @@ mod tests {
         let time = Time { sec: -1, nsec: 5 };
         assert_eq!(utc(0).full(time), "1969-12-31 23:59:59.000000005 +0000");
         assert_eq!(rfc3339(time), "1969-12-31T23:59:59.000000005Z");
+    }
+
+    #[test]
+    fn parse_reads_what_the_help_names() {
+        let time = |sec, nsec| Ok(Time { sec, nsec });
+        assert_eq!(parse("@1700000000"), time(1_700_000_000, 0));
+        assert_eq!(parse("@-1.5"), time(-2, 500_000_000));
+        assert_eq!(parse("1969-12-31T23:59:59.5Z"), time(-1, 500_000_000));
+        assert_eq!(parse("2024-11-20T12:19:05+01:00"), time(1_732_101_545, 0));
+        for text in ["2024-11-20", "2024-11-20 12:19", "2024-11-20T12:19:05.123456789"] {
+            assert!(parse(text).is_ok(), "{text}");
+        }
+        for text in ["", "tomorrow", "@", "@x", "@1.0000000001", "2024-13-01", "12:19"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
     }
 
     #[test]

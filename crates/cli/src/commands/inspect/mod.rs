@@ -2,6 +2,7 @@
 
 mod chunks;
 mod fiemap;
+mod free_space;
 mod superblock;
 mod tree;
 
@@ -10,7 +11,7 @@ use clap::Subcommand;
 use crate::failure::{Exit, Result};
 use crate::output::Output;
 
-/// Show what lies on the medium: superblock, trees, chunks, extents of a file
+/// Show what lies on the medium: superblock, trees, chunks, extents of a file, free space
 #[derive(clap::Args)]
 #[command(arg_required_else_help = true)]
 pub struct Args {
@@ -24,6 +25,7 @@ enum What {
     Tree(tree::Args),
     Chunks(chunks::Args),
     Fiemap(fiemap::Args),
+    FreeSpace(free_space::Args),
 }
 
 /// Shows it.
@@ -33,5 +35,6 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         What::Tree(args) => tree::run(args, out),
         What::Chunks(args) => chunks::run(args, out),
         What::Fiemap(args) => fiemap::run(args, out),
+        What::FreeSpace(args) => free_space::run(args, out),
     }
 }

@@ -102,6 +102,28 @@ struct Pointer {
     level: Option<u8>,
 }
 
+/// Calls `each` for every item of a tree, keys ascending. A damaged block is reported, and the rest is
+/// gone through. Returns whether there is such a tree.
+///
+/// # Errors
+/// What `each` returns.
+pub fn for_each_item(
+    image: &Image,
+    root: RootId,
+    out: &mut Output,
+    mut each: impl FnMut(&ubtrfs_ondisk::Key, &[u8]) -> Result<()>,
+) -> Result<bool> {
+    let mut dump = Dump { volume: image.filesystem().volume(), image, json: None };
+    let mut roots = dump.superblock_roots();
+    dump.roots_of_root_tree(&mut roots, out)?;
+    let Some(pointer) = roots.get(&root).copied() else { return Ok(false) };
+    dump.walk(root, pointer, out, &mut |_, block, _| {
+        let Block::Leaf(leaf) = block else { return Ok(()) };
+        (0..leaf.len()).try_for_each(|slot| each(&leaf.key(slot), leaf.data(slot)))
+    })?;
+    Ok(true)
+}
+
 struct Dump<'a> {
     volume: &'a Volume,
     image: &'a Image,

@@ -1,0 +1,127 @@
+//! `ubtrfs batch`: several changes as one.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use super::commit;
+use crate::cli::Line;
+use crate::edit::{Edit, OnFailure};
+use crate::failure::{Exit, Failure, Result};
+use crate::image::ImageArgs;
+use crate::output::Output;
+use crate::words;
+
+/// Make several changes to an image, all or none
+///
+/// Reads commands from standard input, one a line: those of ubtrfs that change an image, without ubtrfs
+/// in front and without IMAGE. They become durable together. If a line fails, nothing is changed, and
+/// the message names the line.
+///
+/// Words are separated by blanks, and quoted as for a shell: 'as it is', "with \\ \" \$ and \`
+/// escaped", $'with \n, \t and octal \351', and \ before a single character. A # where a word would
+/// begin starts a comment. Nothing is expanded: no variables, no patterns.
+///
+/// All is held in memory until the end, at most half of --cache [default: 2G]. A batch that grows
+/// larger, or that fills the image, is committed in parts; should a line fail after that, the message
+/// says so.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  ubtrfs batch disk.img < changes.txt
+  printf '%s\\n' 'mkdir -p /srv/www' 'put index.html /srv/www' 'chown -R 33:33 /srv/www' |
+    ubtrfs batch disk.img"
+)]
+pub struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Read the commands from this file, not from standard input
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<std::path::PathBuf>,
+}
+
+/// Bytes of commands that are read at most.
+const INPUT_BYTES_MAX: u64 = 256 << 20;
+
+/// Makes them.
+pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
+    let text = args.input()?;
+    // What is wrong with the words of a line is told before anything is opened.
+    let mut lines = Vec::new();
+    for (number, line) in (1..).zip(text.split(|byte| *byte == b'\n')) {
+        let command = parse(line).map_err(|failure| failure.in_line(number))?;
+        lines.extend(command.map(|command| (number, command)));
+    }
+    let image = args.image.write_at_once()?;
+    let before = image.filesystem().superblock().generation;
+    let edit = Edit::new(&image, OnFailure::Stop);
+    for (number, command) in &lines {
+        command.change().apply(&edit, out).map_err(|failure| {
+            let failure = failure.in_line(*number);
+            if image.filesystem().superblock().generation == before {
+                return failure.advice_also("Nothing was changed.");
+            }
+            failure.advice_also(
+                "The batch was too large for one transaction: of the lines before, a part is done.",
+            )
+        })?;
+    }
+    commit(&image)?;
+    for (_, command) in &lines {
+        command.change().finish(&image)?;
+    }
+    Ok(Exit::Done)
+}
+
+impl Args {
+    fn input(&self) -> Result<Vec<u8>> {
+        let mut text = Vec::new();
+        let read = match &self.file {
+            Some(path) => std::fs::File::open(path)
+                .and_then(|file| file.take(INPUT_BYTES_MAX + 1).read_to_end(&mut text))
+                .map_err(|error| Failure::io("reading", &error).at_path(path)),
+            None if io::stdin().is_terminal() => {
+                eprintln!("Commands, one a line; the end of input (Ctrl-D) makes the changes:");
+                from_stdin(&mut text)
+            }
+            None => from_stdin(&mut text),
+        };
+        if read? as u64 > INPUT_BYTES_MAX {
+            return Err(Failure::usage("batch", "more than 256M of commands"));
+        }
+        Ok(text)
+    }
+}
+
+fn from_stdin(text: &mut Vec<u8>) -> Result<usize> {
+    io::stdin()
+        .lock()
+        .take(INPUT_BYTES_MAX + 1)
+        .read_to_end(text)
+        .map_err(|error| Failure::io("reading", &error).at("standard input"))
+}
+
+/// The command of one line; none where it is empty.
+fn parse(line: &[u8]) -> Result<Option<Line>> {
+    let words = words::split(line).map_err(|why| Failure::usage("batch", why))?;
+    let mut words = words.into_iter().map(OsString::from_vec);
+    let Some(name) = words.next() else { return Ok(None) };
+    let mut arguments = vec![OsString::from("ubtrfs"), name];
+    if arguments[1] == "subvolume" || arguments[1] == "property" || arguments[1] == "filesystem" {
+        arguments.extend(words.next());
+    }
+    // A word that no file name is: the image is the batch's.
+    arguments.push(OsString::from(PLACEHOLDER));
+    arguments.extend(words);
+    let command = Line::parse(&arguments)?;
+    if command.change().image().has_options() {
+        return Err(Failure::usage("batch", "options of the image stand before the batch")
+            .at_name(arguments[1].as_bytes()));
+    }
+    Ok(Some(command))
+}
+
+/// Stands where IMAGE would.
+const PLACEHOLDER: &str = "IMAGE";

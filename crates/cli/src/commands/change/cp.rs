@@ -1,0 +1,353 @@
+//! `ubtrfs cp` and `ubtrfs reflink`: copies inside an image.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use ubtrfs_engine::{Inode, InodeId, Reservation, SetAttributes};
+use ubtrfs_ondisk::FileOffset;
+use ubtrfs_ondisk::dir::FileType;
+
+use super::chmod::{SET_ID, SPECIAL};
+use super::{Change, base_name, only_into_a_directory};
+use crate::edit::{Edit, INHERITED_XATTRS, UMASK};
+use crate::failure::{Exit, Failure, Result};
+use crate::image::{ImageArgs, Place};
+use crate::output::Output;
+use crate::walk::{self, Walk};
+
+/// Copy files inside an image, and with -r directories
+///
+/// Copies share their data with what they are copies of until one is changed (reflinks), wherever the
+/// filesystem can do that. With several SOURCEs, or where DEST is a directory, they go into it. A
+/// file that has the name is overwritten. Copies are root's, with the permissions of SOURCE except
+/// writing for group and others, unless -p or -a is given.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  ubtrfs cp disk.img /etc/fstab /etc/fstab.old
+  ubtrfs cp -a disk.img /srv /backup"
+)]
+pub struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// What is copied, and last where it goes
+    #[arg(value_names = ["SOURCE", "DEST"], num_args = 2.., required = true)]
+    words: Vec<OsString>,
+    /// Copy directories with all that is in them; symbolic links as such
+    #[arg(short, visible_short_alias = 'R', long)]
+    recursive: bool,
+    /// Keep owners and times, too
+    #[arg(short, long)]
+    preserve: bool,
+    /// Keep everything: -r, -p, extended attributes and ACLs, hard links
+    #[arg(short, long)]
+    archive: bool,
+    /// Keep files that have the name
+    #[arg(short, long)]
+    no_clobber: bool,
+}
+
+impl Change for Args {
+    fn image(&self) -> &ImageArgs {
+        &self.image
+    }
+
+    fn apply(&self, edit: &Edit<'_>, out: &mut Output) -> Result<()> {
+        let Some((dest, sources)) = self.words.split_last() else { return Ok(()) };
+        let dest = dest.as_bytes();
+        only_into_a_directory(edit, sources.len(), dest)?;
+        let mut copy = Copy { args: self, edit, copied: HashMap::new() };
+        edit.each(sources, out, |source, out| copy.one(source.as_bytes(), dest, out))
+    }
+}
+
+struct Copy<'a> {
+    args: &'a Args,
+    edit: &'a Edit<'a>,
+    /// Copies of files with several names.
+    copied: HashMap<InodeId, InodeId>,
+}
+
+impl Copy<'_> {
+    fn one(&mut self, source: &[u8], dest: &[u8], out: &mut Output) -> Result<()> {
+        let image = self.edit.image();
+        let recursive = self.args.recursive || self.args.archive;
+        let id =
+            if recursive { image.resolve(source)? } else { image.resolve_following(source)? };
+        let inode = image.inode(id, source)?;
+        let (place, path) = self.edit.destination(dest, base_name(source))?;
+        if !inode.is_dir() {
+            return self.leaf(&inode, source, &place, &path);
+        }
+        if !recursive {
+            return Err(Failure::new(Exit::Io, "copying", "it is a directory")
+                .at_name(source)
+                .at_path(image.path())
+                .advice("Give -r (--recursive), too."));
+        }
+        self.tree(&inode, source, &place, &path, out)
+    }
+
+    /// Copies a directory. Its entries are listed before the copy is made in it, should that lie
+    /// inside; the attributes of directories come last, since what is made in them changes their
+    /// times.
+    fn tree(
+        &mut self,
+        top: &Inode,
+        source: &[u8],
+        place: &Place,
+        path: &[u8],
+        out: &mut Output,
+    ) -> Result<()> {
+        let image = self.edit.image();
+        let mut above = place.dir;
+        while above != image.start() {
+            if above == top.id {
+                return Err(Failure::new(Exit::Io, "copying", "a directory into itself")
+                    .at_name(path)
+                    .at_path(image.path()));
+            }
+            above = image.parent(above, path)?;
+        }
+        if above == top.id {
+            return Err(Failure::new(Exit::Io, "copying", "a directory into itself")
+                .at_name(path)
+                .at_path(image.path()));
+        }
+        let mut walk = Walk::new(top.id, source.to_vec());
+        // The copy of each directory on the way down, and its path.
+        let mut targets = vec![(place.clone(), path.to_vec())];
+        let mut made = Vec::new();
+        while let Some(visit) = walk.next() {
+            let Some((place, path)) = targets.pop() else { break };
+            let inode = image.inode(visit.id, &visit.path)?;
+            let dir = match self.directory(&inode, &place, &path) {
+                Ok(dir) => dir,
+                Err(failure) => {
+                    self.edit.tolerate(Err(failure), out)?;
+                    continue;
+                }
+            };
+            let children = walk::children(image, visit.id, &visit.path)?;
+            for child in &children {
+                if child.is_directory {
+                    continue;
+                }
+                let from = walk::join(&visit.path, &child.name);
+                let result = image.inode(child.id, &from).and_then(|inode| {
+                    let place = Place { dir, name: child.name.clone() };
+                    self.leaf(&inode, &from, &place, &walk::join(&path, &child.name))
+                });
+                self.edit.tolerate(result, out)?;
+            }
+            for child in children.iter().rev().filter(|child| child.is_directory) {
+                let place = Place { dir, name: child.name.clone() };
+                targets.push((place, walk::join(&path, &child.name)));
+            }
+            walk.enter(&visit, &children)?;
+            made.push((inode, dir, path));
+        }
+        for (inode, dir, path) in made.iter().rev() {
+            self.finish(inode, *dir, path)?;
+        }
+        Ok(())
+    }
+
+    /// The copy of a directory, made if it is not there.
+    fn directory(&self, inode: &Inode, place: &Place, path: &[u8]) -> Result<InodeId> {
+        match self.edit.image().entry(place, path)? {
+            Some(id) if self.edit.image().inode(id, path)?.is_dir() => Ok(id),
+            Some(_) => Err(self.edit.image().failure(
+                "creating",
+                path,
+                ubtrfs_engine::Error::Exists { what: String::new() },
+            )),
+            None => {
+                let new = self.edit.new_inode(place.dir, self.new_mode(inode), path)?;
+                self.edit.create(place, &new, path)
+            }
+        }
+    }
+
+    /// Copies what is no directory.
+    fn leaf(&mut self, inode: &Inode, source: &[u8], place: &Place, path: &[u8]) -> Result<()> {
+        let image = self.edit.image();
+        let there = image.entry(place, path)?;
+        if let Some(there) = there {
+            if there == inode.id {
+                return Err(Failure::new(Exit::Io, "copying", "source and copy are one file")
+                    .at_name(path)
+                    .at_path(image.path()));
+            }
+            if self.args.no_clobber {
+                return Ok(());
+            }
+        }
+        let keeps_links = self.args.archive && inode.nlink > 1;
+        if keeps_links && let Some(copy) = self.copied.get(&inode.id) {
+            if there.is_some() {
+                self.edit.unlink(place, path)?;
+            }
+            let copy = *copy;
+            return self.edit.under_handle("linking", path, Reservation::create(0), |handle| {
+                handle.link(place.dir, &place.name, copy)
+            });
+        }
+        let kind = inode.file_type();
+        let id = match there {
+            Some(id) if kind == FileType::Regular && self.is_regular(id, path)? => {
+                self.truncate(id, path)?;
+                id
+            }
+            there => {
+                if there.is_some() {
+                    self.edit.unlink(place, path)?;
+                }
+                self.make(inode, source, place, path)?
+            }
+        };
+        if kind == FileType::Regular {
+            let all = FileOffset(0)..FileOffset(inode.size_bytes);
+            self.edit
+                .filesystem()
+                .copy_range(inode.id, all, id, FileOffset(0))
+                .map_err(|error| image.failure("copying", path, error))?;
+        }
+        if keeps_links {
+            self.copied.insert(inode.id, id);
+        }
+        self.finish(inode, id, path)
+    }
+
+    fn is_regular(&self, id: InodeId, path: &[u8]) -> Result<bool> {
+        Ok(self.edit.image().inode(id, path)?.file_type() == FileType::Regular)
+    }
+
+    fn truncate(&self, id: InodeId, path: &[u8]) -> Result<()> {
+        let result = self.edit.filesystem().truncate(id, 0);
+        result.map_err(|error| self.edit.image().failure("overwriting", path, error))
+    }
+
+    fn make(&self, inode: &Inode, source: &[u8], place: &Place, path: &[u8]) -> Result<InodeId> {
+        let mut new = self.edit.new_inode(place.dir, self.new_mode(inode), path)?;
+        if inode.file_type() != FileType::Symlink {
+            new.rdev = inode.rdev;
+            return self.edit.create(place, &new, path);
+        }
+        let target = self.edit.image().read_link(inode.id, source)?;
+        let reservation = Reservation::create(INHERITED_XATTRS);
+        self.edit.under_handle("creating", path, reservation, |handle| {
+            handle.symlink(place.dir, &place.name, &target, &new)
+        })
+    }
+
+    /// Without the bits that make a program run as its owner, who is another one now; a directory
+    /// keeps its sticky bit, a file does not.
+    fn new_mode(&self, inode: &Inode) -> u32 {
+        match inode.file_type() {
+            _ if self.preserves() => inode.mode,
+            FileType::Symlink => inode.mode,
+            FileType::Directory => inode.mode & !(SET_ID | UMASK),
+            _ => inode.mode & !(SPECIAL | UMASK),
+        }
+    }
+
+    fn preserves(&self) -> bool {
+        self.args.preserve || self.args.archive
+    }
+
+    /// Gives a copy the attributes that it is to have, its times last.
+    fn finish(&self, inode: &Inode, id: InodeId, path: &[u8]) -> Result<()> {
+        let image = self.edit.image();
+        if self.args.archive {
+            let failed = |error| image.failure("copying extended attributes", path, error);
+            let xattrs = image.filesystem().xattrs(inode.id).map_err(failed)?;
+            for (name, value) in &xattrs {
+                self.edit.under_handle(
+                    "copying extended attributes",
+                    path,
+                    Reservation::items(3),
+                    |handle| handle.set_xattr(id, name, value),
+                )?;
+            }
+        }
+        if !self.preserves() {
+            return Ok(());
+        }
+        let attributes = SetAttributes {
+            mode: Some(inode.mode),
+            uid: Some(inode.uid),
+            gid: Some(inode.gid),
+            atime: Some(inode.atime),
+            mtime: Some(inode.mtime),
+            ..SetAttributes::default()
+        };
+        self.edit.set_attributes(id, &attributes, path)
+    }
+}
+
+/// Copy a file inside an image by sharing all its data
+///
+/// As cp, but where data cannot be shared, nothing is copied, and the command fails. DEST is made, or
+/// overwritten; of a directory, the copy goes into it.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Example:
+  ubtrfs reflink disk.img /vm/base.raw /vm/box1.raw"
+)]
+pub struct ReflinkArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// The file
+    #[arg(value_name = "SOURCE")]
+    source: OsString,
+    /// Its copy
+    #[arg(value_name = "DEST")]
+    dest: OsString,
+}
+
+impl Change for ReflinkArgs {
+    fn image(&self) -> &ImageArgs {
+        &self.image
+    }
+
+    fn apply(&self, edit: &Edit<'_>, _: &mut Output) -> Result<()> {
+        let image = edit.image();
+        let (source, dest) = (self.source.as_bytes(), self.dest.as_bytes());
+        let id = image.resolve_following(source)?;
+        let inode = image.inode(id, source)?;
+        if inode.file_type() != FileType::Regular {
+            return Err(Failure::new(Exit::Io, "sharing data", "it is no regular file")
+                .at_name(source)
+                .at_path(image.path()));
+        }
+        let (place, path) = edit.destination(dest, base_name(source))?;
+        let failed = |error| image.failure("sharing data", &path, error);
+        let target = match image.entry(&place, &path)? {
+            Some(target) if target == id => {
+                return Err(Failure::new(Exit::Io, "sharing data", "source and copy are one file")
+                    .at_name(&path)
+                    .at_path(image.path()));
+            }
+            Some(target) => {
+                edit.filesystem().truncate(target, 0).map_err(failed)?;
+                target
+            }
+            None => {
+                let new =
+                    edit.new_inode(place.dir, 0o100_000 | inode.mode & 0o777 & !UMASK, &path)?;
+                edit.create(&place, &new, &path)?
+            }
+        };
+        if inode.size_bytes == 0 {
+            return Ok(());
+        }
+        let all = FileOffset(0)..FileOffset(inode.size_bytes);
+        edit.filesystem().clone_range(id, all, target, FileOffset(0)).map_err(failed)
+    }
+}

@@ -1,0 +1,98 @@
+//! `ubtrfs ln`: hard and symbolic links.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use clap::ArgAction;
+use ubtrfs_engine::{NewInode, Reservation};
+
+use super::Change;
+use crate::edit::Edit;
+use crate::failure::{Exit, Failure, Result};
+use crate::image::{ImageArgs, Place};
+use crate::output::Output;
+
+/// Give files in an image another name, or make symbolic links
+///
+/// LINK becomes a name of TARGET; with several TARGETs, or where LINK is a directory, the links are
+/// made in it under the TARGETs' own names. Of a symbolic link, TARGET is any text; what is there
+/// does not matter.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    disable_help_flag = true,
+    after_help = "\
+Examples:
+  ubtrfs ln disk.img /usr/bin/vim /usr/bin/vi
+  ubtrfs ln -s disk.img ../usr/share/zoneinfo/UTC /etc/localtime"
+)]
+pub struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// What the links lead to, and last the new name or directory
+    #[arg(value_names = ["TARGET", "LINK"], num_args = 2.., required = true)]
+    words: Vec<OsString>,
+    /// Make symbolic links
+    #[arg(short, long)]
+    symbolic: bool,
+    /// Replace files that have the name
+    #[arg(short, long)]
+    force: bool,
+    /// Take LINK for a name even where it is a symbolic link to a directory
+    #[arg(short = 'n', long)]
+    no_dereference: bool,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+impl Change for Args {
+    fn image(&self) -> &ImageArgs {
+        &self.image
+    }
+
+    fn apply(&self, edit: &Edit<'_>, out: &mut Output) -> Result<()> {
+        let Some((link, targets)) = self.words.split_last() else { return Ok(()) };
+        let link = link.as_bytes();
+        super::only_into_a_directory(edit, targets.len(), link)?;
+        edit.each(targets, out, |target, _| self.one(edit, target.as_bytes(), link))
+    }
+}
+
+impl Args {
+    fn one(&self, edit: &Edit<'_>, target: &[u8], link: &[u8]) -> Result<()> {
+        let image = edit.image();
+        let keeps_link = self.no_dereference
+            && image
+                .resolve(link)
+                .is_ok_and(|id| image.inode(id, link).is_ok_and(|inode| !inode.is_dir()));
+        let (place, path) = if keeps_link {
+            (image.place(link)?, link.to_vec())
+        } else {
+            edit.destination(link, super::base_name(target))?
+        };
+        let source = if self.symbolic { None } else { Some(image.resolve(target)?) };
+        if self.force {
+            match image.entry(&place, &path)? {
+                Some(id) if Some(id) == source => return Ok(()),
+                Some(_) => edit.unlink(&place, &path)?,
+                None => {}
+            }
+        }
+        let Place { dir, name } = &place;
+        match source {
+            Some(id) => edit.under_handle("linking", &path, Reservation::create(0), |handle| {
+                handle.link(*dir, name, id)
+            }),
+            None if target.is_empty() => {
+                Err(Failure::new(Exit::Usage, "linking", "a symbolic link leads somewhere"))
+            }
+            None => {
+                let new = NewInode { ..edit.new_inode(*dir, 0o120_777, &path)? };
+                edit.under_handle("linking", &path, Reservation::create(0), |handle| {
+                    handle.symlink(*dir, name, target, &new).map(|_| ())
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! `ubtrfs put`: single files of this machine into an image.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use ubtrfs_engine::{InodeId, RenameMode, Reservation, SetAttributes};
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_rt::Time;
+
+use super::chmod::Mode;
+use super::chown::Owner;
+use super::{Change, only_into_a_directory};
+use crate::edit::{Edit, INHERITED_XATTRS, UMASK};
+use crate::failure::{Exit, Failure, Result};
+use crate::image::{ImageArgs, Place};
+use crate::output::Output;
+
+/// Put files of this machine into an image
+///
+/// With several SOURCEs, or where PATH is a directory, they go into it under their own names. A file
+/// that has the name is replaced by the new one, whole or not at all. The new file is root's, has the
+/// permissions of SOURCE except writing for group and others (0644 from standard input) and the time
+/// of now, unless options say otherwise. Whole trees are brought in by `ubtrfs import`.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  ubtrfs put disk.img motd /etc/motd
+  ubtrfs put disk.img *.jpg /photos
+  echo box1 | ubtrfs put --mode 644 disk.img - /etc/hostname"
+)]
+pub struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Files of this machine, or - for standard input, and last where they go
+    #[arg(value_names = ["SOURCE", "PATH"], num_args = 2.., required = true)]
+    words: Vec<OsString>,
+    /// Permissions, as for chmod
+    #[arg(short, long, value_name = "MODE", value_parser = Mode::parse)]
+    mode: Option<Mode>,
+    /// Owner, as numbers
+    #[arg(long, value_name = "UID:GID", value_parser = Owner::parse)]
+    owner: Option<Owner>,
+    /// Keep owner, permissions and times of SOURCE
+    #[arg(short, long)]
+    preserve: bool,
+}
+
+impl Change for Args {
+    fn image(&self) -> &ImageArgs {
+        &self.image
+    }
+
+    fn apply(&self, edit: &Edit<'_>, out: &mut Output) -> Result<()> {
+        let Some((path, sources)) = self.words.split_last() else { return Ok(()) };
+        let path = path.as_bytes();
+        only_into_a_directory(edit, sources.len(), path)?;
+        edit.each(sources, out, |source, _| {
+            if source == "-" {
+                return self.standard_input(edit, path);
+            }
+            self.file(edit, &PathBuf::from(source), path)
+        })
+    }
+}
+
+/// A file of this machine that is open.
+struct Source {
+    mode: u32,
+    owner: Owner,
+    times: Option<(Time, Time)>,
+}
+
+impl Args {
+    fn file(&self, edit: &Edit<'_>, source: &Path, path: &[u8]) -> Result<()> {
+        let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(source);
+        let mut file = File::open(source).map_err(|error| failed("opening", &error))?;
+        let metadata = file.metadata().map_err(|error| failed("reading", &error))?;
+        if metadata.is_dir() {
+            return Err(Failure::new(Exit::Io, "opening", "it is a directory")
+                .at_path(source)
+                .advice("`ubtrfs import` brings in directories."));
+        }
+        let (place, path) =
+            edit.destination(path, super::base_name(source.as_os_str().as_bytes()))?;
+        let time = |sec, nsec| Time { sec, nsec: u32::try_from(nsec).unwrap_or(0) };
+        let mut about = Source {
+            mode: metadata.mode() & 0o777 & !UMASK,
+            owner: Owner { uid: None, gid: None },
+            times: None,
+        };
+        if self.preserve {
+            about.mode = metadata.mode();
+            about.owner = Owner { uid: Some(metadata.uid()), gid: Some(metadata.gid()) };
+            let atime = time(metadata.atime(), metadata.atime_nsec());
+            about.times = Some((atime, time(metadata.mtime(), metadata.mtime_nsec())));
+        }
+        let read_failed = |error: &io::Error| failed("reading", error);
+        self.bring(edit, &mut file, &about, &place, &path, &read_failed)
+    }
+
+    fn standard_input(&self, edit: &Edit<'_>, path: &[u8]) -> Result<()> {
+        if edit.is_batch() {
+            return Err(Failure::usage("put", "standard input holds the commands of the batch"));
+        }
+        if io::stdin().is_terminal() {
+            return Err(Failure::usage("put", "standard input is a terminal, not a file"));
+        }
+        if let Some(id) = edit.image().find_following(path)?
+            && edit.image().inode(id, path)?.is_dir()
+        {
+            return Err(
+                Failure::usage("put", "what comes from standard input needs a name").at_name(path)
+            );
+        }
+        let place = edit.image().place(path)?;
+        let about = Source { mode: 0o644, owner: Owner { uid: None, gid: None }, times: None };
+        let read_failed = |error: &io::Error| Failure::io("reading", error).at("standard input");
+        self.bring(edit, &mut io::stdin().lock(), &about, &place, path, &read_failed)
+    }
+
+    /// Makes the file without a name, fills it, and gives it the name last.
+    fn bring(
+        &self,
+        edit: &Edit<'_>,
+        source: &mut dyn io::Read,
+        about: &Source,
+        place: &Place,
+        path: &[u8],
+        read_failed: &dyn Fn(&io::Error) -> Failure,
+    ) -> Result<()> {
+        let image = edit.image();
+        if let Some(id) = image.entry(place, path)?
+            && image.inode(id, path)?.is_dir()
+        {
+            return Err(Failure::new(Exit::Io, "replacing", "it is a directory")
+                .at_name(path)
+                .at_path(image.path()));
+        }
+        let mut new = edit.new_inode(place.dir, 0o100_000 | about.mode & 0o7777, path)?;
+        if let Some(mode) = &self.mode {
+            new.mode = 0o100_000 | mode.applied_to(new.mode, FileType::Regular);
+        }
+        for owner in [Some(about.owner), self.owner].into_iter().flatten() {
+            new.uid = owner.uid.unwrap_or(new.uid);
+            new.gid = owner.gid.unwrap_or(new.gid);
+        }
+        let reservation = Reservation::create(INHERITED_XATTRS);
+        let id = edit.under_handle("creating", path, reservation, |handle| {
+            handle.create_unlinked(place.dir, &new)
+        })?;
+        let result = edit
+            .fill(id, source, path, read_failed)
+            .and_then(|_| {
+                let (atime, mtime) = about.times.unwrap_or((edit.now(), edit.now()));
+                let attributes = SetAttributes {
+                    atime: Some(atime),
+                    mtime: Some(mtime),
+                    ..SetAttributes::default()
+                };
+                edit.set_attributes(id, &attributes, path)
+            })
+            .and_then(|()| give_name(edit, id, place, path));
+        if result.is_err() {
+            // The failure is what is reported; the next session removes what stays.
+            let _ = edit.filesystem().evict(id);
+        }
+        result
+    }
+}
+
+/// Links a file without a name, in place of what has that name.
+pub fn give_name(edit: &Edit<'_>, id: InodeId, place: &Place, path: &[u8]) -> Result<()> {
+    let image = edit.image();
+    let link = |name: &[u8]| {
+        edit.under_handle("creating", path, Reservation::create(0), |handle| {
+            handle.link(place.dir, name, id)
+        })
+    };
+    if image.entry(place, path)?.is_none() {
+        return link(&place.name);
+    }
+    let between = free_name(edit, place, path)?;
+    link(&between)?;
+    edit.filesystem()
+        .rename(place.dir, &between, place.dir, &place.name, RenameMode::Replace)
+        .map_err(|error| image.failure("replacing", path, error))
+}
+
+/// A name that the directory does not have.
+fn free_name(edit: &Edit<'_>, place: &Place, path: &[u8]) -> Result<Vec<u8>> {
+    for number in 0_u32.. {
+        let name = format!(".ubtrfs-{number}").into_bytes();
+        let candidate = Place { dir: place.dir, name };
+        if edit.image().entry(&candidate, path)?.is_none() {
+            return Ok(candidate.name);
+        }
+    }
+    Err(Failure::new(Exit::Io, "replacing", "no free name").at_name(path))
+}

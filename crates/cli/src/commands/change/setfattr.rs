@@ -1,0 +1,171 @@
+//! `ubtrfs setfattr`: extended attributes.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use clap::ArgAction;
+use ubtrfs_engine::Reservation;
+
+use super::{Below, Change, each_below};
+use crate::edit::{COMPRESSION, Edit};
+use crate::failure::{Exit, Failure, Result};
+use crate::image::ImageArgs;
+use crate::output::Output;
+
+/// Set and remove extended attributes in an image
+///
+/// NAME has its namespace in front: user., trusted. or security. VALUE is text; in double quotes it may
+/// have \\, \" and octal \ooo; behind 0x it is hexadecimal.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    disable_help_flag = true,
+    after_help = "\
+Examples:
+  ubtrfs setfattr -n user.origin -v 'the attic' disk.img /photos/old.jpg
+  ubtrfs setfattr -x user.origin disk.img /photos/old.jpg"
+)]
+pub struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Files and directories
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<OsString>,
+    /// Set this attribute
+    #[arg(short, long, value_name = "NAME", required_unless_present = "remove")]
+    name: Option<OsString>,
+    /// ... to this; empty if not given
+    #[arg(short, long, value_name = "VALUE", requires = "name", allow_hyphen_values = true)]
+    value: Option<OsString>,
+    /// Remove this attribute
+    #[arg(short = 'x', long, value_name = "NAME", conflicts_with = "name")]
+    remove: Option<OsString>,
+    /// Of symbolic links, not of what they lead to
+    #[arg(short = 'h', long)]
+    no_dereference: bool,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+impl Change for Args {
+    fn image(&self) -> &ImageArgs {
+        &self.image
+    }
+
+    fn apply(&self, edit: &Edit<'_>, out: &mut Output) -> Result<()> {
+        let options = Below { recursive: false, follow: !self.no_dereference };
+        if let Some(name) = &self.remove {
+            let name = name.as_bytes();
+            return each_below(edit, &self.paths, options, out, |id, path| {
+                let result = edit.under_handle("removing", path, Reservation::items(3), |handle| {
+                    handle.remove_xattr(id, name)
+                });
+                result.map_err(|failure| match failure.is_not_found() {
+                    true => Failure::new(Exit::Io, "removing", "no such attribute")
+                        .at_name(path)
+                        .at_path(edit.image().path()),
+                    false => failure,
+                })
+            });
+        }
+        let name = self.name.as_ref().map(|name| name.as_bytes()).unwrap_or_default();
+        check_name(name)?;
+        let value = match &self.value {
+            Some(value) => {
+                decode(value.clone().into_vec()).map_err(|why| Failure::usage("--value", why))?
+            }
+            None => Vec::new(),
+        };
+        each_below(edit, &self.paths, options, out, |id, path| {
+            edit.under_handle("setting the attribute", path, Reservation::items(3), |handle| {
+                handle.set_xattr(id, name, &value)
+            })
+        })
+    }
+}
+
+/// Refuses what Linux would not have set so: other namespaces it does not know, and those it
+/// interprets have commands of their own.
+fn check_name(name: &[u8]) -> Result<()> {
+    const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+    if NAMESPACES.iter().any(|space| name.len() > space.len() && name.starts_with(space)) {
+        return Ok(());
+    }
+    if name == COMPRESSION {
+        return Err(Failure::usage("--name", "the property of btrfs has a command of its own")
+            .at_name(name)
+            .advice("See `ubtrfs help property set`."));
+    }
+    if name.starts_with(b"system.posix_acl_") {
+        return Err(Failure::new(Exit::Unsupported, "--name", "ACLs are not set by this version")
+            .at_name(name));
+    }
+    Err(Failure::usage("--name", "expected a name such as user.x, trusted.x or security.x")
+        .at_name(name))
+}
+
+/// A value as `setfattr` takes it.
+fn decode(text: Vec<u8>) -> Result<Vec<u8>, String> {
+    if let Some(digits) = text.strip_prefix(b"0x").or(text.strip_prefix(b"0X")) {
+        return hexadecimal(digits).ok_or_else(|| "expected pairs of hexadecimal digits".into());
+    }
+    let Some(inner) = text.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) else {
+        return Ok(text);
+    };
+    let mut value = Vec::with_capacity(inner.len());
+    let mut rest = inner.iter().copied().peekable();
+    while let Some(byte) = rest.next() {
+        if byte != b'\\' {
+            value.push(byte);
+            continue;
+        }
+        match rest.next() {
+            Some(escaped @ (b'\\' | b'"')) => value.push(escaped),
+            Some(digit @ b'0'..=b'7') => {
+                let mut code = u32::from(digit - b'0');
+                for _ in 0..2 {
+                    let Some(next) = rest.next_if(|next| (b'0'..=b'7').contains(next)) else {
+                        break;
+                    };
+                    code = code * 8 + u32::from(next - b'0');
+                }
+                let byte = u8::try_from(code).map_err(|_| "an octal escape goes to \\377")?;
+                value.push(byte);
+            }
+            _ => return Err("a backslash stands before \\, \" or octal digits".into()),
+        }
+    }
+    Ok(value)
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = digits
+        .iter()
+        .map(|digit| char::from(*digit).to_digit(16).and_then(|value| u8::try_from(value).ok()))
+        .collect();
+    let digits = digits?;
+    let pairs = digits.chunks_exact(2);
+    pairs.remainder().is_empty().then(|| pairs.map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_reads_text_escapes_and_hexadecimal() {
+        for (text, value) in [
+            (&b"plain"[..], &b"plain"[..]),
+            (b"", b""),
+            (b"0x00fF", b"\x00\xff"),
+            (b"\"a\\\"b\\\\c\\0\\1012\"", b"a\"b\\c\0A2"),
+            (b"\"", b"\""),
+        ] {
+            assert_eq!(decode(text.to_vec()).unwrap(), value);
+        }
+        for text in [&b"0x0"[..], b"0xgg", b"\"\\n\"", b"\"\\400\""] {
+            assert!(decode(text.to_vec()).is_err());
+        }
+    }
+}

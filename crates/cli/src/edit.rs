@@ -1,0 +1,187 @@
+//! Changes to an image: what the commands that make them share.
+//!
+//! A command's changes are made in memory and become durable together, by one commit at its end.
+//! Where one path of several fails, the others are done, as coreutils do; in a batch the first
+//! failure ends everything, and nothing is committed.
+
+use std::io::Read;
+
+use ubtrfs_engine::{Filesystem, Handle, InodeId, NewInode, Reservation, SetAttributes};
+use ubtrfs_ondisk::FileOffset;
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_rt::Time;
+
+use crate::failure::{Failure, Result};
+use crate::image::{Image, Place};
+use crate::output::Output;
+
+/// Bytes of a file that are read and placed at a time.
+pub const PIECE_BYTES: usize = 1 << 20;
+/// Names, and attributes taken over from the directory, that making a file may enter.
+pub const INHERITED_XATTRS: u64 = 2;
+/// Permissions that what is copied or put gets without being asked: as with the usual umask.
+pub const UMASK: u32 = 0o022;
+/// Set-group-ID: what is made in such a directory gets its group.
+const SETGID: u32 = 0o2000;
+
+/// What happens after a path has failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnFailure {
+    /// It is reported, and the next one is done.
+    GoOn,
+    /// Everything ends.
+    Stop,
+}
+
+/// An image that is being changed.
+pub struct Edit<'a> {
+    image: &'a Image,
+    on_failure: OnFailure,
+    now: Time,
+}
+
+impl<'a> Edit<'a> {
+    /// Of an image that was opened for changes.
+    pub fn new(image: &'a Image, on_failure: OnFailure) -> Self {
+        Self { image, on_failure, now: image.filesystem().runtime().clock.now() }
+    }
+
+    /// The image.
+    pub fn image(&self) -> &'a Image {
+        self.image
+    }
+
+    /// The engine's side.
+    pub fn filesystem(&self) -> &'a Filesystem {
+        self.image.filesystem()
+    }
+
+    /// When the command began.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Whether this is one line of a batch.
+    pub fn is_batch(&self) -> bool {
+        self.on_failure == OnFailure::Stop
+    }
+
+    /// Does something for each path; a failure of one is tolerated where that is wanted.
+    pub fn each<T>(
+        &self,
+        items: impl IntoIterator<Item = T>,
+        out: &mut Output,
+        mut change: impl FnMut(T, &mut Output) -> Result<()>,
+    ) -> Result<()> {
+        for item in items {
+            let result = change(item, out);
+            self.tolerate(result, out)?;
+        }
+        Ok(())
+    }
+
+    /// Reports a failure, or returns it where it ends everything.
+    pub fn tolerate(&self, result: Result<()>, out: &mut Output) -> Result<()> {
+        match self.on_failure {
+            OnFailure::GoOn => out.tolerate(result),
+            OnFailure::Stop => result,
+        }
+    }
+
+    /// A change under one handle.
+    pub fn under_handle<T>(
+        &self,
+        what: &str,
+        path: &[u8],
+        reservation: Reservation,
+        change: impl FnOnce(&mut Handle<'_>) -> ubtrfs_engine::Result<T>,
+    ) -> Result<T> {
+        self.filesystem()
+            .begin(reservation)
+            .and_then(|mut handle| change(&mut handle))
+            .map_err(|error| self.image.failure(what, path, error))
+    }
+
+    /// What a new inode in a directory begins with: root's, and of the directory's group where that
+    /// says so.
+    pub fn new_inode(&self, dir: InodeId, mode: u32, path: &[u8]) -> Result<NewInode> {
+        let mut new = NewInode::new(mode, self.now);
+        let parent = self.image.inode(dir, path)?;
+        if parent.mode & SETGID != 0 {
+            new.gid = parent.gid;
+            if FileType::from_mode(mode) == FileType::Directory {
+                new.mode |= SETGID;
+            }
+        }
+        Ok(new)
+    }
+
+    /// Makes a file, directory, device node, fifo or socket.
+    pub fn create(&self, place: &Place, new: &NewInode, path: &[u8]) -> Result<InodeId> {
+        let reservation = Reservation::create(INHERITED_XATTRS);
+        self.under_handle("creating", path, reservation, |handle| {
+            handle.create(place.dir, &place.name, new)
+        })
+    }
+
+    /// Changes attributes.
+    pub fn set_attributes(
+        &self,
+        id: InodeId,
+        attributes: &SetAttributes,
+        path: &[u8],
+    ) -> Result<()> {
+        self.under_handle("changing attributes", path, Reservation::items(1), |handle| {
+            handle.set_attributes(id, attributes)
+        })
+    }
+
+    /// Removes a name of what is no directory.
+    pub fn unlink(&self, place: &Place, path: &[u8]) -> Result<()> {
+        self.filesystem()
+            .unlink(place.dir, &place.name)
+            .map_err(|error| self.image.failure("removing", path, error))
+    }
+
+    /// Where something goes that is to be at `path`: into it, under its own name, if that is a
+    /// directory.
+    pub fn destination(&self, path: &[u8], own_name: &[u8]) -> Result<(Place, Vec<u8>)> {
+        if let Some(id) = self.image.find_following(path)?
+            && self.image.inode(id, path)?.is_dir()
+        {
+            let inside = crate::walk::join(path, own_name);
+            return Ok((Place { dir: id, name: own_name.to_vec() }, inside));
+        }
+        Ok((self.image.place(path)?, path.to_vec()))
+    }
+
+    /// Fills an empty file. Returns its length.
+    pub fn fill(
+        &self,
+        id: InodeId,
+        source: &mut dyn Read,
+        path: &[u8],
+        read_failed: &dyn Fn(&std::io::Error) -> Failure,
+    ) -> Result<u64> {
+        let failed = |error| self.image.failure("writing", path, error);
+        let mut at = 0;
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        loop {
+            piece.clear();
+            let read = source.take(PIECE_BYTES as u64).read_to_end(&mut piece);
+            let len = read.map_err(|error| read_failed(&error))? as u64;
+            // What is nothing but zeros becomes a hole.
+            if piece.iter().any(|byte| *byte != 0) {
+                self.filesystem().write(id, FileOffset(at), &piece).map_err(failed)?;
+            }
+            at += len;
+            if len < PIECE_BYTES as u64 {
+                self.filesystem().truncate(id, at).map_err(failed)?;
+                return Ok(at);
+            }
+        }
+    }
+}
+
+/// The attribute that carries the property.
+pub const COMPRESSION: &[u8] = b"btrfs.compression";
