@@ -16,6 +16,10 @@ use crate::{CheckOptions, Phase, Progress, Result};
 /// Progress is told after about this much was read.
 const PROGRESS_BYTES: u64 = 4 << 20;
 
+/// Blocks for which room is made at most before any is met: what the superblock says of their
+/// number may be wrong, or be about data.
+const BLOCKS_EXPECTED_MAX: u64 = 1 << 14;
+
 /// A check that is being made.
 pub(crate) struct Context<'a> {
     pub(crate) volume: &'a Volume,
@@ -39,6 +43,8 @@ pub(crate) struct Context<'a> {
 impl<'a> Context<'a> {
     pub(crate) fn new(volume: &'a Volume, options: &'a CheckOptions<'a>) -> Self {
         let superblock = volume.superblock();
+        let nodesize = crate::view::number(volume.geometry().nodesize_bytes);
+        let blocks = (superblock.bytes_used.get() / nodesize).min(BLOCKS_EXPECTED_MAX);
         Self {
             volume,
             options,
@@ -49,7 +55,7 @@ impl<'a> Context<'a> {
             compat_ro: CompatRo(superblock.compat_ro_flags.get()),
             findings: Findings::new(options.finding_count_max),
             statistics: Statistics::default(),
-            blocks: Blocks::default(),
+            blocks: Blocks::with_room(usize::try_from(blocks).unwrap_or(0)),
             gaps: FxHashSet::default(),
             phase: Phase::Roots,
             done_bytes: AtomicU64::new(0),
@@ -69,10 +75,10 @@ impl<'a> Context<'a> {
         let csums = self.load_csums(&roots);
         let free_space = self.load_free_space(&roots);
         self.walk_other_trees(&roots);
-        self.phase = Phase::Files;
+        self.enter_phase(Phase::Files);
         let mut files = self.load_files(&roots, &extents, &csums);
         let logged = self.walk_logs();
-        self.phase = Phase::Comparing;
+        self.enter_phase(Phase::Comparing);
         self.check_devices(&devices, &dev_extents);
         self.check_groups(&devices, &extents);
         self.check_free_space(&extents, &free_space);
@@ -94,9 +100,17 @@ impl<'a> Context<'a> {
     }
 
     fn begin(&mut self, phase: Phase, total_bytes: u64) {
-        self.phase = phase;
         self.total_bytes = total_bytes;
         self.done_bytes = AtomicU64::new(0);
+        self.enter_phase(phase);
+    }
+
+    fn enter_phase(&mut self, phase: Phase) {
+        self.phase = phase;
+        if let Some(progress) = self.options.progress {
+            let done_bytes = self.done_bytes.load(Ordering::Relaxed);
+            progress(Progress { phase, done_bytes, total_bytes: self.total_bytes });
+        }
     }
 
     fn finish(&mut self) {

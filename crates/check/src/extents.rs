@@ -128,6 +128,8 @@ pub(crate) struct ExtentLeaf {
     keyed: Vec<Keyed>,
     groups: Vec<Group>,
     is_damaged: bool,
+    /// An extent could not be read at all.
+    is_incomplete: bool,
 }
 
 /// A reference that is an item of its own.
@@ -155,7 +157,9 @@ impl Visit for Limits {
         for (slot, key, data) in leaf.items() {
             match key.ty {
                 KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => {
-                    last = self.extent(&mut out, key, data, found).or(last);
+                    let counts = self.extent(&mut out, key, data, found);
+                    out.is_incomplete |= counts.is_none();
+                    last = counts.or(last);
                 }
                 KeyType::BLOCK_GROUP_ITEM => out.groups.extend(group(key, data)),
                 KeyType::EXTENT_DATA_REF
@@ -297,6 +301,7 @@ impl Context<'_> {
         let mut open: FxHashMap<usize, (u64, u64)> = FxHashMap::default();
         let mut keyed = Vec::new();
         for Visited { pointer, out } in leaves {
+            self.lost(RootId::EXTENT_TREE, out.is_incomplete);
             self.take_leaf(&mut extents, &mut open, &pointer, &out);
             keyed.extend(out.keyed.into_iter().map(|keyed| (pointer.at, keyed)));
             extents.groups.extend(out.groups);

@@ -28,7 +28,7 @@ use crate::walk::{BATCH_BLOCKS, Kind, Visit};
 #[derive(Default)]
 pub(crate) struct Files {
     /// By leaf and, once joined, by node.
-    summaries: FxHashMap<LogicalAddr, Summary>,
+    summaries: FxHashMap<LogicalAddr, Box<Summary>>,
     /// The leaves, to be read again where something is wrong.
     pub(crate) leaves: Vec<Pointer>,
 }
@@ -47,12 +47,15 @@ const ZSTD: usize = 1;
 const EXTREF: usize = 2;
 
 struct FileLeaf {
-    summary: Summary,
+    /// Boxed, as it is large and goes from hand to hand.
+    summary: Box<Summary>,
     used: Used,
     inode_count: u64,
     entry_count: u64,
     extent_count: u64,
     written: Vec<Written>,
+    /// Something that refers to data could not be read.
+    is_incomplete: bool,
 }
 
 /// A preallocated file extent with checksums. Another file, which shares the space, may have
@@ -95,12 +98,13 @@ impl Visit for FileVisitor<'_> {
             root: pointer.root,
             is_full_backref: self.extents.is_full_backref(pointer.at),
             out: FileLeaf {
-                summary: Summary::default(),
+                summary: Box::default(),
                 used: Used::default(),
                 inode_count: 0,
                 entry_count: 0,
                 extent_count: 0,
                 written: Vec::new(),
+                is_incomplete: false,
             },
             found,
         };
@@ -270,7 +274,10 @@ impl Leaf<'_> {
     }
 
     fn file_extent(&mut self, run: &mut Run, key: Key, data: &[u8]) {
-        let Ok(extent) = FileExtent::parse(data) else { return };
+        let Ok(extent) = FileExtent::parse(data) else {
+            self.out.is_incomplete = true;
+            return;
+        };
         self.out.extent_count += 1;
         let (compression, end) = match &extent {
             FileExtent::Inline { ram_bytes, compression, .. } => {
@@ -476,6 +483,7 @@ impl Context<'_> {
             for (all, one) in used.0.iter_mut().zip(leaf.out.used.0) {
                 *all = all.or(one);
             }
+            self.lost(leaf.pointer.root, leaf.out.is_incomplete);
             written.extend(leaf.out.written);
             files.summaries.insert(leaf.pointer.at, leaf.out.summary);
             files.leaves.push(leaf.pointer);
@@ -543,7 +551,13 @@ impl Context<'_> {
             let mut found = Vec::new();
             let at = LogicalAddr(root.item.bytenr.get());
             self.summarise(at, 0, &rules, files, &mut found);
-            let mut summary = files.summaries.get(&at).cloned().unwrap_or_else(Summary::lost);
+            let summary = files.summaries.get(&at).map(|summary| (**summary).clone());
+            let mut summary = summary.unwrap_or_else(Summary::lost);
+            let has_top = summary.first() == Some(InodeNo::SUBVOLUME_ROOT);
+            if root.id.is_subvolume() && !has_top && !summary.has_gap {
+                let inode = InodeNo::SUBVOLUME_ROOT;
+                found.push(Finding::InodeMissing { root: root.id, block: at, inode });
+            }
             summary.finish(&rules, &mut found);
             self.findings.extend(found);
             self.check_orphans(&root, &summary);
@@ -569,12 +583,12 @@ impl Context<'_> {
             return;
         }
         // A damaged tree may lead back here, or on and on.
-        files.summaries.insert(at, Summary::lost());
+        files.summaries.insert(at, Box::new(Summary::lost()));
         if depth == LEVEL_COUNT_MAX {
             return;
         }
         let Some(children) = self.blocks.children.get(&at) else { return };
-        let mut summary = Summary::default();
+        let mut summary = Box::<Summary>::default();
         for child in children {
             self.summarise(*child, depth + 1, rules, files, found);
             match files.summaries.get(child) {

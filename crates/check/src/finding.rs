@@ -192,6 +192,11 @@ findings! {
         "extent {bytenr}: the extent tree has the reference {have}, the trees ask for {expect}" {
         bytenr: LogicalAddr, have: Maybe<Reference>, expect: Maybe<Reference>,
     }
+    /// The references of an extent are wrong in a way that no other finding tells.
+    ReferencesDisagree Error "references-disagree"
+        "extent {bytenr}: its references are not what the trees ask for" {
+        bytenr: LogicalAddr,
+    }
     /// The flag FULL_BACKREF of a block contradicts how its children are referenced.
     FullBackref Error "full-backref"
         "block {block}: FULL_BACKREF is {have}, its children's references ask for {expect}" {
@@ -462,6 +467,10 @@ findings! {
     FileTypeDiffers Error "file-type-differs"
         "root {root}, directory {directory}, name {name}: file type {have}, the inode's is {expect}" {
         root: RootId, directory: InodeNo, name: Name, have: u64, expect: u64,
+    }
+    /// The names of a tree do not agree in a way that no other finding tells.
+    NamesDisagree Error "names-disagree" "root {root}: its names do not agree" {
+        root: RootId,
     }
     /// An inode without a name that no orphan item remembers.
     OrphanMissing Error "orphan-missing"

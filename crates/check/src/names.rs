@@ -30,6 +30,8 @@ struct Names {
     modes: BTreeMap<u64, u32>,
     /// Directories that are deleted: what is left in them is on its way out.
     unlinked: BTreeSet<u64>,
+    /// A name stands twice in one item, which was found where the item was.
+    has_duplicates: bool,
 }
 
 impl Names {
@@ -57,7 +59,9 @@ impl Names {
                 }
                 KeyType::DIR_ITEM => {
                     for entry in DirEntries::new(data).filter_map(Result::ok) {
-                        self.items.insert((inode, entry.name.to_vec()), target(&entry));
+                        let before =
+                            self.items.insert((inode, entry.name.to_vec()), target(&entry));
+                        self.has_duplicates |= before.is_some();
                     }
                 }
                 KeyType::DIR_INDEX => {
@@ -86,9 +90,18 @@ impl Context<'_> {
                 names.add(&view);
             }
         }
+        let before = self.findings.len();
         self.compare_indexes(root, &names);
         self.compare_items(root, &names);
         self.compare_refs(root, &names);
+        // An inode without its item has no type to compare; that it has none was found.
+        let has_no_item = |(inode, ..): &(u64, u64, u64, Vec<u8>)| !names.modes.contains_key(inode);
+        let is_explained = self.findings.len() > before
+            || names.has_duplicates
+            || names.refs.iter().any(has_no_item);
+        if !is_explained && names.unlinked.is_empty() {
+            self.findings.push(Finding::NamesDisagree { root: root.id });
+        }
     }
 
     /// The leaves below a root.

@@ -270,6 +270,10 @@ impl Account {
                 extra.push((kind, listed, asked));
             }
         }
+        if missing.is_empty() && extra.is_empty() {
+            found.push(Finding::ReferencesDisagree { bytenr: at });
+            return;
+        }
         let is_among = |list: &[(Kind, u64, u64)], kind: &Kind| list.iter().any(|it| it.0 == *kind);
         self.askers.retain(|(_, own, other)| is_among(&missing, own) && is_among(&extra, other));
         if !self.askers.is_empty() {

@@ -93,6 +93,11 @@ impl Findings {
         }
     }
 
+    /// How many there are, those left out included.
+    pub(crate) fn len(&self) -> u64 {
+        self.error_count + self.note_count
+    }
+
     pub(crate) fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
         findings.into_iter().for_each(|finding| self.push(finding));
     }

@@ -247,6 +247,14 @@ impl Summary {
         };
     }
 
+    /// The first inode of a whole tree.
+    pub(crate) fn first(&self) -> Option<InodeNo> {
+        match &self.ends {
+            Ends::Empty | Ends::Two(None, _) => None,
+            Ends::One(first) | Ends::Two(Some(first), _) => Some(first.number),
+        }
+    }
+
     /// Judges the inodes at the ends of a whole tree.
     pub(crate) fn finish(&mut self, rules: &Rules, found: &mut Vec<Finding>) {
         match std::mem::take(&mut self.ends) {

@@ -49,6 +49,15 @@ pub(crate) struct Blocks {
     pub(crate) lost_count: u64,
 }
 
+impl Blocks {
+    pub(crate) fn with_room(count: usize) -> Self {
+        let mut blocks = Self::default();
+        blocks.facts.reserve(count);
+        blocks.edges.reserve(count);
+        blocks
+    }
+}
+
 /// What is done with each leaf.
 pub(crate) trait Visit: Sync {
     type Out: Send;

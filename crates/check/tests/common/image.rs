@@ -62,7 +62,7 @@ fn pages_of(image: &Path) -> Pages {
     let file = File::open(image).unwrap();
     let mut pages = Vec::new();
     let mut page = vec![0; PAGE_BYTES];
-    for at in (0..IMAGE_BYTES).step_by(PAGE_BYTES) {
+    for at in (0..file.metadata().unwrap().len()).step_by(PAGE_BYTES) {
         file.read_exact_at(&mut page, at).unwrap();
         if page.iter().any(|byte| *byte != 0) {
             pages.push((at, page.clone()));
@@ -138,8 +138,12 @@ pub struct Image {
 
 impl Image {
     pub fn of(base: Base) -> Self {
-        let device = Arc::new(MemDevice::new(IMAGE_BYTES));
-        for (at, page) in base.pages() {
+        Self::on(IMAGE_BYTES, base.pages())
+    }
+
+    fn on(len_bytes: u64, pages: &Pages) -> Self {
+        let device = Arc::new(MemDevice::new(len_bytes));
+        for (at, page) in pages {
             device.write_at(PhysicalAddr(*at), page).unwrap();
         }
         let devices = vec![device.clone() as Arc<dyn Device>];
@@ -148,6 +152,12 @@ impl Image {
         let report = check(&volume, &CheckOptions::default()).unwrap();
         assert!(report.is_clean(), "{}", super::lines(&report));
         Self { device, volume }
+    }
+
+    /// An image file that others made.
+    pub fn of_file(path: &Path) -> Self {
+        let len_bytes = fs::metadata(path).unwrap().len();
+        Self::on(len_bytes, &pages_of(path))
     }
 
     pub fn single() -> Self {

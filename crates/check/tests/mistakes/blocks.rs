@@ -144,6 +144,40 @@ fn mistake_04_child_generation_level_and_owner_are_found() {
     expect_reason(&image, Reason::WrongOwner, at);
 }
 
+/// A shared block is read once; what its other parents say of it is compared.
+#[test]
+fn mistake_04_second_parent_that_disagrees_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let (sub, root) = (image.subvolume("sub"), image.subvolume("snap"));
+    let own: Vec<_> = image.blocks(sub).iter().map(|(block, _)| block.bytenr()).collect();
+    let shared = image
+        .leaves(root)
+        .into_iter()
+        .find(|(leaf, _)| own.contains(&LogicalAddr(leaf.header().bytenr.get())));
+    let (leaf, parent) = shared.unwrap();
+    let (parent, slot) = parent.unwrap();
+    let mut right = 0;
+    image.edit_bytes(parent, |bytes| {
+        let ptr = KeyPtr::peek_mut(&mut bytes[ptr_at(slot)..]).unwrap();
+        right = ptr.generation.get();
+        ptr.generation += 1;
+    });
+    assert_eq!(
+        image.expect(&["parent-disagrees"]),
+        [Finding::ParentDisagrees {
+            root,
+            block: LogicalAddr(leaf.header().bytenr.get()),
+            parent,
+            what: "generation",
+            have: right.to_string(),
+            expect: (right + 1).to_string(),
+        }]
+    );
+}
+
 #[test]
 fn mistake_05_empty_leaf_below_a_node_is_found() {
     if !oracle::require(Oracle::KernelBtrfs) {

@@ -6,6 +6,7 @@
 mod common;
 
 mod blocks;
+mod borders;
 mod extents;
 mod files;
 mod names;

@@ -210,6 +210,29 @@ fn mistake_20_name_that_is_there_twice_is_found() {
 }
 
 #[test]
+fn top_directory_that_is_missing_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    use ubtrfs_ondisk::root::RootItem;
+    let image = Image::single();
+    let root = image.subvolume("snap");
+    // A tree that begins in its middle: its first leaves are cut off.
+    let (leaf, _) = image.leaves(root).remove(2);
+    let place = image.root_item(root);
+    image.edit::<RootItem>(&place, |item| {
+        item.bytenr = leaf.header().bytenr;
+        item.generation = leaf.header().generation;
+        item.generation_v2 = leaf.header().generation;
+        item.level = 0;
+    });
+    let report = image.check();
+    let block = ubtrfs_ondisk::LogicalAddr(leaf.header().bytenr.get());
+    let missing = Finding::InodeMissing { root, block, inode: InodeNo(256) };
+    assert!(report.errors().any(|finding| *finding == missing));
+}
+
+#[test]
 fn inode_that_is_missing_is_found() {
     if !oracle::require(Oracle::KernelBtrfs) {
         return;

@@ -179,6 +179,60 @@ fn mistake_13_used_space_called_free_and_free_space_called_used_are_found() {
     }
 }
 
+/// The same space as bitmaps is as right, and a bit that is wrong is found.
+#[test]
+fn mistake_13_wrong_bit_of_a_bitmap_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let info = free_space_info(&image);
+    let (start, len) = (info.key.objectid.0, info.key.offset);
+    let range = start..start + len;
+    let items = image.items(FREE_SPACE);
+    let extents: Vec<&Place> = items
+        .iter()
+        .filter(|it| it.key.ty == KeyType::FREE_SPACE_EXTENT && range.contains(&it.key.objectid.0))
+        .collect();
+    let mut bits = vec![0_u8; usize::try_from(len / 4096 / 8).unwrap()];
+    for extent in &extents {
+        let first = (extent.key.objectid.0 - start) / 4096;
+        for sector in first..first + extent.key.offset / 4096 {
+            bits[usize::try_from(sector / 8).unwrap()] |= 1 << (sector % 8);
+        }
+    }
+    let (first, last) = (extents[0].slot, extents[extents.len() - 1].slot);
+    image.edit_leaf(info.block, |leaf| {
+        leaf.remove(first..last + 1);
+        for (index, bits) in bits.chunks(256).enumerate() {
+            let at = start + index as u64 * (8 << 20);
+            let bitmap_len = bits.len() as u64 * 8 * 4096;
+            let key = Key::new(ObjectId(at), KeyType::FREE_SPACE_BITMAP, bitmap_len);
+            leaf.insert(first + index, key, bits.len()).copy_from_slice(bits);
+        }
+    });
+    image.edit::<FreeSpaceInfo>(&info, |info| info.flags |= USING_BITMAPS);
+    image.expect(&[]);
+    // The last sector of the group, in the last bitmap.
+    let last = image.items(FREE_SPACE).into_iter().rfind(|item| {
+        item.key.ty == KeyType::FREE_SPACE_BITMAP && range.contains(&item.key.objectid.0)
+    });
+    let last = last.unwrap();
+    let end = last.data.len() - 1;
+    image.edit_leaf(last.block, |leaf| leaf.data_mut(last.slot)[end] ^= 0x80);
+    let group = LogicalAddr(start);
+    assert_eq!(
+        image.expect(&["free-space-differs"]),
+        [Finding::FreeSpaceDiffers {
+            group,
+            at: LogicalAddr(start + len - 4096),
+            len_bytes: 4096,
+            have: "used",
+            expect: "free",
+        }]
+    );
+}
+
 /// Old versions of mkfs.btrfs leave such items, so that they are no error.
 #[test]
 fn mistake_14_free_space_that_outlived_its_group_is_found() {
