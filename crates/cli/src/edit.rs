@@ -14,6 +14,7 @@ use ubtrfs_rt::Time;
 use crate::failure::{Failure, Result};
 use crate::image::{Image, Place};
 use crate::output::Output;
+use crate::progress::Meter;
 
 /// Bytes of a file that are read and placed at a time.
 pub const PIECE_BYTES: usize = 1 << 20;
@@ -155,15 +156,17 @@ impl<'a> Edit<'a> {
         Ok((self.image.place(path)?, path.to_vec()))
     }
 
-    /// Fills an empty file. Returns its length.
+    /// Fills an empty file, with about `total_bytes`; 0 where that is not known. Returns its length.
     pub fn fill(
         &self,
         id: InodeId,
         source: &mut dyn Read,
+        total_bytes: u64,
         path: &[u8],
         read_failed: &dyn Fn(&std::io::Error) -> Failure,
     ) -> Result<u64> {
         let failed = |error| self.image.failure("writing", path, error);
+        let meter = Meter::new("put");
         let mut at = 0;
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         loop {
@@ -175,6 +178,7 @@ impl<'a> Edit<'a> {
                 self.filesystem().write(id, FileOffset(at), &piece).map_err(failed)?;
             }
             at += len;
+            meter.advance("", at, total_bytes);
             if len < PIECE_BYTES as u64 {
                 self.filesystem().truncate(id, at).map_err(failed)?;
                 return Ok(at);

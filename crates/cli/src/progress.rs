@@ -1,6 +1,7 @@
 //! How long work goes, told on standard error: at a terminal, and only once it takes a second.
 
 use std::io::{self, IsTerminal};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -13,6 +14,54 @@ use crate::size;
 /// Work that takes less is done before anybody would read of it.
 const QUIET_FOR: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(100);
+
+/// A line that counts bytes, moved on by any thread.
+pub struct Meter {
+    what: &'static str,
+    began: Instant,
+    is_wanted: bool,
+    bar: Mutex<Option<ProgressBar>>,
+}
+
+impl Meter {
+    /// Of `what`, which begins now.
+    pub fn new(what: &'static str) -> Self {
+        let is_wanted = io::stderr().is_terminal();
+        Self { what, began: Instant::now(), is_wanted, bar: Mutex::new(None) }
+    }
+
+    /// So many bytes are done, of about so many; 0 where that is not known. A thread that finds
+    /// another at it has nothing to add.
+    pub fn advance(&self, part: &'static str, done_bytes: u64, total_bytes: u64) {
+        if !self.is_wanted || self.began.elapsed() < QUIET_FOR {
+            return;
+        }
+        let Ok(mut bar) = self.bar.try_lock() else { return };
+        let bar = bar.get_or_insert_with(|| {
+            let bar = ProgressBar::new(0).with_elapsed(self.began.elapsed());
+            let template =
+                "{prefix}: {msg} {wide_bar} {binary_bytes}/{binary_total_bytes} [{elapsed}]";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+            bar.set_prefix(self.what);
+            bar
+        });
+        bar.set_message(part);
+        bar.set_length(total_bytes.max(done_bytes));
+        bar.set_position(done_bytes);
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if let Ok(bar) = self.bar.get_mut()
+            && let Some(bar) = bar.take()
+        {
+            bar.finish_and_clear();
+        }
+    }
+}
 
 /// A line that counts, and the warnings above it.
 pub struct Progress {

@@ -1,19 +1,15 @@
 //! `ubtrfs check`: whether a filesystem is as the format asks.
 
-use std::io::{self, IsTerminal};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
-
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, json};
-use ubtrfs_check::{CheckOptions, Finding, Phase, Report, Severity, Value};
+use ubtrfs_check::{CheckOptions, Finding, Phase, Progress, Report, Severity, Value};
 use ubtrfs_rt::Runtime;
 
 use crate::failure::{Exit, Failure, Result};
 use crate::image::DeviceArgs;
 use crate::output::Output;
 use crate::output::json;
+use crate::progress::Meter;
 use crate::size;
 
 /// Check a filesystem for damage
@@ -50,8 +46,17 @@ pub struct Args {
 /// Checks.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let volume = args.image.volume()?;
-    let progress = Progress::new();
-    let advance = |now: ubtrfs_check::Progress| progress.advance(&now);
+    let meter = Meter::new("check");
+    let advance = |now: Progress| {
+        let part = match now.phase {
+            Phase::Roots => "roots",
+            Phase::Extents => "extents",
+            Phase::Files => "files",
+            Phase::Comparing => "comparing",
+            _ => "data",
+        };
+        meter.advance(part, now.done_bytes, now.total_bytes);
+    };
     let options = CheckOptions {
         data: args.data,
         executor: Runtime::system().executor,
@@ -59,7 +64,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         progress: Some(&advance),
     };
     let report = ubtrfs_check::check(&volume, &options);
-    progress.finish();
+    drop(meter);
     let report = report.map_err(|error| match error {
         ubtrfs_check::Error::Volume(error) => {
             Failure::volume("checking", &error).at_path(args.image.path())
@@ -172,56 +177,6 @@ impl JsonFinding {
             severity: severity(finding),
             text: finding.to_string(),
             fields: finding.fields().into_iter().map(field).collect(),
-        }
-    }
-}
-
-/// Work that takes less is done before anybody would read of it.
-const QUIET_FOR: Duration = Duration::from_secs(1);
-
-/// A line at a terminal that says how far the check has come.
-struct Progress {
-    began: Instant,
-    is_wanted: bool,
-    bar: Mutex<Option<ProgressBar>>,
-}
-
-impl Progress {
-    fn new() -> Self {
-        Self { began: Instant::now(), is_wanted: io::stderr().is_terminal(), bar: Mutex::new(None) }
-    }
-
-    /// Called from any thread; one that finds another at it has nothing to add.
-    fn advance(&self, now: &ubtrfs_check::Progress) {
-        if !self.is_wanted || self.began.elapsed() < QUIET_FOR {
-            return;
-        }
-        let Ok(mut bar) = self.bar.try_lock() else { return };
-        let bar = bar.get_or_insert_with(|| {
-            let bar = ProgressBar::new(0).with_elapsed(self.began.elapsed());
-            let template =
-                "check: {msg} {wide_bar} {binary_bytes}/{binary_total_bytes} [{elapsed}]";
-            if let Ok(style) = ProgressStyle::with_template(template) {
-                bar.set_style(style);
-            }
-            bar
-        });
-        bar.set_message(match now.phase {
-            Phase::Roots => "roots",
-            Phase::Extents => "extents",
-            Phase::Files => "files",
-            Phase::Comparing => "comparing",
-            _ => "data",
-        });
-        bar.set_length(now.total_bytes.max(now.done_bytes));
-        bar.set_position(now.done_bytes);
-    }
-
-    fn finish(&self) {
-        if let Ok(mut bar) = self.bar.lock()
-            && let Some(bar) = bar.take()
-        {
-            bar.finish_and_clear();
         }
     }
 }

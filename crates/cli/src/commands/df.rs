@@ -6,7 +6,7 @@ use ubtrfs_engine::Usage;
 use ubtrfs_ondisk::Uuid;
 
 use crate::failure::{Exit, Failure, Result};
-use crate::image::DeviceArgs;
+use crate::image::{DeviceArgs, Image};
 use crate::output::table::{Align, Table};
 use crate::output::{Output, json, quote};
 use crate::size;
@@ -43,34 +43,45 @@ pub struct Args {
 
 /// Shows.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let image = args.image.read()?;
-    let filesystem = image.filesystem();
-    let usage = filesystem
-        .usage()
-        .map_err(|error| Failure::engine("reading usage", error).at_path(image.path()))?;
-    let superblock = filesystem.superblock();
-    let summary = Summary {
-        label: superblock.label().to_vec(),
-        uuid: Uuid(superblock.fsid),
-        devices: superblock.num_devices.get(),
-        usage,
-    };
+    let summary = Summary::of(&args.image.read()?)?;
     if args.json {
-        json::document(out, &JsonUsage::new(&summary))?;
+        summary.print_json(out)?;
     } else {
         summary.print(args.bytes, out)?;
     }
     Ok(Exit::Done)
 }
 
-struct Summary {
+/// What is known of a filesystem as a whole.
+pub struct Summary {
     label: Vec<u8>,
     uuid: Uuid,
     devices: u64,
-    usage: Usage,
+    /// How full it is.
+    pub usage: Usage,
 }
 
 impl Summary {
+    /// Of the filesystem in this image.
+    pub fn of(image: &Image) -> Result<Self> {
+        let filesystem = image.filesystem();
+        let usage = filesystem
+            .usage()
+            .map_err(|error| Failure::engine("reading usage", error).at_path(image.path()))?;
+        let superblock = filesystem.superblock();
+        Ok(Self {
+            label: superblock.label().to_vec(),
+            uuid: Uuid(superblock.fsid),
+            devices: superblock.num_devices.get(),
+            usage,
+        })
+    }
+
+    /// Prints it as JSON.
+    pub fn print_json(&self, out: &mut Output) -> Result<()> {
+        json::document(out, &JsonUsage::new(self))
+    }
+
     fn print(&self, in_bytes: bool, out: &mut Output) -> Result<()> {
         let size = |bytes: u64| if in_bytes { bytes.to_string() } else { size::binary(bytes) };
         let usage = &self.usage;

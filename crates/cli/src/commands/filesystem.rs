@@ -1,12 +1,12 @@
 //! `ubtrfs filesystem`: the filesystem as a whole.
 
 use clap::Subcommand;
-use ubtrfs_engine::Usage;
 use ubtrfs_ondisk::DeviceId;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 
-use crate::failure::{Exit, Failure, Result};
-use crate::image::{DeviceArgs, Image};
+use crate::commands::df::Summary;
+use crate::failure::{Exit, Result};
+use crate::image::DeviceArgs;
 use crate::output::{Output, json};
 use crate::size;
 
@@ -42,6 +42,9 @@ struct DfArgs {
     /// Print sizes in bytes
     #[arg(short, long)]
     bytes: bool,
+    /// Print JSON, as `ubtrfs df --json`
+    #[arg(long)]
+    json: bool,
 }
 
 /// Show how full the filesystem and each of its devices is
@@ -61,6 +64,9 @@ struct UsageArgs {
     /// Print sizes in bytes
     #[arg(short, long)]
     bytes: bool,
+    /// Print JSON, as `ubtrfs df --json`
+    #[arg(long)]
+    json: bool,
 }
 
 /// Show the label
@@ -86,11 +92,6 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn usage_of(image: &Image) -> Result<Usage> {
-    let usage = image.filesystem().usage();
-    usage.map_err(|error| Failure::engine("reading usage", error).at_path(image.path()))
-}
-
 /// Sizes in bytes, or for eyes.
 fn sizes(in_bytes: bool) -> impl Fn(u64) -> String {
     move |bytes| if in_bytes { bytes.to_string() } else { size::binary(bytes) }
@@ -102,9 +103,12 @@ fn name_of(flags: BlockGroupFlags, between: &str) -> String {
 }
 
 fn df(args: &DfArgs, out: &mut Output) -> Result<()> {
-    let image = args.image.read()?;
+    let summary = Summary::of(&args.image.read()?)?;
+    if args.json {
+        return summary.print_json(out);
+    }
     let size = sizes(args.bytes);
-    usage_of(&image)?.spaces.iter().try_for_each(|space| {
+    summary.usage.spaces.iter().try_for_each(|space| {
         let name = name_of(space.flags, ", ");
         let (total, used) = (size(space.total_bytes), size(space.used_bytes));
         out.line(&format!("{name}: total={total}, used={used}"))
@@ -113,8 +117,12 @@ fn df(args: &DfArgs, out: &mut Output) -> Result<()> {
 
 fn usage(args: &UsageArgs, out: &mut Output) -> Result<()> {
     let image = args.image.read()?;
+    let summary = Summary::of(&image)?;
+    if args.json {
+        return summary.print_json(out);
+    }
     let size = sizes(args.bytes);
-    let usage = usage_of(&image)?;
+    let usage = &summary.usage;
     let volume = image.filesystem().volume();
     let unallocated = usage.device_bytes.saturating_sub(usage.allocated_bytes);
     let used: u64 = usage.spaces.iter().map(|space| space.used_bytes * space.copies).sum();

@@ -18,6 +18,7 @@ use crate::edit::PIECE_BYTES;
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, ImageArgs};
 use crate::output::Output;
+use crate::progress::Meter;
 use crate::unfinished::Unfinished;
 
 /// Get single files out of an image
@@ -171,6 +172,7 @@ fn copy_out(
     let filesystem = image.filesystem();
     let mut source = filesystem.open_file(id).map_err(read_failed)?;
     let mut buffer = vec![0; PIECE_BYTES];
+    let meter = Meter::new("get");
     for mapping in filesystem.file_extents(id, FileOffset(0)).map_err(read_failed)? {
         let mapping = mapping.map_err(read_failed)?;
         if !matches!(mapping.kind, MappingKind::Data | MappingKind::Inline) {
@@ -186,6 +188,7 @@ fn copy_out(
             }
             file.write_all_at(&buffer[..len], at).map_err(write_failed)?;
             at += len as u64;
+            meter.advance("", at, size_bytes);
         }
     }
     file.set_len(size_bytes).map_err(write_failed)?;

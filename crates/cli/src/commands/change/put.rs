@@ -71,6 +71,8 @@ impl Change for Args {
 
 /// A file of this machine that is open.
 struct Source {
+    /// As it is when it is opened; 0 where that is not known.
+    len_bytes: u64,
     mode: u32,
     owner: Owner,
     times: Option<(Time, Time)>,
@@ -90,6 +92,7 @@ impl Args {
             edit.destination(path, super::base_name(source.as_os_str().as_bytes()))?;
         let time = |sec, nsec| Time { sec, nsec: u32::try_from(nsec).unwrap_or(0) };
         let mut about = Source {
+            len_bytes: metadata.len(),
             mode: metadata.mode() & 0o777 & !UMASK,
             owner: Owner { uid: None, gid: None },
             times: None,
@@ -119,7 +122,12 @@ impl Args {
             );
         }
         let place = edit.image().place(path)?;
-        let about = Source { mode: 0o644, owner: Owner { uid: None, gid: None }, times: None };
+        let about = Source {
+            len_bytes: 0,
+            mode: 0o644,
+            owner: Owner { uid: None, gid: None },
+            times: None,
+        };
         let read_failed = |error: &io::Error| Failure::io("reading", error).at("standard input");
         self.bring(edit, &mut io::stdin().lock(), &about, &place, path, &read_failed)
     }
@@ -155,7 +163,7 @@ impl Args {
             handle.create_unlinked(place.dir, &new)
         })?;
         let result = edit
-            .fill(id, source, path, read_failed)
+            .fill(id, source, about.len_bytes, path, read_failed)
             .and_then(|_| {
                 let (atime, mtime) = about.times.unwrap_or((edit.now(), edit.now()));
                 let attributes = SetAttributes {
