@@ -155,20 +155,28 @@ impl Command {
     }
 }
 
+/// Reads the lines of a batch.
+pub struct Lines(clap::Command);
+
 /// A line of a batch.
 pub struct Line(Command);
 
-impl Line {
+impl Lines {
+    /// By the definitions of the command line.
+    pub fn new() -> Self {
+        Self(definition())
+    }
+
     /// Reads a command line that asks for a change.
     ///
     /// # Errors
     /// It cannot be meant so, or changes nothing.
-    pub fn parse(words: &[OsString]) -> Result<Self> {
-        let parsed = definition().try_get_matches_from(words);
+    pub fn parse(&mut self, words: &[OsString]) -> Result<Line> {
+        let parsed = self.0.try_get_matches_from_mut(words);
         let cli = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
         let name = words.get(1).map(|word| word.as_encoded_bytes()).unwrap_or_default();
         match cli {
-            Ok(cli) if cli.command.change().is_some() => Ok(Self(cli.command)),
+            Ok(cli) if cli.command.change().is_some() => Ok(Line(cli.command)),
             Ok(_) => {
                 Err(Failure::usage("batch", "it is no command that changes an image").at_name(name))
             }
@@ -181,7 +189,9 @@ impl Line {
             }
         }
     }
+}
 
+impl Line {
     /// The change.
     pub fn change(&self) -> &dyn Change {
         self.0.change().expect("only changes are read")

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use super::commit;
-use crate::cli::Line;
+use crate::cli::{Line, Lines};
 use crate::edit::{Edit, OnFailure};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::ImageArgs;
@@ -49,9 +49,10 @@ const INPUT_BYTES_MAX: u64 = 256 << 20;
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let text = args.input()?;
     // What is wrong with the words of a line is told before anything is opened.
+    let mut parser = Lines::new();
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.split(|byte| *byte == b'\n')) {
-        let command = parse(line).map_err(|failure| failure.in_line(number))?;
+        let command = parse(&mut parser, line).map_err(|failure| failure.in_line(number))?;
         lines.extend(command.map(|command| (number, command)));
     }
     let image = args.image.write_at_once()?;
@@ -104,7 +105,7 @@ fn from_stdin(text: &mut Vec<u8>) -> Result<usize> {
 }
 
 /// The command of one line; none where it is empty.
-fn parse(line: &[u8]) -> Result<Option<Line>> {
+fn parse(parser: &mut Lines, line: &[u8]) -> Result<Option<Line>> {
     let words = words::split(line).map_err(|why| Failure::usage("batch", why))?;
     let mut words = words.into_iter().map(OsString::from_vec);
     let Some(name) = words.next() else { return Ok(None) };
@@ -115,7 +116,7 @@ fn parse(line: &[u8]) -> Result<Option<Line>> {
     // A word that no file name is: the image is the batch's.
     arguments.push(OsString::from(PLACEHOLDER));
     arguments.extend(words);
-    let command = Line::parse(&arguments)?;
+    let command = parser.parse(&arguments)?;
     if command.change().image().has_options() {
         return Err(Failure::usage("batch", "options of the image stand before the batch")
             .at_name(arguments[1].as_bytes()));
