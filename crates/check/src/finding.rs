@@ -104,13 +104,14 @@ findings! {
         "superblock: {field} is {have}, expect {expect}" {
         field: &'static str, have: String, expect: String,
     }
-    /// The backup of the roots that should be this commit's is not.
-    BackupRoot Error "backup-root"
+    /// The backup of the roots that should be this commit's is not. Linux fills it in when the next
+    /// transaction may have begun, so that a cut can leave such a one.
+    BackupRoot Note "backup-root"
         "superblock: backup root {index}: {field} is {have}, expect {expect}" {
         index: u64, field: &'static str, have: u64, expect: u64,
     }
-    /// No backup of the roots is this commit's.
-    BackupRootMissing Error "backup-root-missing"
+    /// No backup of the roots is this commit's; see there.
+    BackupRootMissing Note "backup-root-missing"
         "superblock: no backup root is of generation {expect}" {
         expect: Generation,
     }

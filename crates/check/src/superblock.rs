@@ -75,7 +75,7 @@ impl Context<'_> {
     }
 
     /// What the backup of this commit says of trees that have root items. Linux fills it in when
-    /// the next transaction may have begun: what is of that one is not judged.
+    /// the next transaction may have begun: what is of that one is not compared.
     pub(crate) fn check_backup_trees(&mut self, roots: &Roots) {
         let Some((index, own)) = self.own_backup() else { return };
         let trees = [

@@ -186,6 +186,18 @@ impl Image {
         errors
     }
 
+    /// Checks it, and asserts that there is no error and that the notes are of these kinds, beside
+    /// those that any image made by an old mkfs.btrfs has.
+    pub fn expect_notes(&self, kinds: &[&str]) -> Vec<Finding> {
+        let report = self.check();
+        assert!(report.is_clean(), "\n{}", super::lines(&report));
+        let is_own = |note: &&Finding| note.kind() != "free-space-without-group";
+        let notes: Vec<Finding> = report.notes().filter(is_own).cloned().collect();
+        let found: Vec<&str> = notes.iter().map(Finding::kind).collect();
+        assert_eq!(found, kinds, "\n{}", super::lines(&report));
+        notes
+    }
+
     pub fn superblock(&self) -> Superblock {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         self.device.read_at(SUPERBLOCK_OFFSETS[0], &mut bytes).unwrap();

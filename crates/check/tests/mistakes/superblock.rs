@@ -109,13 +109,16 @@ fn mistake_25_backup_roots_are_found() {
     image.edit_super(|superblock| superblock.super_roots[own(superblock)].chunk_root += 4096);
     let (field, have) = ("chunk_root", expect + 4096);
     assert_eq!(
-        image.expect(&["backup-root"]),
+        image.expect_notes(&["backup-root"]),
         [Finding::BackupRoot { index: index as u64, field, have, expect }]
     );
     let image = Image::single();
     image.edit_super(|superblock| superblock.super_roots[own(superblock)].tree_root_gen -= 1);
     let expect = Generation(generation.get());
-    assert_eq!(image.expect(&["backup-root-missing"]), [Finding::BackupRootMissing { expect }]);
+    assert_eq!(
+        image.expect_notes(&["backup-root-missing"]),
+        [Finding::BackupRootMissing { expect }]
+    );
 
     // That of a tree is in its root item too.
     let image = Image::single();
@@ -123,7 +126,7 @@ fn mistake_25_backup_roots_are_found() {
     image.edit_super(|superblock| superblock.super_roots[own(superblock)].fs_root += 4096);
     let (field, have) = ("fs_root", expect + 4096);
     assert_eq!(
-        image.expect(&["backup-root"]),
+        image.expect_notes(&["backup-root"]),
         [Finding::BackupRoot { index: index as u64, field, have, expect }]
     );
 }
