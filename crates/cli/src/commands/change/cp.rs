@@ -175,7 +175,7 @@ impl Copy<'_> {
     /// Copies what is no directory.
     fn leaf(&mut self, inode: &Inode, source: &[u8], place: &Place, path: &[u8]) -> Result<()> {
         let image = self.edit.image();
-        let there = image.entry(place, path)?;
+        let there = self.there(inode, place, path)?;
         if let Some(there) = there {
             if there == inode.id {
                 return Err(Failure::new(Exit::Io, "copying", "source and copy are one file")
@@ -220,6 +220,22 @@ impl Copy<'_> {
             self.copied.insert(inode.id, id);
         }
         self.finish(inode, id, path)
+    }
+
+    /// What has the name. A file is written through a symbolic link to another.
+    fn there(&self, inode: &Inode, place: &Place, path: &[u8]) -> Result<Option<InodeId>> {
+        let image = self.edit.image();
+        let Some(there) = image.entry(place, path)? else { return Ok(None) };
+        let is_link = image.inode(there, path)?.file_type() == FileType::Symlink;
+        if !is_link || inode.file_type() != FileType::Regular {
+            return Ok(Some(there));
+        }
+        match image.find_following(path)? {
+            Some(target) => Ok(Some(target)),
+            None => Err(Failure::new(Exit::Io, "copying", "a symbolic link that leads nowhere")
+                .at_name(path)
+                .at_path(image.path())),
+        }
     }
 
     fn is_regular(&self, id: InodeId, path: &[u8]) -> Result<bool> {
