@@ -29,6 +29,7 @@ use crate::unfinished::Unfinished;
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
+    override_usage = "ubtrfs get [OPTIONS] <IMAGE> <PATH> [TARGET]\n       ubtrfs get [OPTIONS] -t <DIRECTORY> <IMAGE> <PATH>...",
     after_help = "\
 Examples:
   ubtrfs get disk.img /etc/fstab

@@ -25,6 +25,7 @@ use crate::walk::{self, Walk};
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
+    override_usage = "ubtrfs cp [OPTIONS] <IMAGE> <SOURCE>... <DEST>",
     after_help = "\
 Examples:
   ubtrfs cp disk.img /etc/fstab /etc/fstab.old

@@ -20,6 +20,7 @@ use crate::output::Output;
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
+    override_usage = "ubtrfs ln [OPTIONS] <IMAGE> <TARGET>... <LINK>",
     disable_help_flag = true,
     after_help = "\
 Examples:

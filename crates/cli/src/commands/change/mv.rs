@@ -19,6 +19,7 @@ use crate::output::Output;
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
+    override_usage = "ubtrfs mv [OPTIONS] <IMAGE> <SOURCE>... <DEST>",
     after_help = "\
 Examples:
   ubtrfs mv disk.img /etc/motd /etc/motd.old

@@ -28,6 +28,7 @@ use crate::output::Output;
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
+    override_usage = "ubtrfs put [OPTIONS] <IMAGE> <SOURCE>... <PATH>",
     after_help = "\
 Examples:
   ubtrfs put disk.img motd /etc/motd
