@@ -5,28 +5,17 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use common::{judge, open_for_writing};
 use ubtrfs_engine::{
-    Error, Filesystem, InodeId, MappingKind, NewInode, OpenOptions, Reservation, SetAttributes,
-    SnapshotOptions,
+    Error, Filesystem, InodeId, MappingKind, NewInode, Reservation, SetAttributes, SnapshotOptions,
 };
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{FileOffset, RootId};
 use ubtrfs_rt::Time;
-use ubtrfs_testkit::{
-    Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, assert_checks_clean, oracle,
-};
-use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+use ubtrfs_testkit::{MkfsBtrfs, Oracle, Prng, oracle};
 
 const SECTOR: u64 = 4096;
-
-fn open(image: &Path) -> Filesystem {
-    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device: Arc<dyn Device> = Arc::new(device);
-    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
-    Filesystem::open(volume, OpenOptions::default()).unwrap()
-}
 
 fn make(directory: &Path, options: &str) -> PathBuf {
     let image = directory.join("image");
@@ -149,16 +138,6 @@ impl Model {
     }
 }
 
-fn judge(image: &Path) {
-    assert_checks_clean(image);
-    let fs = common::open(&[image]);
-    let ours = common::snapshot(&fs, fs.top_level());
-    let mount = KernelMount::read_only(image, "subvolid=5");
-    let theirs = TreeSnapshot::of_directory(mount.path());
-    mount.unmount();
-    theirs.assert_same(&ours, &Compare::same_filesystem());
-}
-
 #[test]
 fn random_changes_of_files_are_what_a_model_and_the_kernel_say() {
     if !oracle::require_all(&[
@@ -174,7 +153,7 @@ fn random_changes_of_files_are_what_a_model_and_the_kernel_say() {
         println!("seed {} {options}", random.seed());
         let directory = tempfile::tempdir().unwrap();
         let image = make(directory.path(), options);
-        let mut fs = open(&image);
+        let mut fs = open_for_writing(&image);
         let mut model = Model { files: BTreeMap::new() };
         for number in 0..6 {
             let id = create(&fs, &format!("file {number}"));
@@ -201,7 +180,7 @@ fn random_changes_of_files_are_what_a_model_and_the_kernel_say() {
                 fs.commit().unwrap();
                 drop(fs);
                 judge(&image);
-                fs = open(&image);
+                fs = open_for_writing(&image);
                 model.check(&fs);
             }
         }
@@ -220,7 +199,7 @@ fn clone_shares_extents_across_subvolumes_and_dedupe_only_what_is_equal() {
     }
     let directory = tempfile::tempdir().unwrap();
     let image = make(directory.path(), "");
-    let fs = open(&image);
+    let fs = open_for_writing(&image);
     let mut random = Prng::of_test(60);
     let source = create(&fs, "source");
     let bytes = random.bytes(1 << 20);
@@ -269,7 +248,7 @@ fn extent_that_is_reused_in_its_transaction_is_decoded_again() {
         return;
     }
     let image = make(directory.path(), "");
-    let fs = open(&image);
+    let fs = open_for_writing(&image);
     let mut seen = Vec::new();
     for byte in [b'a', b'b'] {
         let id = create(&fs, "file");

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use common::open_for_writing;
 use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 use ubtrfs_engine::{
@@ -16,7 +17,7 @@ use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::{
     Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, assert_checks_clean, oracle,
 };
-use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
 
 type Outcome = Result<(), Errno>;
 
@@ -240,13 +241,6 @@ fn make(image: &Path) -> Filesystem {
     Filesystem::open(volume, OpenOptions::default()).unwrap()
 }
 
-fn open(image: &Path) -> Filesystem {
-    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device: Arc<dyn Device> = Arc::new(device);
-    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
-    Filesystem::open(volume, OpenOptions::default()).unwrap()
-}
-
 #[test]
 fn random_operations_on_names_answer_as_the_kernels_do() {
     if !oracle::require_all(&[
@@ -276,7 +270,7 @@ fn random_operations_on_names_answer_as_the_kernels_do() {
             both.fs.commit().unwrap();
             let Both { fs, directory } = both;
             drop(fs);
-            both = Both { fs: open(&image), directory };
+            both = Both { fs: open_for_writing(&image), directory };
         }
     }
     let kernels = TreeSnapshot::of_directory(mount.path());
@@ -322,7 +316,7 @@ fn orphans_go_when_the_subvolume_is_changed_next_and_not_those_in_use() {
         assert_checks_clean(&image);
     }
 
-    let fs = open(&image);
+    let fs = open_for_writing(&image);
     let mut handle = fs.begin(Reservation::create(0)).unwrap();
     handle.create(top, b"first change", &new).unwrap();
     let unnamed_now = handle.create_unlinked(top, &new).unwrap();

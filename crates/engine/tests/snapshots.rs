@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use common::{judge, open_for_writing};
 use ubtrfs_engine::{
     Error, Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, PreparedData,
     Reservation, SnapshotOptions, mkfs,
@@ -16,7 +17,7 @@ use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::{
     Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, assert_checks_clean, oracle, run,
 };
-use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
 
 const RO: SnapshotOptions = SnapshotOptions { read_only: true };
 const RW: SnapshotOptions = SnapshotOptions { read_only: false };
@@ -28,13 +29,6 @@ fn make(directory: &Path, nodesize_bytes: u32) -> (PathBuf, Filesystem) {
     let options = MkfsOptions { nodesize_bytes, ..MkfsOptions::default() };
     let volume = mkfs(vec![device], &options, &Arc::new(Runtime::system())).unwrap();
     (image, Filesystem::open(volume, OpenOptions::default()).unwrap())
-}
-
-fn open(image: &Path) -> Filesystem {
-    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device: Arc<dyn Device> = Arc::new(device);
-    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
-    Filesystem::open(volume, OpenOptions::default()).unwrap()
 }
 
 fn create(fs: &Filesystem, dir: InodeId, name: &[u8], bytes: &[u8]) -> InodeId {
@@ -90,21 +84,6 @@ fn view(fs: &Filesystem, root: RootId) -> TreeSnapshot {
         }
     }
     view
-}
-
-fn judge(image: &Path) {
-    if oracle::require(Oracle::BtrfsProgs) {
-        assert_checks_clean(image);
-    }
-    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
-        return;
-    }
-    let fs = common::open(&[image]);
-    let ours = common::snapshot(&fs, fs.top_level());
-    let mount = KernelMount::read_only(image, "subvolid=5");
-    let theirs = TreeSnapshot::of_directory(mount.path());
-    mount.unmount();
-    theirs.assert_same(&ours, &Compare::same_filesystem());
 }
 
 #[test]
@@ -187,7 +166,7 @@ fn snapshots_of_a_changing_subvolume_keep_what_they_showed() {
                     if random.chance(1, 2) {
                         judge(&image);
                     }
-                    fs = open(&image);
+                    fs = open_for_writing(&image);
                 }
             }
         }
@@ -198,7 +177,7 @@ fn snapshots_of_a_changing_subvolume_keep_what_they_showed() {
         fs.commit().unwrap();
         drop(fs);
         judge(&image);
-        fs = open(&image);
+        fs = open_for_writing(&image);
         // All deleted, the original last kept: what is left is what it alone holds.
         for (name, _) in shown.values() {
             fs.delete_subvolume(fs.top_level(), name).unwrap();
@@ -248,7 +227,7 @@ fn deletion_that_is_cut_off_goes_on_by_the_engine_or_the_kernel() {
             run("btrfs", ["subvolume".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
             mount.unmount();
         } else {
-            let fs = open(&image);
+            let fs = open_for_writing(&image);
             assert_eq!(fs.clean_deleted_subvolumes().unwrap(), 1);
             fs.commit().unwrap();
         }
@@ -300,7 +279,7 @@ fn image_that_the_kernel_snapshotted_and_balanced_can_be_changed() {
     snapshot("two", "three");
     mount.unmount();
 
-    let fs = open(&image);
+    let fs = open_for_writing(&image);
     let root = |name: &[u8]| fs.lookup(fs.top_level(), name).unwrap().root;
     let roots = [root(b"origin"), root(b"one"), root(b"two"), root(b"three")];
     for (tag, which) in (0..).zip([1, 3, 0, 2]) {
@@ -312,7 +291,7 @@ fn image_that_the_kernel_snapshotted_and_balanced_can_be_changed() {
     drop(fs);
     judge(&image);
     for name in [&b"one"[..], b"origin", b"three"] {
-        let fs = open(&image);
+        let fs = open_for_writing(&image);
         fs.delete_subvolume(fs.top_level(), name).unwrap();
         fs.clean_deleted_subvolumes().unwrap();
         fs.commit().unwrap();

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ubtrfs_engine::{Filesystem, Inode, InodeId, MappingKind, OpenOptions};
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_rt::Time;
-use ubtrfs_testkit::TreeSnapshot;
 use ubtrfs_testkit::snapshot::{Entry, Kind, Timestamp, TreeBuilder, hash_content, normal_ranges};
+use ubtrfs_testkit::{Compare, KernelMount, Oracle, TreeSnapshot, assert_checks_clean, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 /// Opens image files as one filesystem, for reading.
@@ -25,6 +25,30 @@ pub fn open(images: &[impl AsRef<Path>]) -> Filesystem {
     let volume = Volume::open(devices, &options).unwrap();
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
     Filesystem::open(volume, options).unwrap()
+}
+
+/// Opens an image file, to change it.
+pub fn open_for_writing(image: &Path) -> Filesystem {
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
+}
+
+/// Lets `btrfs check` judge an image in all its modes, and compares all that the engine sees in it
+/// with all that the kernel sees, as far as they are here.
+pub fn judge(image: &Path) {
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(image);
+    }
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
+        return;
+    }
+    let fs = open(&[image]);
+    let ours = snapshot(&fs, fs.top_level());
+    let mount = KernelMount::read_only(image, "subvolid=5");
+    let theirs = TreeSnapshot::of_directory(mount.path());
+    mount.unmount();
+    theirs.assert_same(&ours, &Compare::same_filesystem());
 }
 
 /// Everything that the engine sees below `root`.
