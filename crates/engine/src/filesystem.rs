@@ -14,7 +14,7 @@ use ubtrfs_volume::Volume;
 use crate::alloc::{AllocOptions, Allocator};
 use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
 use crate::error::{Error, Result};
-use crate::fs::FileState;
+use crate::fs::{FileState, log_replay};
 use crate::txn::{self, Core, Flush, Reservation};
 
 /// Bytes of tree blocks that are kept in memory unless told otherwise.
@@ -54,8 +54,8 @@ impl Default for OpenOptions {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Notice {
-    /// Linux left a log of the last fsyncs. It is not replayed: what is shown is the last commit,
-    /// and nothing can be written.
+    /// Linux left a log of the last fsyncs, and the filesystem was opened read-only: what is shown is
+    /// the last commit. Opened to be written, the log is replayed.
     LogNotReplayed,
     /// Features that a writer must know are not known: nothing can be written.
     UnknownCompatRo(CompatRo),
@@ -124,7 +124,8 @@ const COMPAT_RO_KNOWN: CompatRo = CompatRo(
 
 impl Filesystem {
     /// Opens what `volume` holds. Reads the chunk tree and the root tree's root, nothing that
-    /// grows with the number of files.
+    /// grows with the number of files. A log that Linux left is replayed and committed, unless
+    /// nothing can be written.
     ///
     /// # Errors
     /// `Unsupported` for features that this version cannot read, or to write where it cannot
@@ -144,7 +145,7 @@ impl Filesystem {
                     .expect("one that another can follow"),
             ));
         }
-        let notices = notices_of(&superblock);
+        let mut notices = notices_of(&superblock);
         let store = Arc::new(Store::new(Arc::new(volume), options.cache_bytes));
         let chunk_root = BlockPtr {
             addr: LogicalAddr(superblock.chunk_root.get()),
@@ -168,6 +169,12 @@ impl Filesystem {
         };
         let alloc = Allocator::new(Arc::clone(&store), &superblock, chunk_tree_uuid, alloc_options);
         let read_only = read_only_reason(store.volume(), &options, &notices);
+        // Where it can be written, the log becomes part of it before anything else does.
+        let has_log = superblock.log_root.get() != 0;
+        let replays = has_log && read_only.is_none();
+        if has_log && !replays {
+            notices.push(Notice::LogNotReplayed);
+        }
         let core = Core::new(
             Roots::new(store, root_tree, chunk_tree),
             alloc,
@@ -178,9 +185,12 @@ impl Filesystem {
         );
         let files = Arc::<FileState>::default();
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
-        Ok(Self {
-            inner: Arc::new(Inner { core, files, options, notices, cleaning: Mutex::new(()) }),
-        })
+        let inner = Inner { core, files, options, notices, cleaning: Mutex::new(()) };
+        let fs = Self { inner: Arc::new(inner) };
+        if replays {
+            log_replay::replay(&fs)?;
+        }
+        Ok(fs)
     }
 
     /// What the user should know of this filesystem.
@@ -312,9 +322,6 @@ fn read_only_reason(volume: &Volume, options: &OpenOptions, notices: &[Notice]) 
 
 fn notices_of(superblock: &Superblock) -> Vec<Notice> {
     let mut notices = Vec::new();
-    if superblock.log_root.get() != 0 {
-        notices.push(Notice::LogNotReplayed);
-    }
     let unknown = CompatRo(superblock.compat_ro_flags.get()).without(COMPAT_RO_KNOWN);
     if !unknown.is_empty() {
         notices.push(Notice::UnknownCompatRo(unknown));

@@ -30,6 +30,12 @@ impl FreeSpace {
         before.is_some_and(|(_, before_end)| *before_end > start)
     }
 
+    /// Whether all of a range is free.
+    pub(crate) fn contains(&self, start: u64, end: u64) -> bool {
+        let around = self.extents.range(..=start).next_back();
+        around.is_some_and(|(_, around_end)| *around_end >= end)
+    }
+
     /// Adds a range, none of which may be free already.
     pub(crate) fn add(&mut self, mut start: u64, mut end: u64) {
         if start >= end {

@@ -92,6 +92,23 @@ impl Allocator {
             found.map(|group| (group.start, group.len_bytes))
         };
         let Some((start, len_bytes)) = unloaded else { return Ok(false) };
+        self.load_group(roots, start, len_bytes)?;
+        Ok(true)
+    }
+
+    /// Loads the free space of one group, if it is not yet.
+    ///
+    /// # Errors
+    /// As [`Allocator::load_free_space`].
+    pub(super) fn load_group(
+        &self,
+        roots: &Roots,
+        start: LogicalAddr,
+        len_bytes: u64,
+    ) -> Result<()> {
+        if self.state().groups.get(&start).is_some_and(|group| group.free.is_some()) {
+            return Ok(());
+        }
         let ranges = if self.has_free_space_tree {
             let tree = roots.tree(RootId::FREE_SPACE_TREE)?;
             free_space_tree::load(&tree, start, len_bytes, self.sectorsize_bytes())?
@@ -104,7 +121,7 @@ impl Allocator {
         if state.groups.get(&start).is_some_and(|group| group.free.is_none()) {
             state.enter_free_space(start, &ranges, &shadowed);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// What lies between a group's extents, where there is no free space tree to say.

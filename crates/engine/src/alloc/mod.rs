@@ -19,6 +19,7 @@
 
 pub(crate) mod block_group;
 pub(crate) mod chunk;
+mod claim;
 pub(crate) mod csum_tree;
 pub(crate) mod delayed_ref;
 mod extent_tree;

@@ -11,6 +11,7 @@ mod drop_tree;
 mod entry;
 pub(crate) mod file;
 pub(crate) mod inode;
+pub(crate) mod log_replay;
 pub(crate) mod make;
 pub(crate) mod make_subvolume;
 pub(crate) mod path;

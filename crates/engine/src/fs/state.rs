@@ -397,6 +397,12 @@ impl HeldInode {
         self.item.mtime = timespec(now);
     }
 
+    /// Adds to a directory's size, and nothing else: its next index is looked for again.
+    pub(crate) fn resize(&mut self, bytes: i64) {
+        self.item.size = self.item.size.get().saturating_add_signed(bytes).into();
+        self.next_index = None;
+    }
+
     /// Counts a change of the inode.
     pub(crate) fn touch(&mut self, transid: u64, now: Time) {
         touch(&mut self.item, transid, now);

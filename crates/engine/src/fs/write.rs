@@ -301,7 +301,7 @@ impl<'a> Locked<'a> {
     /// handle, the file's size going down with them.
     fn cut_from_end(&mut self, end: u64) -> Result<()> {
         loop {
-            let from = self.start_of_last_extents(end)?;
+            let from = start_of_last_extents(self.fs, self.inode.id, end)?;
             if from <= end {
                 return Ok(());
             }
@@ -314,29 +314,31 @@ impl<'a> Locked<'a> {
             self.inode.size_bytes = size;
         }
     }
+}
 
-    /// Where the last few extents begin, but not before `end`.
-    fn start_of_last_extents(&self, end: u64) -> Result<u64> {
-        let id = self.inode.id;
-        let mut cursor = self.fs.tree(id.root)?.cursor();
-        cursor.seek_back(&id.key(KeyType::EXTENT_DATA, u64::MAX))?;
-        let mut from = end;
-        for _ in 0..STEP_EXTENTS_MAX {
-            match cursor.current()? {
-                Some((key, _))
-                    if key.objectid == id.inode.object_id()
-                        && key.ty == KeyType::EXTENT_DATA
-                        && key.offset > end =>
-                {
-                    from = key.offset;
-                }
-                // The rest goes with the last step.
-                _ => return Ok(end),
+/// Where the last few extents of a file begin, but not before `end`.
+///
+/// # Errors
+/// A block that cannot be read.
+pub(super) fn start_of_last_extents(fs: &Filesystem, id: InodeId, end: u64) -> Result<u64> {
+    let mut cursor = fs.tree(id.root)?.cursor();
+    cursor.seek_back(&id.key(KeyType::EXTENT_DATA, u64::MAX))?;
+    let mut from = end;
+    for _ in 0..STEP_EXTENTS_MAX {
+        match cursor.current()? {
+            Some((key, _))
+                if key.objectid == id.inode.object_id()
+                    && key.ty == KeyType::EXTENT_DATA
+                    && key.offset > end =>
+            {
+                from = key.offset;
             }
-            cursor.prev()?;
+            // The rest goes with the last step.
+            _ => return Ok(end),
         }
-        Ok(from)
+        cursor.prev()?;
     }
+    Ok(from)
 }
 
 impl Filesystem {

@@ -29,7 +29,7 @@ use std::sync::OnceLock;
 
 use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{Generation, RootId};
-use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, Ordering, Runtime};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime};
 
 use crate::alloc::Allocator;
 use crate::btree::Roots;
@@ -52,6 +52,8 @@ pub(crate) struct Core {
     flusher: OnceLock<Arc<dyn Flush>>,
     /// Bytes of dirty blocks at which a transaction commits by itself.
     commit_bytes: u64,
+    /// No handle commits what is there to make room.
+    holds_commits: AtomicBool,
     /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
     /// what it copies. 0 until first asked for.
     bookkeeping_bytes: AtomicU64,
@@ -110,6 +112,7 @@ impl Core {
             superblock: Mutex::new(Box::new(superblock)),
             flusher: OnceLock::new(),
             commit_bytes,
+            holds_commits: AtomicBool::new(false),
             bookkeeping_bytes: AtomicU64::new(0),
         }
     }
@@ -119,16 +122,24 @@ impl Core {
         let _ = self.flusher.set(flusher);
     }
 
+    /// Lets [`Core::begin`] commit nothing by itself, or again: for what must become durable all at
+    /// once and takes many handles.
+    pub(crate) fn hold_commits(&self, is_held: bool) {
+        self.holds_commits.store(is_held, Ordering::Relaxed);
+    }
+
     /// Opens a handle in the running transaction, for what `reservation` says. Commits first when
     /// the transaction is large, or when only a commit frees enough space.
     ///
     /// # Errors
     /// `ReadOnly`, `Aborted`, `NoSpace`; or what stops the loading of space or the commit.
     pub(crate) fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
-        if self.is_large() {
+        let is_held = self.holds_commits.load(Ordering::Relaxed);
+        if !is_held && self.is_large() {
             self.commit()?;
         }
-        let mut has_committed = false;
+        // Where nothing may commit, nothing is freed by it.
+        let mut has_committed = is_held;
         loop {
             let handle = self.enter()?;
             let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
