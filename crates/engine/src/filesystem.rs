@@ -4,9 +4,10 @@ use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::misc::{DevItem, OnDisk};
 use ubtrfs_ondisk::root::RootItem;
-use ubtrfs_ondisk::superblock::Superblock;
+use ubtrfs_ondisk::superblock::{LABEL_BYTES, Superblock};
 use ubtrfs_ondisk::{
-    Corruption, CsumType, Generation, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId, Uuid,
+    Corruption, CsumType, DeviceId, Generation, Key, KeyType, LogicalAddr, ObjectId, Reason,
+    RootId, Uuid,
 };
 use ubtrfs_rt::{Arc, Mutex, Runtime};
 use ubtrfs_volume::Volume;
@@ -32,6 +33,8 @@ pub struct OpenOptions {
     pub runtime: Arc<Runtime>,
     /// Let an image file, if it is the only device, grow when it is full.
     pub grow_device: bool,
+    /// Give freed space back to the devices after each commit: an image file gets holes.
+    pub discard: bool,
     /// Remember the form in which each block group's free space is kept. Off only to measure what
     /// that saves.
     #[doc(hidden)]
@@ -45,6 +48,7 @@ impl Default for OpenOptions {
             cache_bytes: CACHE_BYTES_DEFAULT,
             runtime: Arc::new(Runtime::system()),
             grow_device: false,
+            discard: false,
             cache_free_space_form: true,
         }
     }
@@ -96,6 +100,25 @@ pub(crate) struct Inner {
 pub struct Handle<'a> {
     pub(crate) fs: &'a Filesystem,
     pub(crate) txn: txn::Handle<'a>,
+}
+
+/// How long runs of delayed references took.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DelayedRefTimes {
+    /// Number of runs.
+    pub count: u64,
+    /// Their mean.
+    pub mean_ns: f64,
+    /// Half of them took no longer.
+    pub median_ns: u64,
+    /// Nine of ten took no longer.
+    pub p90_ns: u64,
+    /// Ninety-nine of a hundred took no longer.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+    /// Upper bounds, each twice the last, and how many runs took up to that and more than the last.
+    pub buckets: Vec<(u64, u64)>,
 }
 
 /// Features that are read; another bit is refused.
@@ -166,12 +189,14 @@ impl Filesystem {
         let alloc_options = AllocOptions {
             cache_free_space_form: options.cache_free_space_form,
             grow_device: options.grow_device,
+            discard: options.discard,
         };
         let alloc = Allocator::new(Arc::clone(&store), &superblock, chunk_tree_uuid, alloc_options);
         let read_only = read_only_reason(store.volume(), &options, &notices);
         // Where it can be written, the log becomes part of it before anything else does.
         let has_log = superblock.log_root.get() != 0;
-        let replays = has_log && read_only.is_none();
+        let is_writable = read_only.is_none();
+        let replays = has_log && is_writable;
         if has_log && !replays {
             notices.push(Notice::LogNotReplayed);
         }
@@ -187,10 +212,30 @@ impl Filesystem {
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
         let inner = Inner { core, files, options, notices, cleaning: Mutex::new(()) };
         let fs = Self { inner: Arc::new(inner) };
+        if is_writable && fs.inner.core.alloc.needs_rebuild(fs.compat_ro()) {
+            fs.rebuild_free_space_tree()?;
+        }
         if replays {
             log_replay::replay(&fs)?;
         }
         Ok(fs)
+    }
+
+    /// Makes the free space tree anew and commits.
+    fn rebuild_free_space_tree(&self) -> Result<()> {
+        let core = &self.inner.core;
+        if self.superblock().log_root.get() != 0 {
+            // The commit would come before the replay, and what the log holds lies in free space.
+            return Err(Error::Unsupported {
+                what: "replaying a log beside a free space tree that is not up to date".to_owned(),
+            });
+        }
+        let mut handle = self.begin(Reservation::items(64))?;
+        core.alloc
+            .rebuild_free_space_tree(&mut handle.txn)
+            .map_err(|error| handle.txn.abort(error))?;
+        drop(handle);
+        self.commit()
     }
 
     /// What the user should know of this filesystem.
@@ -243,6 +288,59 @@ impl Filesystem {
     #[doc(hidden)]
     pub fn free_space_form_searches(&self) -> u64 {
         self.inner.core.alloc.form_searches()
+    }
+
+    /// How long each run of an extent's delayed references took, in nanoseconds, since the
+    /// filesystem was opened.
+    pub fn delayed_ref_times(&self) -> DelayedRefTimes {
+        let times = self.inner.core.alloc.ref_times();
+        DelayedRefTimes {
+            count: times.len(),
+            mean_ns: times.mean(),
+            median_ns: times.value_at_quantile(0.5),
+            p90_ns: times.value_at_quantile(0.9),
+            p99_ns: times.value_at_quantile(0.99),
+            max_ns: times.max(),
+            buckets: times
+                .iter_log(128, 2.0)
+                .map(|bucket| (bucket.value_iterated_to(), bucket.count_since_last_iteration()))
+                .collect(),
+        }
+    }
+
+    /// Names the filesystem. Durable with the next commit.
+    ///
+    /// # Errors
+    /// `TooLong` beyond 255 bytes, `InvalidArgument` for one with a zero byte or a line break;
+    /// as [`Filesystem::begin`].
+    pub fn set_label(&self, label: &[u8]) -> Result<()> {
+        if label.contains(&0) || label.contains(&b'\n') {
+            return Err(Error::InvalidArgument {
+                what: "a label with a zero byte or a line break".to_owned(),
+            });
+        }
+        let mut bytes = [0; LABEL_BYTES];
+        let max_bytes = LABEL_BYTES - 1;
+        let place = bytes[..max_bytes].get_mut(..label.len()).ok_or_else(|| Error::TooLong {
+            what: "label".to_owned(),
+            have_bytes: label.len(),
+            max_bytes,
+        })?;
+        place.copy_from_slice(label);
+        let mut handle = self.begin(Reservation::items(0))?;
+        handle.txn.change_superblock(|superblock| superblock.label = bytes);
+        Ok(())
+    }
+
+    /// Lets the filesystem have `total_bytes` of a device, which is made as long where it is an image
+    /// file. Durable with the next commit.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for fewer bytes than it has, or a device that is not there; the volume's
+    /// error where the device has a length of its own.
+    pub fn grow_device(&self, devid: DeviceId, total_bytes: u64) -> Result<()> {
+        let _handle = self.begin(Reservation::items(1))?;
+        self.inner.core.alloc.grow_device(devid, total_bytes)
     }
 
     /// Time, threads and identifiers.

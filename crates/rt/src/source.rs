@@ -33,6 +33,14 @@ impl Clock {
     }
 }
 
+/// Nanoseconds since some moment, never fewer than before: to measure how long something took. What
+/// is measured must not decide anything, as it is not replayed.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (sec, nsec) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    sec.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nsec.unwrap_or(0))
+}
+
 /// Where random identifiers come from.
 #[derive(Debug)]
 pub enum Identifiers {

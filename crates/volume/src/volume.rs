@@ -131,6 +131,14 @@ impl Volume {
         self.map.read().chunks().cloned().collect()
     }
 
+    /// Bytes that each stripe of the chunk at `at` takes on its device.
+    ///
+    /// # Errors
+    /// `NoChunk`.
+    pub fn stripe_bytes(&self, at: LogicalAddr) -> Result<u64> {
+        self.map.read().stripe_bytes(at)
+    }
+
     /// How many copies the chunk at `at` keeps.
     ///
     /// # Errors

@@ -38,6 +38,8 @@ pub(crate) struct BlockGroup {
     pub(crate) is_new: bool,
     /// Free space, once it was loaded; only then is anything allocated here.
     pub(crate) free: Option<FreeSpace>,
+    /// Bytes that lie under copies of the superblock, known when `free` is.
+    pub(crate) shadowed_bytes: u64,
     /// How the free space tree keeps this group.
     pub(crate) form: FreeSpaceForm,
 }
@@ -58,6 +60,7 @@ impl BlockGroup {
             is_dirty: false,
             is_new: false,
             free: None,
+            shadowed_bytes: 0,
             form: FreeSpaceForm { start, len_bytes, uses_bitmaps: None, extent_count: 0 },
         }
     }
@@ -65,6 +68,15 @@ impl BlockGroup {
     /// End in logical space.
     pub(crate) fn end(&self) -> LogicalAddr {
         LogicalAddr(self.start.0 + self.len_bytes)
+    }
+
+    /// Whether nothing lies in it, and nothing was given out of it that may come to.
+    pub(crate) fn is_empty(&self) -> bool {
+        let is_free = self
+            .free
+            .as_ref()
+            .is_none_or(|free| free.free_bytes() + self.shadowed_bytes == self.len_bytes);
+        self.used_bytes == 0 && !self.is_new && !self.is_dirty && is_free
     }
 
     /// Bytes that can be allocated at once.

@@ -44,6 +44,15 @@ impl DeviceSpace {
         Self { item, extents: BTreeMap::new(), is_dirty: false }
     }
 
+    /// Takes a device extent out.
+    pub(super) fn vacate(&mut self, start: u64) {
+        if let Some(end) = self.extents.remove(&start) {
+            let used_bytes = self.item.bytes_used.get().saturating_sub(end - start);
+            self.item.bytes_used = used_bytes.into();
+            self.is_dirty = true;
+        }
+    }
+
     /// Enters a device extent.
     ///
     /// # Errors
@@ -89,21 +98,53 @@ impl DeviceSpace {
     }
 }
 
-/// Copies that a profile keeps, and whether all lie on one device.
-fn copies(profile: BlockGroupFlags) -> Result<(usize, bool)> {
-    match profile {
-        BlockGroupFlags(0) => Ok((1, true)),
-        BlockGroupFlags::DUP => Ok((2, true)),
-        BlockGroupFlags::RAID1 => Ok((2, false)),
-        BlockGroupFlags::RAID1C3 => Ok((3, false)),
-        BlockGroupFlags::RAID1C4 => Ok((4, false)),
-        other => Err(Error::Unsupported {
-            what: format!(
-                "allocating a chunk with profile {}",
-                other.profile_name().unwrap_or("of several bits")
-            ),
-        }),
+/// How a profile lies on devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Layout {
+    /// Places that a byte has.
+    copies: usize,
+    /// All copies lie on one device.
+    is_on_one: bool,
+    /// The chunk is spread over as many devices as have room.
+    is_striped: bool,
+}
+
+impl Layout {
+    fn of(profile: BlockGroupFlags) -> Result<Self> {
+        let on_one = |copies| Self { copies, is_on_one: true, is_striped: false };
+        let mirrored = |copies| Self { copies, is_on_one: false, is_striped: false };
+        let striped = |copies| Self { copies, is_on_one: false, is_striped: true };
+        match profile {
+            BlockGroupFlags(0) => Ok(on_one(1)),
+            BlockGroupFlags::DUP => Ok(on_one(2)),
+            BlockGroupFlags::RAID1 => Ok(mirrored(2)),
+            BlockGroupFlags::RAID1C3 => Ok(mirrored(3)),
+            BlockGroupFlags::RAID1C4 => Ok(mirrored(4)),
+            BlockGroupFlags::RAID0 => Ok(striped(1)),
+            BlockGroupFlags::RAID10 => Ok(striped(2)),
+            other => Err(Error::Unsupported {
+                what: format!(
+                    "allocating a chunk with profile {}",
+                    other.profile_name().unwrap_or("of several bits")
+                ),
+            }),
+        }
     }
+
+    /// Bytes of data in `stripe_count` stripes of `stripe_bytes`.
+    fn data_bytes(self, stripe_count: usize, stripe_bytes: u64) -> u64 {
+        let columns = if self.is_striped { stripe_count / self.copies } else { 1 };
+        stripe_bytes.saturating_mul(columns as u64)
+    }
+}
+
+/// Where a chunk's stripes lie, each as long.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Placed {
+    stripes: Vec<ChunkStripe>,
+    stripe_bytes: u64,
+    /// Bytes of data in all of them.
+    len_bytes: u64,
 }
 
 /// Bytes that a new chunk should have: a tenth of the devices at most, and no more than its class
@@ -178,7 +219,7 @@ impl Allocator {
             }
             None => None,
         };
-        let Some((stripes, len_bytes)) = found else { return Ok(false) };
+        let Some(Placed { stripes, stripe_bytes, len_bytes }) = found else { return Ok(false) };
         let last = state.groups.values().next_back();
         let start = LogicalAddr(last.map_or(FIRST_LOGICAL, |group| group.end().0));
         let sector_size = u32::try_from(self.sectorsize_bytes()).expect("at most 64 KiB");
@@ -190,14 +231,14 @@ impl Allocator {
             io_align: u32::try_from(STRIPE_LEN_BYTES).expect("64 KiB"),
             io_width: u32::try_from(STRIPE_LEN_BYTES).expect("64 KiB"),
             sector_size,
-            sub_stripes: 1,
+            sub_stripes: if flags.profile() == BlockGroupFlags::RAID10 { 2 } else { 1 },
             stripes: stripes.clone(),
         };
         self.store.volume().add_chunk(chunk)?;
         for stripe in &stripes {
             let device = state.devices.get_mut(&stripe.device).expect("placed on it");
-            device.occupy(stripe.offset.0, len_bytes)?;
-            let used_bytes = device.item.bytes_used.get().saturating_add(len_bytes);
+            device.occupy(stripe.offset.0, stripe_bytes)?;
+            let used_bytes = device.item.bytes_used.get().saturating_add(stripe_bytes);
             device.item.bytes_used = used_bytes.into();
             device.is_dirty = true;
             self.store.volume().set_device_item(device.item);
@@ -212,12 +253,33 @@ impl Allocator {
 
     /// Makes the only device longer, so that a chunk of `wanted_bytes` fits behind what is there.
     fn grow(&self, state: &mut State, flags: BlockGroupFlags, wanted_bytes: u64) -> Result<()> {
-        let (copies, _) = copies(flags.profile())?;
+        let copies = Layout::of(flags.profile())?.copies;
         let (devid, device) = state.devices.iter_mut().next().expect("the only device");
         let needed = device.allocated_end().saturating_add(wanted_bytes * copies as u64);
         let grown = device.total_bytes().saturating_add(GROWTH_BYTES);
         let total = needed.max(grown).checked_next_multiple_of(MIB).unwrap_or(u64::MAX);
         self.store.volume().resize_device(*devid, total)?;
+        device.item.total_bytes = total.into();
+        device.is_dirty = true;
+        self.store.volume().set_device_item(device.item);
+        Ok(())
+    }
+
+    /// Makes a device longer.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for less than it has, or a device that is not there; the volume's error.
+    pub(crate) fn grow_device(&self, devid: DeviceId, total_bytes: u64) -> Result<()> {
+        let total = total_bytes / self.sectorsize_bytes() * self.sectorsize_bytes();
+        let mut state = self.state();
+        let device = state.devices.get_mut(&devid);
+        let Some(device) = device.filter(|device| total >= device.total_bytes()) else {
+            let what = format!("growing device {devid} to {total_bytes} bytes");
+            return Err(Error::InvalidArgument { what });
+        };
+        if self.store.volume().device(devid).is_some_and(|on| on.len_bytes() < total) {
+            self.store.volume().resize_device(devid, total)?;
+        }
         device.item.total_bytes = total.into();
         device.is_dirty = true;
         self.store.volume().set_device_item(device.item);
@@ -258,23 +320,45 @@ impl State {
     }
 }
 
-/// Places the stripes of a chunk: `wanted_bytes`, or as much as there is room for.
-fn place(
-    state: &State,
-    flags: BlockGroupFlags,
-    wanted_bytes: u64,
-) -> Result<Option<(Vec<ChunkStripe>, u64)>> {
-    let (copies, on_one) = copies(flags.profile())?;
+/// Places the stripes of a chunk: `wanted_bytes` of data, or as much as there is room for.
+fn place(state: &State, flags: BlockGroupFlags, wanted_bytes: u64) -> Result<Option<Placed>> {
+    let layout = Layout::of(flags.profile())?;
     let mut devices: Vec<&DeviceSpace> = state.devices.values().collect();
     // The emptiest first, so that devices fill evenly; by number where equal.
     devices.sort_by_key(|device| {
         let unallocated = device.total_bytes().saturating_sub(device.item.bytes_used.get());
         (std::cmp::Reverse(unallocated), device.item.devid.get())
     });
-    let fit = |len_bytes: u64| place_whole(&devices, copies, on_one, len_bytes);
+    if !layout.is_striped {
+        return place_longest(&devices, layout, layout.copies, wanted_bytes);
+    }
+    // All devices that have room for the least, in whole columns.
+    let least = CHUNK_BYTES_MIN / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
+    devices.retain(|device| device.find(least).is_some());
+    let count = devices.len() / layout.copies * layout.copies;
+    // Linux makes a RAID10 of two devices, too, and a RAID0 of one.
+    if count == 0 {
+        return Ok(None);
+    }
+    let columns = (count / layout.copies) as u64;
+    place_longest(&devices, layout, count, (wanted_bytes / columns).max(least))
+}
+
+/// Places `count` stripes of `wanted_bytes`, or of as much as there is room for.
+fn place_longest(
+    devices: &[&DeviceSpace],
+    layout: Layout,
+    count: usize,
+    wanted_bytes: u64,
+) -> Result<Option<Placed>> {
+    let fit = |stripe_bytes: u64| -> Result<Option<Placed>> {
+        let stripes = place_whole(devices, count, layout.is_on_one, stripe_bytes)?;
+        let len_bytes = layout.data_bytes(count, stripe_bytes);
+        Ok(stripes.map(|stripes| Placed { stripes, stripe_bytes, len_bytes }))
+    };
     let wanted_bytes = wanted_bytes / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
-    if let Some(stripes) = fit(wanted_bytes)? {
-        return Ok(Some((stripes, wanted_bytes)));
+    if let Some(placed) = fit(wanted_bytes)? {
+        return Ok(Some(placed));
     }
     // The longest that fits lies between the two, in elements of stripes; what is shorter fits too.
     let (mut fits, mut too_long) = (None, wanted_bytes / STRIPE_LEN_BYTES);
@@ -282,8 +366,8 @@ fn place(
     while least < too_long {
         let middle = if fits.is_none() { least } else { (least + too_long) / 2 };
         match fit(middle * STRIPE_LEN_BYTES)? {
-            Some(stripes) => {
-                fits = Some((stripes, middle * STRIPE_LEN_BYTES));
+            Some(placed) => {
+                fits = Some(placed);
                 least = middle + 1;
             }
             None if fits.is_none() => return Ok(None),
@@ -293,16 +377,16 @@ fn place(
     Ok(fits)
 }
 
-/// Places stripes of exactly `len_bytes`, all on one device or each on another.
+/// Places `stripe_count` stripes of exactly `len_bytes`, all on one device or each on another.
 fn place_whole(
     devices: &[&DeviceSpace],
-    copies: usize,
+    stripe_count: usize,
     on_one: bool,
     len_bytes: u64,
 ) -> Result<Option<Vec<ChunkStripe>>> {
-    let mut stripes = Vec::with_capacity(copies);
+    let mut stripes = Vec::with_capacity(stripe_count);
     for device in devices {
-        let count = if on_one { copies } else { 1 };
+        let count = if on_one { stripe_count } else { 1 };
         if on_one {
             stripes.clear();
         }
@@ -312,7 +396,7 @@ fn place_whole(
             trial.occupy(offset, len_bytes)?;
             stripes.push(stripe(device, offset));
         }
-        if stripes.len() == copies {
+        if stripes.len() == stripe_count {
             return Ok(Some(stripes));
         }
     }
@@ -359,8 +443,8 @@ mod tests {
     }
 
     fn lens(state: &State, flags: BlockGroupFlags, wanted_bytes: u64) -> Option<(Vec<u64>, u64)> {
-        let (stripes, len) = place(state, flags, wanted_bytes).unwrap()?;
-        Some((stripes.iter().map(|stripe| stripe.device.0).collect(), len))
+        let placed = place(state, flags, wanted_bytes).unwrap()?;
+        Some((placed.stripes.iter().map(|stripe| stripe.device.0).collect(), placed.len_bytes))
     }
 
     /// The longest free range of a full device counted for the length of the next try: with one
@@ -393,11 +477,27 @@ mod tests {
         let used: &[(u64, u64)] = &[(2 * MIB, 4 * MIB), (10 * MIB, MIB)];
         let state = devices(&[(12 * MIB, used)]);
         let found = place(&state, BlockGroupFlags::DATA, 4 * MIB).unwrap().unwrap();
-        assert_eq!((found.0[0].offset.0, found.1), (6 * MIB, 4 * MIB));
+        assert_eq!((found.stripes[0].offset.0, found.len_bytes), (6 * MIB, 4 * MIB));
         let flags = BlockGroupFlags::DATA | BlockGroupFlags::DUP;
         let found = place(&state, flags, 4 * MIB).unwrap().unwrap();
-        assert_eq!((found.0[0].offset.0, found.0[1].offset.0), (6 * MIB, 8 * MIB));
-        assert_eq!(found.1, 2 * MIB);
+        let offsets = (found.stripes[0].offset.0, found.stripes[1].offset.0);
+        assert_eq!(offsets, (6 * MIB, 8 * MIB));
+        assert_eq!(found.len_bytes, 2 * MIB);
+    }
+
+    #[test]
+    fn place_striped_takes_all_devices_that_have_room() {
+        let empty: &[(u64, u64)] = &[];
+        let full: &[(u64, u64)] = &[(MIB, 63 * MIB)];
+        let three = [(64 * MIB, empty), (64 * MIB, full), (64 * MIB, empty), (21 * MIB, empty)];
+        let state = devices(&three);
+        let raid0 = BlockGroupFlags::DATA | BlockGroupFlags::RAID0;
+        assert_eq!(lens(&state, raid0, 30 * MIB), Some((vec![1, 3, 4], 30 * MIB)));
+        assert_eq!(lens(&state, raid0, 300 * MIB), Some((vec![1, 3, 4], 60 * MIB)));
+        let raid10 = BlockGroupFlags::DATA | BlockGroupFlags::RAID10;
+        assert_eq!(lens(&state, raid10, 300 * MIB), Some((vec![1, 3], 63 * MIB)));
+        assert_eq!(lens(&devices(&[(64 * MIB, full)]), raid0, MIB), None);
+        assert_eq!(lens(&devices(&[(64 * MIB, empty)]), raid10, MIB), None);
     }
 
     #[test]

@@ -159,6 +159,21 @@ impl FreeSpaceTree<'_, '_> {
         self.editor.insert(extent_key(group.start.0, group.end().0), 0, |_| {})
     }
 
+    /// Removes all that the tree has of a group.
+    ///
+    /// # Errors
+    /// What stops an edit.
+    pub(super) fn remove_group(&mut self, start: LogicalAddr, len_bytes: u64) -> Result<()> {
+        let first = Key::new(ObjectId(start.0), KeyType(0), 0);
+        while let Some((key, _)) = self.editor.at_or_after(&first)? {
+            if key.objectid.0 >= start.0 + len_bytes {
+                break;
+            }
+            self.editor.remove(&key)?;
+        }
+        Ok(())
+    }
+
     /// Applies changes of one group, in order, and writes its info item.
     ///
     /// # Errors

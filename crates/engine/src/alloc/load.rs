@@ -109,7 +109,7 @@ impl Allocator {
         if self.state().groups.get(&start).is_some_and(|group| group.free.is_some()) {
             return Ok(());
         }
-        let ranges = if self.has_free_space_tree {
+        let ranges = if self.has_free_space_tree() {
             let tree = roots.tree(RootId::FREE_SPACE_TREE)?;
             free_space_tree::load(&tree, start, len_bytes, self.sectorsize_bytes())?
         } else {
@@ -125,7 +125,7 @@ impl Allocator {
     }
 
     /// What lies between a group's extents, where there is no free space tree to say.
-    fn scan_extents(
+    pub(super) fn scan_extents(
         &self,
         roots: &Roots,
         start: LogicalAddr,
@@ -184,15 +184,18 @@ impl State {
         for (from, to) in ranges {
             free.add(*from, *to);
         }
+        let before = free.free_bytes();
         for range in shadowed {
             free.remove(range.start.0, range.end.0);
         }
+        let shadowed_bytes = before - free.free_bytes();
         for (from, to) in &self.pinned {
             free.remove(*from, *to);
         }
         let group = self.groups.get_mut(&start).expect("the caller found it");
         let class = Allocator::class_of_group(group.flags);
         self.spaces[class.index()].loaded_free_bytes += free.free_bytes();
+        group.shadowed_bytes = shadowed_bytes;
         group.free = Some(free);
     }
 }

@@ -26,11 +26,15 @@ mod extent_tree;
 mod free_space;
 mod free_space_tree;
 mod load;
+mod rebuild;
 pub(crate) mod settle;
 pub(crate) mod share;
 mod space_info;
+mod unused;
 
 use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
 
 use ubtrfs_ondisk::block::NewBlock;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
@@ -40,7 +44,7 @@ use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{
     Corruption, DeviceId, Generation, InodeNo, Key, LogicalAddr, Reason, RootId, Uuid,
 };
-use ubtrfs_rt::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
 use crate::btree::{BlockPtr, Roots, Store};
 use crate::error::{Error, Result};
@@ -57,11 +61,13 @@ pub(crate) struct AllocOptions {
     pub(crate) cache_free_space_form: bool,
     /// Let the only device, an image file, grow when no space is left on it.
     pub(crate) grow_device: bool,
+    /// Give freed space back to the devices.
+    pub(crate) discard: bool,
 }
 
 impl Default for AllocOptions {
     fn default() -> Self {
-        Self { cache_free_space_form: true, grow_device: false }
+        Self { cache_free_space_form: true, grow_device: false, discard: false }
     }
 }
 
@@ -74,7 +80,9 @@ pub(crate) struct Allocator {
     chunk_tree_uuid: Uuid,
     is_skinny: bool,
     is_mixed: bool,
-    has_free_space_tree: bool,
+    has_free_space_tree: AtomicBool,
+    /// Time of each run of an extent's delayed refs, in nanoseconds.
+    ref_times: Mutex<Histogram<u64>>,
     has_block_group_tree: bool,
     /// Searches for the form of a group's free space, for measuring what remembering it saves.
     form_searches: AtomicU64,
@@ -126,7 +134,8 @@ impl Allocator {
             chunk_tree_uuid,
             is_skinny: incompat.contains(Incompat::SKINNY_METADATA),
             is_mixed: incompat.contains(Incompat::MIXED_GROUPS),
-            has_free_space_tree: compat_ro.contains(valid_free_space_tree),
+            has_free_space_tree: AtomicBool::new(compat_ro.contains(valid_free_space_tree)),
+            ref_times: Mutex::new(Histogram::new(3).expect("three digits are allowed")),
             has_block_group_tree: compat_ro.contains(CompatRo::BLOCK_GROUP_TREE),
             form_searches: AtomicU64::new(0),
             loading: Mutex::new(()),
@@ -135,6 +144,16 @@ impl Allocator {
                 ..State::default()
             }),
         }
+    }
+
+    /// Whether the free space tree is up to date, and kept so.
+    fn has_free_space_tree(&self) -> bool {
+        self.has_free_space_tree.load(Ordering::Relaxed)
+    }
+
+    /// Times of the runs of delayed refs so far.
+    pub(crate) fn ref_times(&self) -> Histogram<u64> {
+        self.ref_times.lock().clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -7,7 +7,7 @@ use ubtrfs_ondisk::misc::{DevExtent, DevItem, OnDisk};
 use ubtrfs_ondisk::{
     Corruption, DeviceId, Generation, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId,
 };
-use ubtrfs_rt::Arc;
+use ubtrfs_rt::{self as rt, Arc};
 use zerocopy::IntoBytes;
 
 use super::block_group::{BlockGroup, FreeSpaceForm};
@@ -35,11 +35,16 @@ impl Allocator {
         Ok(did)
     }
 
-    fn edit<'a>(&'a self, roots: &'a Roots, tree: &'a Tree, generation: Generation) -> Editor<'a> {
+    pub(super) fn edit<'a>(
+        &'a self,
+        roots: &'a Roots,
+        tree: &'a Tree,
+        generation: Generation,
+    ) -> Editor<'a> {
         Editor::new(tree, roots, self, generation)
     }
 
-    fn group_items_tree(&self, roots: &Roots) -> Result<Arc<Tree>> {
+    pub(super) fn group_items_tree(&self, roots: &Roots) -> Result<Arc<Tree>> {
         roots.tree(if self.has_block_group_tree {
             RootId::BLOCK_GROUP_TREE
         } else {
@@ -70,7 +75,7 @@ impl Allocator {
             self.edit(roots, &tree, generation).insert(key, size_of_val(&item), |to| {
                 to.copy_from_slice(item.as_bytes());
             })?;
-            if self.has_free_space_tree {
+            if self.has_free_space_tree() {
                 let tree = roots.tree(RootId::FREE_SPACE_TREE)?;
                 let mut editor = self.edit(roots, &tree, generation);
                 self.free_space_tree(&mut editor).add_group(&mut form)?;
@@ -88,13 +93,14 @@ impl Allocator {
         editor.insert(key, bytes.len(), |to| to.copy_from_slice(&bytes))?;
         drop(editor);
         let tree = roots.tree(RootId::DEV_TREE)?;
+        let stripe_bytes = self.store.volume().stripe_bytes(chunk.start)?;
         let mut editor = self.edit(roots, &tree, generation);
         for stripe in &chunk.stripes {
             let extent = DevExtent {
                 chunk_tree: RootId::CHUNK_TREE.0.into(),
                 chunk_objectid: ObjectId::FIRST_CHUNK_TREE.0.into(),
                 chunk_offset: chunk.start.0.into(),
-                length: stripe_len_bytes(chunk).into(),
+                length: stripe_bytes.into(),
                 chunk_tree_uuid: self.chunk_tree_uuid.0,
             };
             let key = Key::new(ObjectId(stripe.device.0), KeyType::DEV_EXTENT, stripe.offset.0);
@@ -103,7 +109,10 @@ impl Allocator {
         Ok(())
     }
 
-    fn free_space_tree<'e, 'a>(&'e self, editor: &'e mut Editor<'a>) -> FreeSpaceTree<'e, 'a> {
+    pub(super) fn free_space_tree<'e, 'a>(
+        &'e self,
+        editor: &'e mut Editor<'a>,
+    ) -> FreeSpaceTree<'e, 'a> {
         FreeSpaceTree {
             editor,
             sectorsize_bytes: self.sectorsize_bytes(),
@@ -112,7 +121,7 @@ impl Allocator {
         }
     }
 
-    fn set_form(&self, form: FreeSpaceForm) {
+    pub(super) fn set_form(&self, form: FreeSpaceForm) {
         if let Some(group) = self.state().groups.get_mut(&form.start) {
             group.form = form;
         }
@@ -130,8 +139,14 @@ impl Allocator {
         let mut deltas = Vec::new();
         let mut freed_data = Vec::new();
         let mut editor = self.edit(roots, &tree, generation);
+        let mut times = self.ref_times.lock();
+        let mut started = rt::monotonic_ns();
         for (addr, head) in &heads {
-            let is_free = match extent_tree::run(&mut editor, &form, *addr, head)? {
+            let outcome = extent_tree::run(&mut editor, &form, *addr, head)?;
+            let ended = rt::monotonic_ns();
+            times.saturating_record(ended - started);
+            started = ended;
+            let is_free = match outcome {
                 Outcome::Changed => continue,
                 Outcome::Allocated => false,
                 Outcome::Freed => true,
@@ -141,10 +156,11 @@ impl Allocator {
                 freed_data.push((addr.0, addr.0 + head.len_bytes));
             }
         }
+        drop(times);
         drop(editor);
         self.remove_csums(roots, generation, &freed_data)?;
         self.account(&deltas)?;
-        if self.has_free_space_tree {
+        if self.has_free_space_tree() {
             self.apply_free_space(roots, generation, &self.merge(deltas))?;
         }
         Ok(true)
@@ -307,10 +323,18 @@ impl Allocator {
         (used, state.devices_bytes())
     }
 
-    /// After the superblock is durable: what the transaction freed is free.
+    /// After the superblock is durable, and before another handle is opened: what the transaction
+    /// freed is free.
     pub(crate) fn unpin(&self) {
+        let freed = std::mem::take(&mut self.state().pinned);
+        if self.options.discard {
+            for (start, end) in &freed {
+                // Whatever becomes of it, the space is free: a device that cannot is no failure.
+                let _ = self.store.volume().discard(LogicalAddr(*start), end - start);
+            }
+        }
         let mut state = self.state();
-        for (start, end) in std::mem::take(&mut state.pinned) {
+        for (start, end) in freed {
             self.store.forget(LogicalAddr(start));
             state.give(start, end - start);
         }
@@ -342,11 +366,6 @@ fn item_of(group: &mut BlockGroup) -> (LogicalAddr, u64, BlockGroupItem) {
         flags: group.flags.0.into(),
     };
     (group.start, group.len_bytes, item)
-}
-
-/// Bytes of a chunk on each of its devices: profiles that are allocated here keep whole copies.
-fn stripe_len_bytes(chunk: &Chunk) -> u64 {
-    chunk.len_bytes
 }
 
 #[cold]

@@ -9,7 +9,7 @@ use ubtrfs_ondisk::misc::{OnDisk, QgroupStatusItem};
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::superblock::{RootBackup, Superblock};
 use ubtrfs_ondisk::{Generation, Key, KeyType, ObjectId, RootId};
-use ubtrfs_rt::Arc;
+use ubtrfs_rt::{Arc, Ordering};
 use zerocopy::IntoBytes;
 
 use super::{Core, Handle};
@@ -70,11 +70,13 @@ impl Core {
         if let Some(flusher) = self.flusher.get() {
             flusher.flush(&mut Handle::of_commit(self, generation))?;
         }
-        if !self.alloc.has_changes() {
+        let is_new = self.has_new_superblock.load(Ordering::Relaxed);
+        if !self.alloc.has_changes() && !is_new {
             return Ok(false);
         }
         Editor::new(&self.roots.root_tree, &self.roots, &self.alloc, generation).touch_root()?;
         self.mark_quotas_stale(generation)?;
+        self.alloc.remove_unused(&self.roots, generation)?;
         self.settle(generation)?;
         let mut superblock = self.next_superblock(generation)?;
         self.write_blocks()?;
@@ -83,6 +85,7 @@ impl Core {
         superblock.generation = generation.0.into();
         volume.write_superblocks(&superblock)?;
         **self.superblock.lock() = superblock;
+        self.has_new_superblock.store(false, Ordering::Relaxed);
         self.retire_blocks();
         self.alloc.unpin();
         self.count_bookkeeping_bytes()?;

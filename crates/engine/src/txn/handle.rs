@@ -1,10 +1,11 @@
 //! A handle: the right to change trees in the running transaction.
 
 use ubtrfs_ondisk::block::{Block, Leaf};
-use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::root::RootItem;
+use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{Generation, Key, KeyType, RootId};
-use ubtrfs_rt::{Arc, Time};
+use ubtrfs_rt::{Arc, Ordering, Time};
 use zerocopy::IntoBytes;
 
 use super::Core;
@@ -270,6 +271,18 @@ impl<'a> Handle<'a> {
     pub(crate) fn set_incompat(&mut self, bits: Incompat) {
         let mut superblock = self.core.superblock.lock();
         superblock.incompat_flags = (superblock.incompat_flags.get() | bits.0).into();
+    }
+
+    /// Sets feature bits that a writer must know.
+    pub(crate) fn set_compat_ro(&mut self, bits: CompatRo) {
+        let mut superblock = self.core.superblock.lock();
+        superblock.compat_ro_flags = (superblock.compat_ro_flags.get() | bits.0).into();
+    }
+
+    /// Changes the superblock that the commit writes.
+    pub(crate) fn change_superblock(&mut self, change: impl FnOnce(&mut Superblock)) {
+        change(&mut self.core.superblock.lock());
+        self.core.has_new_superblock.store(true, Ordering::Relaxed);
     }
 
     /// Aborts the transaction, as an operation that failed half way must.

@@ -52,6 +52,8 @@ pub(crate) struct Core {
     flusher: OnceLock<Arc<dyn Flush>>,
     /// Bytes of dirty blocks at which a transaction commits by itself.
     commit_bytes: u64,
+    /// The superblock must be written though no tree may have changed.
+    pub(crate) has_new_superblock: AtomicBool,
     /// No handle commits what is there to make room.
     holds_commits: AtomicBool,
     /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
@@ -112,6 +114,7 @@ impl Core {
             superblock: Mutex::new(Box::new(superblock)),
             flusher: OnceLock::new(),
             commit_bytes,
+            has_new_superblock: AtomicBool::new(false),
             holds_commits: AtomicBool::new(false),
             bookkeeping_bytes: AtomicU64::new(0),
         }

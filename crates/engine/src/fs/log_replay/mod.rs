@@ -9,7 +9,7 @@
 //! Invariants:
 //!
 //! 1. All is replayed in one transaction, whose commit clears the log from the superblock: before
-//!    that nothing commits ([`Core::hold_commits`]). A crash leaves the log for the next open.
+//!    that nothing commits ([`hold_commits`](crate::txn::Core::hold_commits)). A crash leaves the log for the next open.
 //! 2. Blocks of the log, and data that only it refers to, are not in the extent tree: they are
 //!    claimed before anything is allocated, and what is not taken over is free after the commit.
 //! 3. Names are entered and taken away whole, by the same steps as in any operation; so the trees
@@ -70,12 +70,11 @@ pub(crate) fn replay(fs: &Filesystem) -> Result<()> {
     let result = replay_all(fs);
     core.hold_commits(false);
     let roots = result.map_err(|error| core.abort(error))?;
-    {
-        let mut superblock = core.superblock.lock();
+    fs.begin(Reservation::items(0))?.txn.change_superblock(|superblock| {
         superblock.log_root = 0.into();
         superblock.log_root_level = 0;
         superblock.log_root_transid = 0.into();
-    }
+    });
     fs.commit()?;
     // What lost its last name goes, for good before anybody sees the filesystem.
     for root in roots {

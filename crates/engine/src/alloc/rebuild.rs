@@ -1,0 +1,65 @@
+//! Making the free space tree anew, where the superblock says that it is not up to date: somebody
+//! changed the filesystem who does not keep it.
+//!
+//! It is made from the extent tree as of the last commit. What the transaction that makes it changes
+//! itself, the blocks of the new tree included, follows as with any other change when its delayed
+//! refs are run.
+
+use ubtrfs_ondisk::features::CompatRo;
+use ubtrfs_ondisk::{Key, RootId};
+use ubtrfs_rt::Ordering;
+
+use super::Allocator;
+use super::free_space_tree::Delta;
+use crate::error::Result;
+use crate::txn::Handle;
+
+impl Allocator {
+    /// Whether there is a free space tree that must be made anew before anything changes.
+    pub(crate) fn needs_rebuild(&self, compat_ro: CompatRo) -> bool {
+        compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !self.has_free_space_tree()
+    }
+
+    /// Makes it anew, in the transaction of `handle`, the first since the filesystem was opened.
+    ///
+    /// # Errors
+    /// Damage in the extent tree; what stops an edit.
+    pub(crate) fn rebuild_free_space_tree(&self, handle: &mut Handle<'_>) -> Result<()> {
+        let roots = &handle.core().roots;
+        let tree = roots.tree(RootId::FREE_SPACE_TREE)?;
+        let generation = handle.generation();
+        {
+            let mut editor = self.edit(roots, &tree, generation);
+            while let Some((key, _)) = editor.at_or_after(&Key::MIN)? {
+                editor.remove(&key)?;
+            }
+        }
+        // Nothing of the old tree is remembered, and no form of a group either.
+        let forms: Vec<_> = self.state().groups.values().map(|group| group.form).collect();
+        for mut form in forms {
+            let end = form.end().0;
+            let free = self.scan_extents(roots, form.start, form.len_bytes)?;
+            let mut used = Vec::with_capacity(free.len() + 1);
+            let mut at = form.start.0;
+            for (start, free_end) in free {
+                used.push((at, start));
+                at = free_end;
+            }
+            used.push((at, end));
+            let deltas: Vec<Delta> = used
+                .into_iter()
+                .filter(|(start, end)| start < end)
+                .map(|(start, end)| Delta { start, end, is_free: false })
+                .collect();
+            let mut editor = self.edit(roots, &tree, generation);
+            let mut free_space_tree = self.free_space_tree(&mut editor);
+            free_space_tree.add_group(&mut form)?;
+            free_space_tree.apply(&mut form, &deltas)?;
+            drop(editor);
+            self.set_form(form);
+        }
+        self.has_free_space_tree.store(true, Ordering::Relaxed);
+        handle.set_compat_ro(CompatRo::FREE_SPACE_TREE_VALID);
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! Space that comes and goes: groups made and removed, devices grown, images with holes.
+
+mod common;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{judge, open_for_writing};
+use ubtrfs_engine::{
+    Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation, mkfs,
+};
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_ondisk::{DeviceId, FileOffset};
+use ubtrfs_rt::{Runtime, Time};
+use ubtrfs_testkit::{KernelMount, Oracle, Prng, oracle, run};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+const MIB: u64 = 1 << 20;
+
+fn make(image: &Path, len_bytes: u64) -> Filesystem {
+    let mode = OpenMode::CreateNew { len_bytes };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, mode, Window::Whole).unwrap());
+    let volume = mkfs(vec![device], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
+}
+
+fn create(fs: &Filesystem, name: &str, len: usize, random: &mut Prng) -> InodeId {
+    let new = NewInode::new(0o100_644, Time::default());
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    let id = handle.create(fs.top_level(), name.as_bytes(), &new).unwrap();
+    drop(handle);
+    fs.write(id, FileOffset(0), &random.bytes(len)).unwrap();
+    id
+}
+
+fn data_groups(fs: &Filesystem) -> u64 {
+    let usage = fs.usage().unwrap();
+    let data = usage.spaces.iter().filter(|space| space.flags.contains(BlockGroupFlags::DATA));
+    data.map(|space| space.total_bytes).sum()
+}
+
+#[test]
+fn groups_that_become_empty_are_removed_and_their_space_is_used_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let fs = make(&image, 500 * MIB);
+    let mut random = Prng::of_test(3);
+    for round in 0..3 {
+        for number in 0..6 {
+            create(&fs, &format!("{round} {number}"), 50 << 20, &mut random);
+        }
+        fs.commit().unwrap();
+        let many = data_groups(&fs);
+        assert!(many >= 300 * MIB, "{many}");
+        for number in 0..6 {
+            fs.unlink(fs.top_level(), format!("{round} {number}").as_bytes()).unwrap();
+        }
+        fs.commit().unwrap();
+        // What was freed by the last commit can go now.
+        create(&fs, &format!("small {round}"), 10_000, &mut random);
+        fs.commit().unwrap();
+        let left = data_groups(&fs);
+        // Small files may keep some; an empty one stays.
+        assert!(left + 150 * MIB <= many, "{left} bytes of {many} stayed");
+    }
+    drop(fs);
+    judge(&image);
+}
+
+#[test]
+fn discard_gives_holes_back_to_the_image() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    drop(make(&image, 300 * MIB));
+    let open = |discard| {
+        let device = FileDevice::open(&image, OpenMode::ReadWrite, Window::Whole).unwrap();
+        let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+        let options = OpenOptions { discard, ..OpenOptions::default() };
+        Filesystem::open(volume, options).unwrap()
+    };
+    let mut random = Prng::of_test(4);
+    let fs = open(true);
+    create(&fs, "file", 30 << 20, &mut random);
+    create(&fs, "kept", 1 << 20, &mut random);
+    fs.commit().unwrap();
+    let full = image.metadata().unwrap().blocks();
+    fs.unlink(fs.top_level(), b"file").unwrap();
+    fs.commit().unwrap();
+    drop(fs);
+    let freed = full.saturating_sub(image.metadata().unwrap().blocks()) * 512;
+    assert!(freed >= 30 << 20, "{freed}");
+    judge(&image);
+}
+
+#[test]
+fn label_and_size_are_what_the_kernel_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let fs = make(&image, 200 * MIB);
+    fs.set_label(b"a label").unwrap();
+    fs.commit().unwrap();
+    assert_eq!(fs.superblock().label(), b"a label");
+    assert!(matches!(fs.set_label(&[b'x'; 256]), Err(Error::TooLong { .. })));
+    assert!(matches!(fs.set_label(b"two\nlines"), Err(Error::InvalidArgument { .. })));
+    let less = fs.grow_device(DeviceId(1), 100 * MIB);
+    assert!(matches!(less, Err(Error::InvalidArgument { .. })), "{less:?}");
+    fs.grow_device(DeviceId(1), 400 * MIB + 100).unwrap();
+    fs.commit().unwrap();
+    let mut random = Prng::of_test(5);
+    create(&fs, "file", 220 << 20, &mut random);
+    fs.commit().unwrap();
+    drop(fs);
+    assert_eq!(image.metadata().unwrap().len(), 400 * MIB);
+    judge(&image);
+    if oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root, Oracle::BtrfsProgs]) {
+        let mount = KernelMount::read_write(&image, "");
+        let show =
+            ["filesystem".as_ref(), "show".as_ref(), "-m".as_ref(), mount.path().as_os_str()];
+        let said = run("btrfs", show.into_iter().chain(["--raw".as_ref()]).take(4));
+        assert!(said.contains("a label") && said.contains("400.00MiB"), "{said}");
+        mount.unmount();
+        drop(open_for_writing(&image));
+    }
+}
+
+#[test]
+fn delayed_refs_are_timed() {
+    let directory = tempfile::tempdir().unwrap();
+    let fs = make(&directory.path().join("image"), 200 * MIB);
+    assert_eq!(fs.delayed_ref_times().count, 0);
+    let mut random = Prng::of_test(6);
+    create(&fs, "file", 1 << 20, &mut random);
+    fs.commit().unwrap();
+    let times = fs.delayed_ref_times();
+    assert!(times.count > 3, "{times:?}");
+    assert!(times.median_ns <= times.p90_ns && times.p90_ns <= times.p99_ns);
+    assert!(times.p99_ns <= times.max_ns.max(1) && times.mean_ns > 0.0);
+    assert_eq!(times.buckets.iter().map(|(_, count)| count).sum::<u64>(), times.count);
+}
