@@ -188,6 +188,8 @@ impl Context<'_> {
 
     /// Each name of an inode is in its directory. That its DIR_INDEX alone is missing was said.
     fn compare_refs(&mut self, root: &Root, names: &Names) {
+        let by_name: BTreeSet<(u64, &Vec<u8>)> =
+            names.indexes.iter().map(|((dir, _), (name, _))| (*dir, name)).collect();
         for (inode, dir, index, bytes) in &names.refs {
             let indexed = names.indexes.get(&(*dir, *index));
             let leads_here = |(name, (location, _)): &(Vec<u8>, Target)| {
@@ -198,11 +200,7 @@ impl Context<'_> {
                 continue;
             }
             let has_item = names.items.contains_key(&(*dir, bytes.clone()));
-            let has_index = names
-                .indexes
-                .range((*dir, 0)..=(*dir, u64::MAX))
-                .any(|(_, (name, _))| name == bytes);
-            if has_item && !has_index {
+            if has_item && !by_name.contains(&(*dir, bytes)) {
                 continue;
             }
             self.findings.push(Finding::DirEntryMissing {

@@ -274,8 +274,12 @@ impl Account {
             found.push(Finding::ReferencesDisagree { bytenr: at });
             return;
         }
-        let is_among = |list: &[(Kind, u64, u64)], kind: &Kind| list.iter().any(|it| it.0 == *kind);
-        self.askers.retain(|(_, own, other)| is_among(&missing, own) && is_among(&extra, other));
+        let kinds_of = |list: &[(Kind, u64, u64)]| -> BTreeSet<Kind> {
+            list.iter().map(|(kind, ..)| *kind).collect()
+        };
+        let (missing_kinds, extra_kinds) = (kinds_of(&missing), kinds_of(&extra));
+        self.askers
+            .retain(|(_, own, other)| missing_kinds.contains(own) && extra_kinds.contains(other));
         if !self.askers.is_empty() {
             for (block, _, other) in self.askers {
                 let is_set = matches!(other, Kind::TreeBlock(_) | Kind::Data { .. });
