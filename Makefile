@@ -26,6 +26,12 @@ acceptance:
 try-fresh:
 	scripts/try-fresh $(COMMAND)
 
+# The kernel and the engine on one image in turns, a hundred rounds.
+.PHONY: soak
+soak:
+	scripts/setup test
+	UBTRFS_TURNS=100 cargo test --release -p ubtrfs-engine --test random_turns -- --nocapture
+
 # What a change must pass besides its tests. `deny` needs a tool that takes minutes to build.
 lint: fmt-clippy doc tidy deny
 

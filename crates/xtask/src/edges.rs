@@ -29,8 +29,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// A crate's tests may use these besides; devices to make filesystems on among them.
-const TESTS_MAY_USE: &[&str] = &["testkit", "rt", "volume"];
+/// A crate's tests may use these besides; devices to make filesystems on among them, and a judge.
+const TESTS_MAY_USE: &[&str] = &["testkit", "rt", "volume", "check"];
 
 pub(crate) fn check(sources: &[SourceFile], report: &mut Report) {
     let mut outside = BTreeSet::new();
