@@ -113,7 +113,10 @@ impl Command {
                 Some(change) => change::run(change, out),
                 None => change::property::run(&args, out),
             },
-            Self::Filesystem(args) => commands::filesystem::run(&args, out),
+            Self::Filesystem(args) => match args.change() {
+                Some(change) => change::run(change, out),
+                None => commands::filesystem::run(&args, out),
+            },
             Self::Check(args) => commands::check::run(&args, out),
             Self::Inspect(args) => commands::inspect::run(&args, out),
             Self::Help(args) => commands::help::run(&args, out),
@@ -150,6 +153,7 @@ impl Command {
             Self::Setfattr(args) => Some(args),
             Self::Subvolume(args) => args.change(),
             Self::Property(args) => args.change(),
+            Self::Filesystem(args) => args.change(),
             _ => None,
         }
     }

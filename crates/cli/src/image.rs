@@ -230,16 +230,9 @@ impl OpenArgs {
     }
 }
 
-/// Both kinds of notice mean that nothing can be written.
+/// Each kind of notice means that nothing can be written.
 fn not_writable(notice: &Notice) -> Failure {
-    let failure = |why: &str| Failure::new(Exit::Unsupported, "opening for writing", why);
-    match notice {
-        Notice::LogNotReplayed => {
-            failure("it was not unmounted cleanly and holds a log that only Linux can replay yet")
-                .advice("Mount it once with Linux and unmount it; reading works without.")
-        }
-        other => failure(&other.to_string()),
-    }
+    Failure::new(Exit::Unsupported, "opening for writing", notice)
 }
 
 /// What keeps a filesystem that was opened for changes from taking any is a feature of it.

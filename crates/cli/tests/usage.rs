@@ -49,6 +49,7 @@ const COMMANDS: &[&[&str]] = &[
     &["filesystem", "df"],
     &["filesystem", "usage"],
     &["filesystem", "label"],
+    &["filesystem", "resize"],
     &["check"],
     &["inspect"],
     &["inspect", "super"],

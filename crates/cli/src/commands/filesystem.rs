@@ -1,16 +1,21 @@
 //! `ubtrfs filesystem`: the filesystem as a whole.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
 use clap::Subcommand;
 use ubtrfs_ondisk::DeviceId;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 
+use crate::commands::change::Change;
 use crate::commands::df::Summary;
-use crate::failure::{Exit, Result};
-use crate::image::DeviceArgs;
+use crate::edit::Edit;
+use crate::failure::{Exit, Failure, Result};
+use crate::image::{DeviceArgs, ImageArgs};
 use crate::output::{Output, json};
 use crate::size;
 
-/// Show how full a filesystem is and what it is called
+/// Show how full a filesystem is; name it, and make it larger
 #[derive(clap::Args)]
 #[command(arg_required_else_help = true)]
 pub struct Args {
@@ -23,6 +28,18 @@ enum Action {
     Df(DfArgs),
     Usage(UsageArgs),
     Label(LabelArgs),
+    Resize(ResizeArgs),
+}
+
+impl Args {
+    /// The change that is asked for, if it is one.
+    pub fn change(&self) -> Option<&dyn Change> {
+        match &self.action {
+            Action::Label(args) if args.label.is_some() => Some(args),
+            Action::Resize(args) => Some(args),
+            _ => None,
+        }
+    }
 }
 
 /// Show how full each kind of space is
@@ -69,25 +86,139 @@ struct UsageArgs {
     json: bool,
 }
 
-/// Show the label
+/// Show the label, or set it
 #[derive(clap::Args)]
 #[command(after_help = "\
-Example:
-  ubtrfs filesystem label disk.img")]
+Examples:
+  ubtrfs filesystem label disk.img
+  ubtrfs filesystem label disk.img backup
+  ubtrfs filesystem label disk.img ''         no label")]
 struct LabelArgs {
     #[command(flatten)]
-    image: DeviceArgs,
+    image: ImageArgs,
+    /// The new label, at most 255 bytes
+    #[arg(value_name = "LABEL", conflicts_with = "json")]
+    label: Option<OsString>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Shows.
+/// Make a filesystem larger
+///
+/// An image file is made longer with it. SIZE is the new length, with + in front what is added, or
+/// max for all that a block device or partition has. With several devices, N: in front names which,
+/// as in 2:+10G; else it is the first.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  ubtrfs filesystem resize disk.img 20G
+  ubtrfs filesystem resize disk.img +512M
+  ubtrfs filesystem resize --partition 2 whole-disk.img max"
+)]
+struct ResizeArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// The length, as `ubtrfs help sizes` says
+    #[arg(value_name = "[N:]SIZE", value_parser = Size::parse)]
+    size: Size,
+}
+
+/// A length that is asked for, and of which device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Size {
+    device: Option<u64>,
+    length: Length,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Length {
+    Is(u64),
+    Grows(u64),
+    Max,
+}
+
+impl Size {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (device, text) = match text.split_once(':') {
+            Some((device, text)) => {
+                let number = device.parse().map_err(|_| format!("'{device}' is no device"))?;
+                (Some(number), text)
+            }
+            None => (None, text),
+        };
+        let length = match text.strip_prefix('+') {
+            _ if text == "max" => Length::Max,
+            _ if text.starts_with('-') => {
+                return Err("filesystems are only made larger by this version".into());
+            }
+            Some(text) => Length::Grows(size::parse(text)?),
+            None => Length::Is(size::parse(text)?),
+        };
+        Ok(Self { device, length })
+    }
+}
+
+impl Change for LabelArgs {
+    fn image(&self) -> &ImageArgs {
+        &self.image
+    }
+
+    fn apply(&self, edit: &Edit<'_>, _: &mut Output) -> Result<()> {
+        let label = self.label.as_ref().map(|label| label.as_bytes()).unwrap_or_default();
+        edit.filesystem().set_label(label).map_err(|error| {
+            Failure::engine("setting the label", error).at_path(edit.image().path())
+        })
+    }
+}
+
+impl Change for ResizeArgs {
+    fn image(&self) -> &ImageArgs {
+        &self.image
+    }
+
+    fn apply(&self, edit: &Edit<'_>, _: &mut Output) -> Result<()> {
+        let failed =
+            |exit, why: String| Failure::new(exit, "resizing", why).at_path(edit.image().path());
+        let volume = edit.filesystem().volume();
+        let items = volume.device_items();
+        let item = items
+            .iter()
+            .find(|item| self.size.device.is_none_or(|devid| item.devid.get() == devid))
+            .ok_or_else(|| failed(Exit::Io, "there is no such device".to_owned()))?;
+        let devid = DeviceId(item.devid.get());
+        let (now, sector) = (item.total_bytes.get(), edit.image().sectorsize_bytes());
+        let wanted = match self.size.length {
+            Length::Is(bytes) => bytes,
+            Length::Grows(bytes) => now.saturating_add(bytes),
+            Length::Max => volume.device(devid).map_or(now, |device| device.len_bytes()),
+        };
+        let wanted = wanted / sector * sector;
+        if wanted < now {
+            let why = format!(
+                "it has {} already, and is only made larger by this version",
+                size::binary(now)
+            );
+            return Err(failed(Exit::Unsupported, why));
+        }
+        if wanted == now {
+            return Ok(());
+        }
+        edit.filesystem()
+            .grow_device(devid, wanted)
+            .map_err(|error| Failure::engine("resizing", error).at_path(edit.image().path()))
+    }
+}
+
+/// Shows; changes are made by who asks for them first.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     match &args.action {
         Action::Df(args) => df(args, out)?,
         Action::Usage(args) => usage(args, out)?,
         Action::Label(args) => label(args, out)?,
+        Action::Resize(_) => {}
     }
     Ok(Exit::Done)
 }

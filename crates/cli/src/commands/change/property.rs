@@ -21,6 +21,7 @@ use crate::output::{Output, json};
 /// Show and set properties of subvolumes, files and directories
 ///
 /// ro (of a subvolume): whether nothing in it can be changed, true or false.
+/// label (of the filesystem, asked for at its root): as `ubtrfs filesystem label`.
 /// compression (of a file or directory): how data that is written is compressed: zlib, lzo, zstd,
 /// none for never, or empty for as the mount says. What is made in a directory takes it over.
 #[derive(clap::Args)]
@@ -89,6 +90,7 @@ struct SetArgs {
 enum Property {
     Ro,
     Compression,
+    Label,
 }
 
 #[derive(Serialize)]
@@ -99,6 +101,10 @@ struct JsonProperties {
     ro: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     compression: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label_hex: Option<String>,
 }
 
 impl Args {
@@ -119,7 +125,13 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let is_wanted = |property| args.name.is_none_or(|name| name == property);
     let id = image.resolve_following(path)?;
     let is_subvolume = id.inode == InodeNo::SUBVOLUME_ROOT;
-    let mut shown = JsonProperties { path: JsonPath::new(path), ro: None, compression: None };
+    let mut shown = JsonProperties {
+        path: JsonPath::new(path),
+        ro: None,
+        compression: None,
+        label: None,
+        label_hex: None,
+    };
     if is_wanted(Property::Ro) && (is_subvolume || args.name.is_some()) {
         let info = image.filesystem().subvolume(named_subvolume(&image, path)?.root);
         shown.ro = Some(info.map_err(|error| image.failure("reading", path, error))?.read_only);
@@ -128,6 +140,12 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         let value = image.filesystem().xattr(id, COMPRESSION);
         let value = value.map_err(|error| image.failure("reading", path, error))?;
         shown.compression = value.map(|value| json::text(&value));
+    }
+    if is_wanted(Property::Label) && (id == image.start() || args.name.is_some()) {
+        check_root(&image, id, path)?;
+        let superblock = image.filesystem().superblock();
+        shown.label = Some(json::text(superblock.label()));
+        shown.label_hex = json::hex_if_lossy(superblock.label());
     }
     if args.json {
         json::document(out, &shown)?;
@@ -139,7 +157,23 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     if let Some(compression) = shown.compression {
         out.line(&format!("compression={compression}"))?;
     }
+    if shown.label.is_some() {
+        out.text("label=")?;
+        out.name(image.filesystem().superblock().label())?;
+        out.text("\n")?;
+    }
     Ok(Exit::Done)
+}
+
+/// The label is the filesystem's, which its root stands for.
+fn check_root(image: &Image, id: InodeId, path: &[u8]) -> Result<()> {
+    if id == image.start() || id == image.filesystem().top_level() {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Io, "label", "it is of the whole filesystem, not of what is in it")
+        .at_name(path)
+        .at_path(image.path())
+        .advice("Name the root: /"))
 }
 
 impl Change for SetArgs {
@@ -154,6 +188,12 @@ impl Change for SetArgs {
             Property::Compression => {
                 let id = edit.image().resolve_following(path)?;
                 set_compression(edit, id, path, value)
+            }
+            Property::Label => {
+                let image = edit.image();
+                check_root(image, image.resolve_following(path)?, path)?;
+                let result = edit.filesystem().set_label(value);
+                result.map_err(|error| image.failure("setting the label", path, error))
             }
         }
     }
