@@ -1,9 +1,5 @@
 use std::fs;
 
-use ubtrfs_ondisk::PhysicalAddr;
-use ubtrfs_volume::Device;
-
-use crate::crash::{CutDevice, RecordingDevice};
 use crate::snapshot::{ContentHash, Entry, Kind, TreeBuilder, hash_content, normal_ranges};
 use crate::{
     CheckMode, Compare, Ending, KernelMount, Limits, MkfsBtrfs, Oracle, Prng, TreeSnapshot,
@@ -153,40 +149,4 @@ fn limits_of_time_and_memory_end_a_program() {
     assert_eq!(run("sleep 30"), Ending::TimedOut);
     assert_eq!(run("kill -ABRT $$"), Ending::Killed);
     assert_ne!(run("x=$(head -c 200000000 /dev/zero | tr '\\0' a)"), Ending::Exited(0));
-}
-
-#[test]
-fn cuts_keep_what_was_flushed_and_lose_no_half_block() {
-    let device = RecordingDevice::new(1 << 20);
-    let write = |at: u64, byte: u8, len: usize| {
-        device.write_at(PhysicalAddr(at), &vec![byte; len]).unwrap();
-    };
-    write(0, 1, 4096);
-    device.begin();
-    write(4096, 2, 8192);
-    device.flush().unwrap();
-    write(100, 3, 10_000);
-    let recording = device.recording();
-    assert_eq!((recording.event_count(), recording.flush_count()), (3, 1));
-    let read = |cut: &CutDevice, at: u64| {
-        let mut byte = [0];
-        cut.read_at(PhysicalAddr(at), &mut byte).unwrap();
-        byte[0]
-    };
-    let cut = recording.cut_after(0);
-    assert_eq!((read(&cut, 0), read(&cut, 4096)), (1, 0));
-    let cut = recording.cut_after(3);
-    assert_eq!(
-        (read(&cut, 99), read(&cut, 100), read(&cut, 10_099), read(&cut, 10_100)),
-        (1, 3, 3, 2)
-    );
-    let mut prng = Prng::new(1);
-    let mut seen = std::collections::BTreeSet::new();
-    for _ in 0..200 {
-        let torn = recording.torn_after(3, &mut prng);
-        assert_eq!((read(&torn, 0), read(&torn, 12_000)), (1, 2));
-        assert_eq!(read(&torn, 4096), read(&torn, 8191));
-        seen.insert((read(&torn, 100), read(&torn, 5000), read(&torn, 9000)));
-    }
-    assert_eq!(seen.len(), 8, "every part may arrive or not");
 }
