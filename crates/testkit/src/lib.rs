@@ -18,6 +18,7 @@ pub mod corpus;
 pub mod crash;
 mod isolate;
 mod mkfs;
+pub mod model;
 mod mount;
 pub mod odd;
 pub mod oracle;
@@ -27,7 +28,7 @@ pub mod snapshot;
 
 pub use check::{
     CheckMode, CheckOutcome, assert_checks_clean, assert_checks_clean_but_for_extended_refs,
-    btrfs_check, has_extended_refs,
+    assert_checks_clean_but_for_half_dropped, btrfs_check, half_dropped_roots, has_extended_refs,
 };
 pub use isolate::{Ending, Limits, run_limited};
 pub use mkfs::MkfsBtrfs;
