@@ -1,5 +1,5 @@
 # Entry points. Each does its own set-up on a machine that has a Rust toolchain.
-.PHONY: build demo test acceptance lint tidy doc deny fuzz bench
+.PHONY: build demo test sim acceptance lint tidy doc deny fuzz bench
 
 build:
 	scripts/setup build
@@ -14,6 +14,14 @@ demo:
 test:
 	scripts/setup test
 	scripts/run-tests
+
+# A million random operations and some 250,000 power cuts beside a model, with the kernel and
+# `btrfs check` as judges of a sample; SIM_SEED is the first seed.
+SIM_SEED ?= 1
+sim:
+	scripts/setup test
+	cargo run --release -p ubtrfs-sim -- --seed $(SIM_SEED) --runs 500 --operations 2000 \
+		--crash-states 12 --check-one-in 200 --mount-one-in 400 --fault-one-in 2 --threads 2
 
 # Debian's linux-source, 84,000 files, there and back, judged on the way: minutes and gigabytes.
 acceptance:

@@ -17,7 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("archive", &["engine", "ondisk", "rt"]),
     ("fuse", &["engine", "rt"]),
     ("testkit", &["volume", "ondisk", "iomap"]),
-    ("sim", &["engine", "check", "testkit", "rt"]),
+    ("sim", &["engine", "check", "testkit", "volume", "ondisk", "rt"]),
     ("bench", &["engine", "archive", "fuse", "check", "testkit", "volume", "ondisk", "rt"]),
     (
         "cli",

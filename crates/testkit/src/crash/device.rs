@@ -19,7 +19,7 @@ const BLOCK: u64 = 4096;
 pub enum Request {
     /// A read of any length.
     Read,
-    /// A write of any length, of several buffers too.
+    /// A write of any length; each buffer of a request is one.
     Write,
     /// A flush.
     Flush,
@@ -223,11 +223,8 @@ impl Device for SimDevice {
     }
 
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> io::Result<()> {
+        // Of several buffers in one request, each is a write of its own: a cut may come between.
         self.store(at, buf.to_vec())
-    }
-
-    fn write_vectored_at(&self, at: PhysicalAddr, bufs: &[&[u8]]) -> io::Result<()> {
-        self.store(at, bufs.concat())
     }
 
     fn flush(&self) -> io::Result<()> {

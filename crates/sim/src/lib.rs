@@ -1,0 +1,26 @@
+//! Random operations on the engine, on a simulated device, beside a model of a filesystem.
+//!
+//! After each operation, model and engine agree. After each power cut that the device can suffer,
+//! the filesystem opens, is clean, and shows the last durable state. When the device fails, the
+//! filesystem stops with the first cause, and the last durable state is intact. A seed determines
+//! all of a run: what failed, fails again.
+//!
+//! The crate is for tests: what goes wrong in a run comes out as a [`Failure`] with the command
+//! that repeats it.
+#![forbid(unsafe_code)]
+
+mod compare;
+mod config;
+mod cuts;
+mod faults;
+mod generate;
+mod judge;
+mod op;
+mod report;
+mod run;
+mod world;
+
+pub use config::Config;
+pub use op::{Data, Effect, How, Last, Op};
+pub use report::Report;
+pub use run::{Failure, run};
