@@ -212,6 +212,9 @@ impl Filesystem {
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
         let inner = Inner { core, files, options, notices, cleaning: Mutex::new(()) };
         let fs = Self { inner: Arc::new(inner) };
+        if is_writable {
+            fs.inner.core.roots.look_for_shared()?;
+        }
         if is_writable && fs.inner.core.alloc.needs_rebuild(fs.compat_ro()) {
             fs.rebuild_free_space_tree()?;
         }

@@ -153,7 +153,7 @@ impl Model {
         let id = self.files[prng.index(self.files.len())];
         let linked = fs.begin(Reservation::create(0)).unwrap().link(dir, &name, id);
         if id.root != dir.root {
-            assert!(matches!(linked, Err(Error::InvalidArgument { .. })));
+            assert!(matches!(linked, Err(Error::OtherSubvolume { .. })));
             return;
         }
         match self.nodes.get_mut(&dir).unwrap().names.entry(name) {

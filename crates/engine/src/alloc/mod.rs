@@ -51,8 +51,8 @@ use crate::error::{Error, Result};
 use block_group::BlockGroup;
 use chunk::DeviceSpace;
 use delayed_ref::{DelayedRefs, ExtentKind, Queued};
-pub(crate) use space_info::Class;
 use space_info::SpaceInfo;
+pub(crate) use space_info::{Class, bytes_of_refs};
 
 /// Options of the allocator that only measurements and image builders change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

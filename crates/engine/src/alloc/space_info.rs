@@ -63,10 +63,21 @@ const COMMIT_CSUM_BLOCKS_A_FREED_EXTENT: u64 = 3;
 /// leaves may end up half empty.
 const COMMIT_BYTES_AN_EXTENT: u64 = 512;
 
-/// What is left for removals: enough for one, with the commit that follows it, several times over.
-const FREEING_RESERVE_BYTES_MAX: u64 = 8 << 20;
+/// Bytes that a reference added to an extent takes in the extent tree, where leaves may end up half
+/// empty.
+const COMMIT_BYTES_A_REF: u64 = 128;
+
+/// Bytes of metadata that the commit may need for `ref_count` references added to extents that are
+/// there: the copies of the leaves that they lie in, no more than there are, and the references.
+pub(crate) fn bytes_of_refs(ref_count: u64, nodesize_bytes: u64, tree_bytes: u64) -> u64 {
+    let copies = ref_count.saturating_mul(3 * nodesize_bytes).min(tree_bytes);
+    copies.saturating_add(ref_count.saturating_mul(COMMIT_BYTES_A_REF))
+}
+
+/// What the commit after an operation that frees space needs, for references that it drops.
+const FREEING_COMMIT_BYTES: u64 = 4 << 20;
 /// Of small filesystems no more than this part of all metadata.
-const FREEING_RESERVE_PART: u64 = 8;
+const FREEING_RESERVE_PART: u64 = 3;
 
 impl State {
     /// Bytes of metadata that the commit may need for what is pending: the copies of the leaves
@@ -82,10 +93,11 @@ impl State {
         (COMMIT_BLOCKS_BASE + csums) * nodesize_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
     }
 
-    /// Bytes of metadata that only what frees space may use, so that a full filesystem can be
-    /// emptied.
-    fn freeing_reserve_bytes(&self) -> u64 {
-        FREEING_RESERVE_BYTES_MAX.min(self.metadata_total_bytes / FREEING_RESERVE_PART)
+    /// Bytes of metadata that only what frees space may use: `worst_bytes` of one such operation,
+    /// and the commit that follows it, so that a full filesystem can be emptied.
+    fn freeing_reserve_bytes(&self, worst_bytes: u64) -> u64 {
+        let bytes = worst_bytes.saturating_add(FREEING_COMMIT_BYTES);
+        bytes.min(self.metadata_total_bytes / FREEING_RESERVE_PART)
     }
 
     /// Bytes of metadata that are promised.
@@ -98,7 +110,7 @@ impl State {
 impl Allocator {
     /// Promises `bytes` of metadata, loading groups and allocating chunks until they are there.
     /// Returns false where committing might free what is missing.
-    /// Where `frees_space`, it may use what is left for that.
+    /// About `left_bytes` stay free besides, for what frees space.
     /// `held_back` bytes will be needed by what is not yet in the trees, and `tree_bytes` is the
     /// size of those that only the commit edits.
     ///
@@ -110,7 +122,7 @@ impl Allocator {
         bytes: u64,
         held_back: u64,
         tree_bytes: u64,
-        frees_space: bool,
+        left_bytes: u64,
     ) -> Result<bool> {
         let nodesize = self.nodesize_bytes();
         loop {
@@ -120,8 +132,8 @@ impl Allocator {
                 state.tree_bytes = tree_bytes;
                 let free = state.spaces[Class::Metadata.index()].loaded_free_bytes;
                 let mut needed = state.kept_bytes(nodesize).saturating_add(bytes);
-                if !frees_space {
-                    needed = needed.saturating_add(state.freeing_reserve_bytes());
+                if left_bytes > 0 {
+                    needed = needed.saturating_add(state.freeing_reserve_bytes(left_bytes));
                 }
                 if needed <= free {
                     state.reserved_bytes += bytes;

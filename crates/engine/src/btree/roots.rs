@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashMap;
 use ubtrfs_ondisk::root::RootItem;
-use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, RootId};
-use ubtrfs_rt::{Arc, RwLock};
+use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, ObjectId, RootId};
+use ubtrfs_rt::{Arc, AtomicBool, Ordering, RwLock};
 
 use super::{BlockPtr, Store, Tree};
 use crate::error::{Error, Result};
@@ -15,12 +15,15 @@ pub(crate) struct Roots {
     pub(crate) root_tree: Arc<Tree>,
     pub(crate) chunk_tree: Arc<Tree>,
     trees: RwLock<FxHashMap<RootId, Arc<Tree>>>,
+    /// A subvolume may share blocks with a snapshot.
+    has_shared: AtomicBool,
 }
 
 impl Roots {
     /// The two trees that the superblock points to; the others are found through the first.
     pub(crate) fn new(store: Arc<Store>, root_tree: Arc<Tree>, chunk_tree: Arc<Tree>) -> Self {
-        Self { store, root_tree, chunk_tree, trees: RwLock::new(FxHashMap::default()) }
+        let has_shared = AtomicBool::new(false);
+        Self { store, root_tree, chunk_tree, trees: RwLock::new(FxHashMap::default()), has_shared }
     }
 
     /// The tree `root`, read from its root item when first asked for.
@@ -52,6 +55,33 @@ impl Roots {
             Generation(item.last_snapshot.get()),
         );
         Ok(self.insert(tree))
+    }
+
+    /// Whether a change may copy blocks that are shared: what lies below them gets references then.
+    pub(crate) fn has_shared(&self) -> bool {
+        self.has_shared.load(Ordering::Relaxed)
+    }
+
+    /// Finds out whether it may, as far as two look-ups tell: where there are other subvolumes than
+    /// the top level, any may be a snapshot or have one.
+    ///
+    /// # Errors
+    /// A damaged block or item.
+    pub(crate) fn look_for_shared(&self) -> Result<()> {
+        let top = self.root_item(RootId::FS_TREE)?;
+        let mut cursor = self.root_tree.cursor();
+        cursor.seek(&Key::new(ObjectId::FIRST_FREE, KeyType(0), 0))?;
+        let has_others =
+            cursor.current()?.is_some_and(|(key, _)| key.objectid <= ObjectId::LAST_FREE);
+        if has_others || top.is_some_and(|(_, item)| item.last_snapshot.get() > 0) {
+            self.set_shared();
+        }
+        Ok(())
+    }
+
+    /// From now on it may.
+    pub(crate) fn set_shared(&self) {
+        self.has_shared.store(true, Ordering::Relaxed);
     }
 
     /// Enters a tree that was just made, or read; the one that is there already wins.

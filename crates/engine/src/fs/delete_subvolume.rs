@@ -28,7 +28,7 @@ impl Filesystem {
     /// `NotFound`; `InvalidArgument` for what is no subvolume, or is the default one; `NotEmpty`
     /// where it holds other subvolumes; `ReadOnly` where `dir` cannot be changed.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
-        let txn = self.inner.core.begin_alone(Reservation::items(14))?;
+        let txn = self.inner.core.begin_alone(Reservation::delete_subvolume())?;
         Handle { fs: self, txn }.delete_subvolume(dir, name)
     }
 

@@ -31,7 +31,7 @@ use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{Generation, RootId};
 use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime};
 
-use crate::alloc::Allocator;
+use crate::alloc::{self, Allocator};
 use crate::btree::Roots;
 use crate::error::{Error, Result};
 
@@ -149,10 +149,23 @@ impl Core {
             self.alloc.load(&self.roots)?;
             let held_back =
                 self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
-            let bytes = reservation.bytes(nodesize, self.alloc.metadata_used_bytes());
             let tree_bytes = self.bookkeeping_bytes()?;
-            let frees_space = reservation.frees_space();
-            if self.alloc.reserve(&self.roots, bytes, held_back, tree_bytes, frees_space)? {
+            let used_bytes = self.alloc.metadata_used_bytes();
+            let worst = |reservation: Reservation| {
+                let bytes = reservation.bytes(nodesize, used_bytes);
+                if !self.roots.has_shared() {
+                    return bytes;
+                }
+                let refs = reservation.shared_refs(nodesize);
+                bytes.saturating_add(alloc::bytes_of_refs(refs, nodesize, tree_bytes))
+            };
+            let bytes = worst(reservation);
+            // So that a full filesystem can be emptied.
+            let left_bytes = match reservation.frees_space() {
+                true => 0,
+                false => worst(Reservation::delete_subvolume()),
+            };
+            if self.alloc.reserve(&self.roots, bytes, held_back, tree_bytes, left_bytes)? {
                 return Ok(handle.with_reserved(bytes));
             }
             drop(handle);

@@ -2,11 +2,18 @@
 
 use ubtrfs_ondisk::block::LEVEL_COUNT_MAX;
 
+/// Bytes of a pointer to a child in a node.
+const CHILD_BYTES: u64 = 33;
+/// Bytes of a file extent's item and its header.
+const FILE_EXTENT_BYTES: u64 = 25 + 53;
+
 /// Metadata that an operation may need at worst. Granted before it begins, so that no operation
 /// runs out of space half way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reservation {
     items: u64,
+    /// Of them, those in trees that no snapshot shares.
+    unshared_items: u64,
     /// Bytes of items that are inserted side by side, their headers included.
     adjacent_bytes: u64,
     /// Items that are removed, side by side.
@@ -18,7 +25,7 @@ pub struct Reservation {
 impl Reservation {
     /// Inserting, changing or removing `count` items anywhere.
     pub const fn items(count: u64) -> Self {
-        Self { items: count, adjacent_bytes: 0, removals: 0, frees_space: false }
+        Self { items: count, unshared_items: 0, adjacent_bytes: 0, removals: 0, frees_space: false }
     }
 
     /// Making a file, directory, node or symlink, with `xattr_count` xattrs: its inode, reference,
@@ -30,13 +37,14 @@ impl Reservation {
     /// Appending `extent_count` extents to a file: the inode, and the file extents, which lie side
     /// by side. Checksums are kept back apart, as they are inserted later.
     pub const fn extents(extent_count: u64) -> Self {
-        Self { adjacent_bytes: extent_count * (25 + 53), ..Self::items(2) }
+        Self { adjacent_bytes: extent_count * FILE_EXTENT_BYTES, ..Self::items(2) }
     }
 
     /// Both of two operations.
     pub const fn and(self, other: Self) -> Self {
         Self {
             items: self.items + other.items,
+            unshared_items: self.unshared_items + other.unshared_items,
             adjacent_bytes: self.adjacent_bytes + other.adjacent_bytes,
             removals: self.removals + other.removals,
             frees_space: self.frees_space && other.frees_space,
@@ -46,12 +54,12 @@ impl Reservation {
     /// Making a subvolume: root item, references, uuid items, its first inode, the names in its
     /// parent, and a root block.
     pub const fn create_subvolume() -> Self {
-        Self::items(12)
+        Self { unshared_items: 8, ..Self::items(12) }
     }
 
     /// Making a snapshot: as a subvolume, and the source's root item.
     pub const fn snapshot() -> Self {
-        Self::items(14)
+        Self { unshared_items: 10, ..Self::items(14) }
     }
 
     /// Taking back `count` references of a tree that is dropped, which changes no block of the
@@ -71,9 +79,26 @@ impl Reservation {
         Self { frees_space: true, removals: count, ..Self::items(2) }
     }
 
+    /// Deleting a subvolume's name: its entries and references, its root item, an orphan item, its
+    /// uuids, the directory's inode. As [`Reservation::remove_name`] it may use what is kept back.
+    pub const fn delete_subvolume() -> Self {
+        Self { frees_space: true, unshared_items: 9, ..Self::items(12) }
+    }
+
     /// Renaming: two names taken away, two made, four inodes, an orphan item, a whiteout.
     pub const fn rename() -> Self {
         Self::items(24)
+    }
+
+    /// References that may be added where the blocks of the trees are shared with snapshots: copying
+    /// such a block adds one for each that lies below it. Two nodes and a leaf for each item; items
+    /// that lie side by side are in few blocks.
+    pub(crate) fn shared_refs(self, nodesize_bytes: u64) -> u64 {
+        let node = nodesize_bytes / CHILD_BYTES;
+        let leaf = nodesize_bytes / FILE_EXTENT_BYTES;
+        let way = 2 * node + leaf;
+        let removed = if self.removals > 0 { self.removals + leaf + way } else { 0 };
+        (self.items - self.unshared_items).saturating_mul(way).saturating_add(removed)
     }
 
     /// Whether it may use what is kept back from what does not free space.
@@ -121,6 +146,14 @@ mod tests {
     fn bytes_of_many_items_on_a_small_filesystem_copy_no_more_than_there_is() {
         let small = Reservation::items(1000).bytes(NODE, 10 * NODE);
         assert!(small <= (3 * 1000 + 26) * NODE, "{small}");
+    }
+
+    #[test]
+    fn shared_refs_cover_a_way_for_each_item_and_one_for_neighbours() {
+        let way = 2 * (NODE / 33) + NODE / 78;
+        assert_eq!(Reservation::items(3).shared_refs(NODE), 3 * way);
+        let removals = Reservation::removals(64);
+        assert!(removals.shared_refs(NODE) < 4 * way + 64);
     }
 
     #[test]
