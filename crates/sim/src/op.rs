@@ -350,6 +350,8 @@ impl Op {
             }
             Self::Snapshot { source, dir, name, read_only } => {
                 if !SNAPSHOT_CLEANS_ORPHANS {
+                    // What else is to be cleaned up goes first, see `APPENDER_MAY_CLEAN_ORPHANS`.
+                    drop(fs.begin(one)?);
                     match fs.clean_orphans(RootId(*source)) {
                         Ok(_) | Err(Error::NotFound { .. }) => {}
                         Err(error) => return Err(error.into()),
