@@ -76,6 +76,11 @@ pub(crate) fn replay(fs: &Filesystem) -> Result<()> {
         superblock.log_root_transid = 0.into();
     });
     fs.commit()?;
+    {
+        // What is remembered of these is of before: the number of the next inode, first of all.
+        let mut names = fs.inner.files.names();
+        roots.iter().for_each(|root| names.forget_subvolume(*root));
+    }
     // What lost its last name goes, for good before anybody sees the filesystem.
     for root in roots {
         fs.clean_orphans(root)?;
