@@ -361,8 +361,18 @@ impl Filesystem {
     /// `ReadOnly`, `Aborted`, or `NoSpace` when the worst case does not fit.
     pub fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
         for root in self.inner.files.take_uncleaned() {
-            self.clean_orphans(root)?;
+            match self.clean_orphans(root) {
+                // They go at the next open; or went with their subvolume.
+                Ok(_) | Err(Error::NoSpace { .. } | Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
+        self.begin_step(reservation)
+    }
+
+    /// As [`Filesystem::begin`], without looking for what is to be cleaned up: for who holds a file's
+    /// data lock, which a clean-up would wait for.
+    pub(crate) fn begin_step(&self, reservation: Reservation) -> Result<Handle<'_>> {
         Ok(Handle { fs: self, txn: self.inner.core.begin(reservation)? })
     }
 

@@ -390,3 +390,36 @@ fn flags_forbid_what_they_say_and_compression_is_inherited() {
         assert_eq!(fs.inode(id).unwrap().flags, flags::COMPRESS);
     }
 }
+
+/// An appender, and an eviction, held the lock of a file's data and began a handle, which first
+/// cleaned up orphans of the subvolume and waited for the same lock, for ever.
+#[test]
+fn first_change_of_a_subvolume_with_orphans_may_be_an_append_or_an_eviction() {
+    for first_is_append in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let fs = make(&image);
+        let top = fs.top_level();
+        let new = NewInode::new(0o100_644, Time::default());
+        let mut handle = fs.begin(Reservation::create(0).and(Reservation::create(0))).unwrap();
+        let file = handle.create(top, b"file", &new).unwrap();
+        let orphans: Vec<InodeId> =
+            (0..100).map(|_| handle.create_unlinked(top, &new).unwrap()).collect();
+        drop(handle);
+        fs.commit().unwrap();
+        drop(fs);
+        let fs = open_for_writing(&image);
+        if first_is_append {
+            let mut appender = fs.appender(file, 0).unwrap();
+            let data = ubtrfs_engine::PreparedData::new(vec![1; 5000], &fs.write_options(None));
+            appender.push(ubtrfs_ondisk::FileOffset(0), data).unwrap();
+            appender.finish().unwrap();
+        } else {
+            fs.unlink(top, b"file").unwrap();
+        }
+        drop(fs.begin(Reservation::items(1)).unwrap());
+        for orphan in orphans {
+            assert!(matches!(fs.inode(orphan), Err(Error::NotFound { .. })), "{orphan}");
+        }
+    }
+}

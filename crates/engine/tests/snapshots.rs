@@ -424,3 +424,49 @@ fn full_filesystem_with_snapshots_refuses_and_can_be_emptied() {
     drop(fs);
     judge(&image);
 }
+
+/// Filling a file under a handle never asked whether its subvolume is read-only, and aborted the
+/// filesystem half way.
+#[test]
+fn write_file_in_a_read_only_subvolume_is_refused_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, fs) = make(directory.path(), 16 << 10);
+    let id = create(&fs, fs.top_level(), b"file", b"");
+    let sub = fs.snapshot(RootId::FS_TREE, fs.top_level(), b"sub", &RO).unwrap();
+    let there = fs.lookup(sub, b"file").unwrap();
+    for (id, is_refused) in [(there, true), (id, false)] {
+        let mut handle = fs.begin(Reservation::extents(2)).unwrap();
+        let data = PreparedData::new(vec![1; 9000], &fs.write_options(None));
+        let result = handle.write_file(id, vec![(FileOffset(0), data)], 9000);
+        assert_eq!(matches!(result, Err(Error::ReadOnly { .. })), is_refused, "{result:?}");
+        assert!(is_refused || result.is_ok());
+    }
+    fs.commit().unwrap();
+}
+
+/// A deleted subvolume stayed on the list of those to be cleaned up: the next handle, whatever for,
+/// was refused. And a snapshot kept inodes without a name that only its source can use.
+#[test]
+fn orphans_of_deleted_subvolumes_and_of_snapshots_are_nobodys_concern() {
+    let directory = tempfile::tempdir().unwrap();
+    let (image, fs) = make(directory.path(), 16 << 10);
+    let top = fs.top_level();
+    let new = NewInode::new(0o100_644, Time::default());
+    let nameless = fs.begin(Reservation::create(0)).unwrap().create_unlinked(top, &new).unwrap();
+    let sub = fs.snapshot(RootId::FS_TREE, top, b"sub", &RW).unwrap();
+    let in_snapshot = InodeId { root: sub.root, ..nameless };
+    assert!(matches!(fs.inode(in_snapshot), Err(Error::NotFound { .. })));
+    assert_eq!(fs.inode(nameless).unwrap().nlink, 0);
+    fs.begin(Reservation::create(0)).unwrap().create_unlinked(sub, &new).unwrap();
+    fs.commit().unwrap();
+    drop(fs);
+    let fs = open_for_writing(&image);
+    // Looks at the subvolume, and notes that it has an orphan.
+    fs.begin(Reservation::create(0)).unwrap().create(sub, b"file", &new).unwrap();
+    fs.delete_subvolume(top, b"sub").unwrap();
+    drop(fs.begin(Reservation::items(1)).unwrap());
+    fs.clean_deleted_subvolumes().unwrap();
+    fs.commit().unwrap();
+    drop(fs);
+    judge(&image);
+}

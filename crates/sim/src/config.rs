@@ -5,11 +5,6 @@ use ubtrfs_ondisk::CsumType;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_testkit::Prng;
 
-/// The engine reserves 192 items for a step of removing a file's items, three nodes each: with
-/// larger nodes that is tens of MiB, and removing fails for want of space on a small device, when
-/// the name is gone already. Until it asks for less, such devices are larger.
-const REMOVAL_NODESIZE_MAX_BYTES: u32 = 16_384;
-
 /// What a run does. All else follows from the seed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
@@ -64,10 +59,7 @@ impl Config {
         };
         // The second superblock lies at 64 MiB; some have none.
         let spare_bytes = [20 << 20, 60 << 20, 120 << 20][prng.index(3)];
-        let mut len_bytes = (options.device_bytes_min() + spare_bytes).next_multiple_of(1 << 20);
-        if options.nodesize_bytes > REMOVAL_NODESIZE_MAX_BYTES {
-            len_bytes += 300 << 20;
-        }
+        let len_bytes = (options.device_bytes_min() + spare_bytes).next_multiple_of(1 << 20);
         (options, len_bytes)
     }
 }

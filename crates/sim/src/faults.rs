@@ -53,18 +53,16 @@ pub(crate) fn repeat(
     let fault = Fault { request, after, effect, stays: prng.chance(1, 2) };
     world.device.plan(fault);
     let what = format!("{fault:?}");
-    let can_read = run_until_stopped(&mut world, window).map_err(|why| format!("{what}: {why}"))?;
+    run_until_stopped(&mut world, window).map_err(|why| format!("{what}: {why}"))?;
     report.faults += 1;
     // Either the commit failed, or the fault never came or struck data alone.
     let next = world.model.clone();
     let next_durable = world::durable(&next);
     if let Err(error) = world.fs.commit() {
-        stays_aborted(&world, &error, can_read).map_err(|why| format!("{what}: {why}"))?;
+        stays_aborted(&world, &error).map_err(|why| format!("{what}: {why}"))?;
         report.aborted += 1;
     }
-    if can_read {
-        compare::all(&world.fs, &next).map_err(|why| format!("{what}: while open: {why}"))?;
-    }
+    compare::all(&world.fs, &next).map_err(|why| format!("{what}: while open: {why}"))?;
     let device = Arc::new(SimDevice::of_image(world.device.image()));
     let fs = world::open(&device, 1).map_err(|why| format!("{what}: {why}"))?;
     let generation = fs.superblock().generation.get();
@@ -93,8 +91,8 @@ fn first_generation(world: &World) -> u64 {
     world.promised.first().map_or(0, |(_, generation)| *generation)
 }
 
-/// Returns whether everything can still be read.
-fn run_until_stopped(world: &mut World, window: &Window) -> Differs<bool> {
+/// Does what was done in the window, until the device fails.
+fn run_until_stopped(world: &mut World, window: &Window) -> Differs {
     let mut numbers: HashMap<Id, Id> = HashMap::new();
     let mut roots: HashMap<u64, u64> = HashMap::new();
     for (op, made) in &window.operations {
@@ -116,23 +114,19 @@ fn run_until_stopped(world: &mut World, window: &Window) -> Differs<bool> {
             }
             // What is made of it later is refused by both.
             Outcome::Refused | Outcome::NoSpace => {}
-            Outcome::DeviceFailed => return Ok(op.is_read_after_failure()),
+            Outcome::DeviceFailed => return Ok(()),
         }
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Every later change is refused with the first cause.
-fn stays_aborted(world: &World, error: &Error, can_read: bool) -> Differs {
+fn stays_aborted(world: &World, error: &Error) -> Differs {
     let Error::Aborted { first_cause, .. } = error else {
         return Err(format!("a failed commit says {error}"));
     };
     let first_cause = first_cause.to_string();
-    let mut results = vec![world.fs.commit()];
-    if can_read {
-        results.push(world.fs.begin(Reservation::items(1)).map(drop));
-    }
-    for result in results {
+    for result in [world.fs.commit(), world.fs.begin(Reservation::items(1)).map(drop)] {
         match result {
             Err(Error::Aborted { first_cause: again, .. }) if again.to_string() == first_cause => {}
             other => return Err(format!("{other:?} after the failure {first_cause}")),

@@ -10,7 +10,7 @@ use ubtrfs_testkit::model::{Change, Content, Id, Model, New, Node, RenameMode, T
 use ubtrfs_testkit::snapshot::Timestamp;
 use ubtrfs_testkit::{Prng, odd};
 
-use crate::op::{Data, How, Last, Op, SNAPSHOT_CLEANS_ORPHANS};
+use crate::op::{Data, How, Last, Op};
 
 /// Inodes beyond which more is removed than made.
 const NODES_MAX: usize = 200;
@@ -294,7 +294,7 @@ impl Generator {
         };
         let begin = model.node(id).and_then(Node::bytes).map_or(0, |bytes| bytes.len_bytes());
         let how = match begin {
-            0 if self.prng.chance(1, 2) && may_write_under_handle(model, id) => How::OneHandle,
+            0 if self.prng.chance(1, 2) => How::OneHandle,
             _ => How::Appender,
         };
         let mut data = Vec::new();
@@ -345,10 +345,6 @@ impl Generator {
             0 => 9999,
             _ => roots[self.prng.index(roots.len())],
         };
-        let nameless = |id: Id, node: &Node| id.root == source && node.nlink == 0;
-        if !SNAPSHOT_CLEANS_ORPHANS && let Some(id) = self.find(model, nameless) {
-            return Op::Evict { id };
-        }
         let read_only = self.prng.chance(1, 3);
         Op::Snapshot { source, dir: self.directory(model), name: self.new_name(), read_only }
     }
@@ -454,15 +450,6 @@ impl Generator {
     fn bits32(&mut self) -> u32 {
         u32::try_from(self.prng.below(1 << 32)).expect("32 bits fit")
     }
-}
-
-/// `Handle::write_file` does not ask whether the subvolume is read-only: it places the data, fails
-/// at the inode, and the whole filesystem is aborted. Until it asks, it is not called there.
-const WRITE_FILE_ASKS_WHETHER_READ_ONLY: bool = false;
-
-fn may_write_under_handle(model: &Model, id: Id) -> bool {
-    let subvolume = model.subvolumes().get(&id.root);
-    WRITE_FILE_ASKS_WHETHER_READ_ONLY || subvolume.is_none_or(|subvolume| !subvolume.read_only)
 }
 
 /// Names of which two each have one hash. To find them takes a moment.

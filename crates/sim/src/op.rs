@@ -349,14 +349,6 @@ impl Op {
                 Effect::made(handle.create_subvolume(to_engine(*dir), name, &new_inode(new))?)
             }
             Self::Snapshot { source, dir, name, read_only } => {
-                if !SNAPSHOT_CLEANS_ORPHANS {
-                    // What else is to be cleaned up goes first, see `APPENDER_MAY_CLEAN_ORPHANS`.
-                    drop(fs.begin(one)?);
-                    match fs.clean_orphans(RootId(*source)) {
-                        Ok(_) | Err(Error::NotFound { .. }) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                }
                 let options = SnapshotOptions { read_only: *read_only };
                 Effect::made(fs.snapshot(RootId(*source), to_engine(*dir), name, &options)?)
             }
@@ -365,9 +357,6 @@ impl Op {
                 Effect::default()
             }
             Self::DeleteSubvolume { dir, name } => {
-                if !DELETION_FORGETS_ORPHANS {
-                    drop(fs.begin(one)?);
-                }
                 fs.delete_subvolume(to_engine(*dir), name)?;
                 Effect::default()
             }
@@ -508,12 +497,6 @@ impl Op {
         )
     }
 
-    /// Whether everything can be read after the device failed in it.
-    pub(crate) fn is_read_after_failure(&self) -> bool {
-        let writes_early = matches!(self, Self::Snapshot { .. } | Self::DeleteSubvolume { .. });
-        EARLY_WRITE_KEEPS_BLOCKS || !writes_early
-    }
-
     /// Whether a full filesystem must have room for it.
     pub(crate) fn is_removal(&self) -> bool {
         matches!(
@@ -590,9 +573,6 @@ fn append(
     match how {
         How::Appender => {
             let mut appender = fs.appender(id, size_bytes)?;
-            if !APPENDER_MAY_CLEAN_ORPHANS {
-                drop(fs.begin(Reservation::items(1))?);
-            }
             for (offset, data) in pieces {
                 appender.push(offset, data)?;
             }
@@ -606,28 +586,6 @@ fn append(
         }
     }
 }
-
-/// A snapshot, and the deletion of a subvolume, write a tree's dirty blocks at once. When that
-/// fails, the engine has forgotten them, and the tree cannot be read any more until it is opened
-/// again (`Core::write_early` takes them out before it writes). Until it keeps them, reads are not
-/// tried then.
-const EARLY_WRITE_KEEPS_BLOCKS: bool = false;
-
-/// A snapshot takes over inodes without a name, which Linux removes from it at once. Where two
-/// subvolumes share the leaf of one, the first mode of `btrfs check` ends with a bare "errors found
-/// in fs roots": it settles the matter in a record that both share, and misses it at the second.
-/// Until the engine removes them, a subvolume has none when a snapshot is made of it.
-pub(crate) const SNAPSHOT_CLEANS_ORPHANS: bool = false;
-
-/// The first change of a subvolume notes that its orphans are to be cleaned up, at the next handle.
-/// If the subvolume is deleted before, that handle finds no such subvolume and is refused, for
-/// whatever it was wanted. Until a deletion forgets the note, another handle comes before it.
-const DELETION_FORGETS_ORPHANS: bool = false;
-
-/// An appender takes the lock of file data and then begins a handle, which may first clean up the
-/// orphans of a subvolume that is changed for the first time; that takes the same lock, and waits
-/// for ever. Until one of the two is otherwise, another handle cleans up before.
-const APPENDER_MAY_CLEAN_ORPHANS: bool = false;
 
 /// Extents that one [`Op::Append`] makes at most.
 const EXTENTS_MAX: u64 = 24;

@@ -127,10 +127,7 @@ impl World {
             },
             Err(Failed::Unexpected(error)) => return Err(format!("{error}: {op:?}")),
         };
-        let touched = match outcome {
-            Outcome::DeviceFailed if !op.is_read_after_failure() => Vec::new(),
-            _ => op.touched(&model_before),
-        };
+        let touched = op.touched(&model_before);
         self.note_commits(op, before, &model_before);
         let made = match outcome {
             Outcome::Done(effect) => effect.made,

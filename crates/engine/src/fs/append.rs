@@ -154,7 +154,7 @@ impl Appender {
             return Ok(());
         }
         let _lock = self.fs.inner.files.lock_data(self.tail.id);
-        let mut handle = self.fs.begin(self.tail.reservation())?;
+        let mut handle = self.fs.begin_step(self.tail.reservation())?;
         self.tail.place(&mut handle)
     }
 
@@ -175,7 +175,7 @@ impl Appender {
             return Ok(());
         }
         let _lock = self.fs.inner.files.lock_data(self.tail.id);
-        let mut handle = self.fs.begin(self.tail.reservation())?;
+        let mut handle = self.fs.begin_step(self.tail.reservation())?;
         self.tail.finish(&mut handle)
     }
 }
@@ -193,6 +193,7 @@ impl Handle<'_> {
         pieces: Vec<(FileOffset, PreparedData)>,
         size_bytes: u64,
     ) -> Result<()> {
+        self.fs.inner.files.names().check_writable(self.txn.core(), id.root)?;
         let mut tail = self.fs.tail_of(id)?;
         for (offset, data) in pieces {
             tail.hold(self.fs, offset, data)?;

@@ -151,10 +151,12 @@ impl Handle<'_> {
         let parent = names.hold(core, dir)?.item;
         check_flags(dir, parent.flags.get(), false)?;
         files.write_inodes(&mut names, &mut self.txn)?;
+        // First what may fail for the device's sake: nothing has gone then.
+        let txn = &mut self.txn;
+        txn.close_tree(root).map_err(|error| txn.abort(error))?;
         names.forget_subvolume(root);
         self.detach(dir, name, &named)?;
         let txn = &mut self.txn;
-        txn.close_tree(root).map_err(|error| txn.abort(error))?;
         txn.change_root_item(root, |item| {
             item.refs = 0.into();
             item.flags = (item.flags.get() | root_flags::DEAD).into();

@@ -62,7 +62,7 @@ impl Filesystem {
         clone.target.outline_unless(0..u64::MAX)?;
         while clone.step()? {}
         let times = crate::SetAttributes { mtime: Some(mtime), ..Default::default() };
-        self.begin(Reservation::items(1))?.set_attributes(target, &times)?;
+        self.begin_step(Reservation::items(1))?.set_attributes(target, &times)?;
         Ok(true)
     }
 
@@ -241,7 +241,7 @@ impl<'a> Clone<'a> {
         let reservation = Reservation::extents(2 * mappings.len() as u64 + 2)
             .and(Reservation::items(4))
             .and(Reservation::removals(STEP_EXTENTS_MAX as u64));
-        let mut handle = fs.begin(reservation)?;
+        let mut handle = fs.begin_step(reservation)?;
         self.share(&mut handle, &mappings, end)?;
         self.at = end;
         Ok(self.at < self.sectors_end)

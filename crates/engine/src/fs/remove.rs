@@ -40,10 +40,7 @@ impl Filesystem {
     /// `NotFound`, `ReadOnly`, `NotPermitted`; `IsDirectory` for a directory or subvolume; damage
     /// in the tree.
     pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        match self.unlink_deferred(dir, name)? {
-            Some(id) => self.evict(id),
-            None => Ok(()),
-        }
+        self.unlink_deferred(dir, name)?.map_or(Ok(()), |id| self.evict_now_or_later(id))
     }
 
     /// As [`Filesystem::unlink`], but the file stays, without a name, until
@@ -63,10 +60,7 @@ impl Filesystem {
     /// `NotFound`, `ReadOnly`, `NotPermitted`, `NotDirectory`, `NotEmpty`; `InvalidArgument` for a
     /// subvolume, which has [`Filesystem::delete_subvolume`]; damage in the tree.
     pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        match self.rmdir_deferred(dir, name)? {
-            Some(id) => self.evict(id),
-            None => Ok(()),
-        }
+        self.rmdir_deferred(dir, name)?.map_or(Ok(()), |id| self.evict_now_or_later(id))
     }
 
     /// As [`Filesystem::rmdir`], but the directory stays, without a name, until
@@ -85,10 +79,19 @@ impl Filesystem {
     pub fn evict(&self, id: InodeId) -> Result<()> {
         let _lock = self.inner.files.lock_data(id);
         loop {
-            let mut handle = self.begin(Reservation::removals(2 * ITEMS_PER_HANDLE))?;
+            let mut handle = self.begin_step(Reservation::removals(2 * ITEMS_PER_HANDLE))?;
             if handle.remove_items(id)? {
                 return Ok(());
             }
+        }
+    }
+
+    /// As [`Filesystem::evict`], after the name went: where there is no room for that just now, the
+    /// inode goes at the next open, and the name is gone all the same.
+    pub(super) fn evict_now_or_later(&self, id: InodeId) -> Result<()> {
+        match self.evict(id) {
+            Err(Error::NoSpace { .. }) => Ok(()),
+            other => other,
         }
     }
 

@@ -48,10 +48,8 @@ impl Filesystem {
         to_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        match self.rename_deferred(from, from_name, to, to_name, mode)? {
-            Some(id) => self.evict(id),
-            None => Ok(()),
-        }
+        let replaced = self.rename_deferred(from, from_name, to, to_name, mode)?;
+        replaced.map_or(Ok(()), |id| self.evict_now_or_later(id))
     }
 
     /// As [`Filesystem::rename`]; what was replaced stays, if that was its last name, until

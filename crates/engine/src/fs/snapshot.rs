@@ -40,7 +40,10 @@ impl Filesystem {
         options: &SnapshotOptions,
     ) -> Result<InodeId> {
         let txn = self.inner.core.begin_alone(Reservation::snapshot())?;
-        Handle { fs: self, txn }.snapshot(source, dir, name, options)
+        let id = Handle { fs: self, txn }.snapshot(source, dir, name, options)?;
+        // Whoever keeps an inode without a name has it in the source.
+        self.clean_orphans(id.root)?;
+        Ok(id)
     }
 
     /// Makes a subvolume read-only, or writable. A writable one forgets what it was received from,

@@ -241,6 +241,8 @@ impl Names {
     /// Forgets a subvolume that is deleted, of which no inode is held.
     pub(crate) fn forget_subvolume(&mut self, root: RootId) {
         self.subvolumes.remove(&root);
+        self.uncleaned.retain(|known| *known != root);
+        self.live_orphans.retain(|id| id.root != root);
     }
 
     fn subvolume(&mut self, core: &Core, root: RootId) -> Result<&mut SubvolumeState> {

@@ -221,7 +221,7 @@ impl<'a> Locked<'a> {
         let reservation = Reservation::extents(count)
             .and(Reservation::items(4))
             .and(Reservation::removals(STEP_EXTENTS_MAX as u64));
-        let mut handle = self.fs.begin(reservation)?;
+        let mut handle = self.fs.begin_step(reservation)?;
         self.replace_under(&mut handle, start, data, size)?;
         self.inode.size_bytes = size;
         Ok(())
@@ -306,7 +306,7 @@ impl<'a> Locked<'a> {
                 return Ok(());
             }
             let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
-            let mut handle = self.fs.begin(Reservation::items(3).and(removals))?;
+            let mut handle = self.fs.begin_step(Reservation::items(3).and(removals))?;
             let kept = self.fs.inner.files.kept();
             let lost = drop_range(&mut handle.txn, &self.target, &(from..u64::MAX), kept)?;
             let size = self.inode.size_bytes.min(from);

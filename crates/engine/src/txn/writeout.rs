@@ -37,15 +37,19 @@ impl Core {
     pub(crate) fn write_early(&self, state: &mut TreeState) -> Result<()> {
         let geometry = *self.roots.store.geometry();
         let executor = self.runtime.executor;
-        let mut blocks: Vec<Arc<Block>> = state.dirty.drain().map(|(_, block)| block).collect();
         state.fingers = Default::default();
-        blocks.sort_unstable_by_key(|block| block.bytenr());
-        executor.for_each_part(&mut blocks, |part| {
-            for block in &mut *part {
+        let mut dirty: Vec<&mut Arc<Block>> = state.dirty.values_mut().collect();
+        executor.for_each_part(&mut dirty, |part| {
+            for block in part {
                 Arc::make_mut(block).seal(geometry.csum);
             }
-            self.write_sorted(part)
+            Ok::<_, Error>(())
         })?;
+        // They stay where they can be read until all are written.
+        let mut blocks: Vec<Arc<Block>> = state.dirty.values().map(Arc::clone).collect();
+        blocks.sort_unstable_by_key(|block| block.bytenr());
+        executor.for_each_part(&mut blocks, |part| self.write_sorted(part))?;
+        state.dirty.clear();
         for block in blocks {
             self.roots.store.insert(block);
         }
