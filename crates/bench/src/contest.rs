@@ -6,30 +6,32 @@ use crate::child::Usage;
 use crate::error::Result;
 
 /// One way of doing the job.
-pub(crate) struct Contestant<'a> {
+pub(crate) struct Contestant<'a, T = Usage> {
     pub(crate) name: String,
-    pub(crate) run: Box<dyn FnMut() -> Result<Usage> + 'a>,
+    pub(crate) run: Box<dyn FnMut() -> Result<T> + 'a>,
 }
 
-impl<'a> Contestant<'a> {
-    pub(crate) fn new(name: impl Into<String>, run: impl FnMut() -> Result<Usage> + 'a) -> Self {
+impl<'a, T> Contestant<'a, T> {
+    pub(crate) fn new(name: impl Into<String>, run: impl FnMut() -> Result<T> + 'a) -> Self {
         Self { name: name.into(), run: Box::new(run) }
     }
 }
 
-/// What a contestant used, round by round.
+/// What came of a contestant, round by round.
 #[derive(Clone, Debug)]
-pub(crate) struct Series {
+pub(crate) struct Series<T = Usage> {
     pub(crate) name: String,
-    pub(crate) rounds: Vec<Usage>,
+    pub(crate) rounds: Vec<T>,
+}
+
+impl<T> Series<T> {
+    /// The median of what `value` says of each round.
+    pub(crate) fn median(&self, value: impl Fn(&T) -> f64) -> f64 {
+        median(self.rounds.iter().map(value).collect())
+    }
 }
 
 impl Series {
-    /// The median of what `value` says of each round.
-    fn median(&self, value: impl Fn(&Usage) -> f64) -> f64 {
-        median(self.rounds.iter().map(value).collect())
-    }
-
     pub(crate) fn wall_s(&self) -> f64 {
         self.median(|usage| usage.wall.as_secs_f64())
     }
@@ -61,11 +63,11 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 ///
 /// # Errors
 /// The first that fails.
-pub(crate) fn alternate(
-    mut contestants: Vec<Contestant<'_>>,
+pub(crate) fn alternate<T>(
+    mut contestants: Vec<Contestant<'_, T>>,
     round_count: usize,
-) -> Result<Vec<Series>> {
-    let mut series: Vec<Series> = contestants
+) -> Result<Vec<Series<T>>> {
+    let mut series: Vec<Series<T>> = contestants
         .iter()
         .map(|contestant| Series { name: contestant.name.clone(), rounds: Vec::new() })
         .collect();

@@ -10,7 +10,8 @@ use ubtrfs_bench::{Options, Workload, jobs, run};
 #[derive(Parser)]
 #[command(name = "ubtrfs-bench", version)]
 struct Args {
-    /// What to run [default: all]: cost, import, readback, memory, growth
+    /// What to run [default: all]: cost, import, readback, memory, growth, create, fsmark, snapshot,
+    /// flat, check
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// Who competes besides ubtrfs: kernel (and mkfs.btrfs) or none

@@ -1,15 +1,20 @@
 //! Jobs that run inside of this process, each started as a child by a workload: they print their
 //! timings as JSON.
 
+mod check;
 mod create;
+mod files;
+mod snapshot;
 mod tree;
 
 use std::ops::Add;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use serde::{Deserialize, Serialize};
-use ubtrfs_engine::{Filesystem, MkfsOptions, OpenOptions, mkfs};
+use ubtrfs_engine::{CACHE_BYTES_DEFAULT, Filesystem, MkfsOptions, OpenOptions, mkfs};
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_testkit::Prng;
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
@@ -72,23 +77,127 @@ fn cpu_now() -> Duration {
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Runs the job that the arguments name: `tree IMAGE COUNT` or
-/// `create IMAGE COUNT`. Prints the
-/// timings.
+/// What a job tells: more than its time.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// How long things took.
+    pub timings: Vec<Timing>,
+    /// What the engine counted.
+    pub engine: Option<EngineCounts>,
+    /// What a check looked at.
+    pub checked: Option<Checked>,
+}
+
+impl Outcome {
+    /// Those timings that are called `what`.
+    pub fn all<'a>(&'a self, what: &'a str) -> impl Iterator<Item = &'a Timing> {
+        self.timings.iter().filter(move |timing| timing.what == what)
+    }
+
+    /// Seconds that went by in all that is called `what`.
+    pub fn wall_s(&self, what: &str) -> f64 {
+        self.all(what).map(|timing| timing.wall_ns as f64 / 1e9).sum()
+    }
+}
+
+/// What the engine counted while it worked.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct EngineCounts {
+    /// How long each run of an extent's delayed references took.
+    pub delayed_refs: RefTimes,
+    /// Searches for the form in which a group's free space is kept.
+    pub free_space_form_searches: u64,
+    /// Transactions, that of mkfs included.
+    pub commits: u64,
+}
+
+/// A summary of a histogram, in nanoseconds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each is named by what it is")]
+pub struct RefTimes {
+    pub count: u64,
+    pub mean_ns: f64,
+    pub median_ns: u64,
+    pub p90_ns: u64,
+    pub p99_ns: u64,
+    pub max_ns: u64,
+}
+
+/// What a check looked at.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Checked {
+    /// Bytes of tree blocks, one copy.
+    pub block_bytes: u64,
+    /// Inodes.
+    pub inode_count: u64,
+}
+
+/// A job in words.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "ubtrfs-bench job")]
+pub(crate) struct Args {
+    /// tree, create, files, snapshot or check
+    job: String,
+    /// The image, or where it is mounted
+    path: PathBuf,
+    /// Items, snapshots, inodes at least; of files, those of one thread in one loop
+    count: u64,
+    /// Through system calls, PATH being a mounted filesystem
+    #[arg(long)]
+    system: bool,
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    #[arg(long, default_value_t = 1)]
+    loops: u64,
+    /// Contents of a file
+    #[arg(long, default_value_t = 0)]
+    bytes: usize,
+    /// Files in one directory; all of a thread's, unless given
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    per_directory: Option<u64>,
+    /// Length of a file's name, at least 9
+    #[arg(long, default_value_t = 12)]
+    name_bytes: usize,
+    /// The cache option, unless it is the default
+    #[arg(long)]
+    cache_mib: Option<usize>,
+    /// Search for the form of each group's free space each time
+    #[arg(long)]
+    without_form_cache: bool,
+    /// Metadata once, not twice
+    #[arg(long)]
+    one_copy: bool,
+    /// In a subvolume of their own
+    #[arg(long)]
+    subvolume: bool,
+    /// What names of snapshots begin with
+    #[arg(long, default_value = "snapshot")]
+    tag: String,
+}
+
+/// Runs the job that the arguments name and prints its [`Outcome`].
 ///
 /// # Errors
 /// A job that does not exist or fails.
 pub fn main(arguments: &[String]) -> Result<()> {
-    let usage = || Error::Input { what: "a job takes: tree|create IMAGE COUNT".to_owned() };
-    let [job, image, count] = arguments else { return Err(usage()) };
-    let count = count.parse().map_err(|_| usage())?;
-    let timings = match job.as_str() {
-        "tree" => tree::run(image.as_ref(), count)?,
-        "create" => create::run(image.as_ref(), count)?,
-        _ => return Err(usage()),
-    };
-    println!("{}", serde_json::to_string(&timings).expect("numbers and strings are JSON"));
+    let words = ["job".to_owned()].into_iter().chain(arguments.iter().cloned());
+    let args =
+        Args::try_parse_from(words).map_err(|error| Error::Input { what: error.to_string() })?;
+    let outcome = run(&args)?;
+    println!("{}", serde_json::to_string(&outcome).expect("numbers and strings are JSON"));
     Ok(())
+}
+
+fn run(args: &Args) -> Result<Outcome> {
+    let only = |timings| Outcome { timings, ..Outcome::default() };
+    match args.job.as_str() {
+        "tree" => tree::run(&args.path, args.count).map(only),
+        "create" => create::run(&args.path, args.count).map(only),
+        "files" => files::run(args),
+        "snapshot" => snapshot::run(args),
+        "check" => check::run(args),
+        unknown => Err(Error::Input { what: format!("{unknown}: no such job") }),
+    }
 }
 
 fn runtime() -> Arc<Runtime> {
@@ -99,17 +208,45 @@ fn open_options() -> OpenOptions {
     OpenOptions { cache_bytes: CACHE_BYTES, runtime: runtime(), ..OpenOptions::default() }
 }
 
+impl Args {
+    fn open_options(&self) -> OpenOptions {
+        let cache_bytes = self.cache_mib.map_or(CACHE_BYTES_DEFAULT, |mib| mib << 20);
+        let cache_free_space_form = !self.without_form_cache;
+        OpenOptions { cache_bytes, cache_free_space_form, ..open_options() }
+    }
+}
+
 fn make(image: &Path) -> Result<Filesystem> {
-    let mode = OpenMode::CreateNew { len_bytes: IMAGE_BYTES };
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, mode, Window::Whole)?);
-    let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime())?;
+    let volume = make_volume(image, &MkfsOptions::default())?;
     Ok(Filesystem::open(volume, open_options())?)
 }
 
+fn make_with(args: &Args) -> Result<Filesystem> {
+    let mut mkfs_options = MkfsOptions::default();
+    if args.one_copy {
+        mkfs_options.metadata_profile = Some(BlockGroupFlags::default());
+    }
+    let volume = make_volume(&args.path, &mkfs_options)?;
+    Ok(Filesystem::open(volume, args.open_options())?)
+}
+
+fn make_volume(image: &Path, options: &MkfsOptions) -> Result<Volume> {
+    let mode = OpenMode::CreateNew { len_bytes: IMAGE_BYTES };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, mode, Window::Whole)?);
+    Ok(mkfs(vec![device], options, &runtime())?)
+}
+
 fn reopen(image: &Path) -> Result<Filesystem> {
+    Ok(Filesystem::open(open_volume(image)?, open_options())?)
+}
+
+fn reopen_with(args: &Args) -> Result<Filesystem> {
+    Ok(Filesystem::open(open_volume(&args.path)?, args.open_options())?)
+}
+
+fn open_volume(image: &Path) -> Result<Volume> {
     let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole)?;
-    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default())?;
-    Ok(Filesystem::open(volume, open_options())?)
+    Ok(Volume::open(vec![Arc::new(device)], &VolumeOptions::default())?)
 }
 
 fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(Spent, T)> {
@@ -146,5 +283,36 @@ mod tests {
         let timings = tree::run(&dir.path().join("tree"), 2000).unwrap();
         assert!(timings.iter().any(|timing| timing.what == "next, cold"));
         create::run(&dir.path().join("files"), 500).unwrap();
+    }
+
+    fn job(words: &str) -> Result<Outcome> {
+        run(&Args::try_parse_from(["job"].into_iter().chain(words.split(' '))).unwrap())
+    }
+
+    #[test]
+    fn files_of_two_threads_and_their_snapshots_check_clean() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let image = image.to_str().unwrap();
+        let shape = "--threads 2 --loops 3 --bytes 2000 --per-directory 50 --subvolume --one-copy";
+        let made = job(&format!("files {image} 100 {shape}")).unwrap();
+        assert_eq!(made.all("create").map(|timing| timing.count).sum::<u64>(), 600);
+        assert!(made.engine.unwrap().delayed_refs.count > 0);
+        let snapshots = job(&format!("snapshot {image} 3 --tag a")).unwrap();
+        assert_eq!(snapshots.all("snapshot").count(), 3);
+        // Files, 14 directories and the file before each snapshot.
+        let checked = job(&format!("check {image} 617")).unwrap().checked.unwrap();
+        assert!(checked.block_bytes > 600 * 2000);
+        assert!(job(&format!("check {image} 100000")).is_err());
+    }
+
+    #[test]
+    fn files_through_system_calls_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        let made = job(&format!("files {path} 100 --system --bytes 2000 --per-directory 50"));
+        assert_eq!(made.unwrap().all("create").next().unwrap().count, 100);
+        let last = dir.path().join("t0/d00001");
+        assert_eq!(std::fs::read_dir(last).unwrap().count(), 50);
     }
 }

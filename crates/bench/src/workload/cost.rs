@@ -1,9 +1,8 @@
 //! The cost model: what single operations of the engine take, in process.
 
-use super::Context;
-use crate::child;
+use super::{Context, run_job};
 use crate::contest::median;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::jobs::Timing;
 use crate::report::{Cell, Table};
 
@@ -28,10 +27,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
             let image = context.scratch.absent("image")?;
             let mut command = context.job(job);
             command.arg(&image).arg(format!("{count:.0}"));
-            let (_, text) = child::run_for_text(&mut command)?;
-            let timings: Vec<Timing> = serde_json::from_str(&text)
-                .map_err(|error| Error::Input { what: format!("job {job}: {error}") })?;
-            round.extend(timings);
+            round.extend(run_job(&mut command)?.outcome.timings);
         }
         rounds.push(round);
     }

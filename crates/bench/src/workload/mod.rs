@@ -1,10 +1,16 @@
 //! What is measured, by name.
 
+mod check;
 mod cost;
+mod create;
+mod flat;
+mod fsmark;
 mod growth;
 mod import;
+mod making;
 mod memory;
 mod readback;
+mod snapshot;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,8 +18,10 @@ use std::process::Command;
 
 use ubtrfs_testkit::{Oracle, oracle};
 
+use crate::child::{self, Usage};
 use crate::contest::Series;
 use crate::error::{Error, Result};
+use crate::jobs::Outcome;
 use crate::machine::{self, Machine};
 use crate::report::{Cell, Report, Table};
 use crate::scratch::Scratch;
@@ -35,12 +43,32 @@ pub enum Workload {
     Growth,
     /// Tree search, cursor, insert; making files.
     Cost,
+    /// Small files kept inline, in process, and on the kernel's mount.
+    Create,
+    /// A million empty files by two threads, in process, and on the kernel's mount.
+    Fsmark,
+    /// Snapshots of a subvolume of a million files, and the kernel's.
+    Snapshot,
+    /// Making a file where there are ten thousand to a million.
+    Flat,
+    /// An image checked, beside `btrfs check`.
+    Check,
 }
 
 impl Workload {
     /// All of them, in the order they run.
-    pub const ALL: [Self; 5] =
-        [Self::Cost, Self::Import, Self::Readback, Self::Memory, Self::Growth];
+    pub const ALL: [Self; 10] = [
+        Self::Cost,
+        Self::Import,
+        Self::Readback,
+        Self::Memory,
+        Self::Growth,
+        Self::Create,
+        Self::Fsmark,
+        Self::Snapshot,
+        Self::Flat,
+        Self::Check,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -50,6 +78,11 @@ impl Workload {
             Self::Memory => "memory",
             Self::Growth => "growth",
             Self::Cost => "cost",
+            Self::Create => "create",
+            Self::Fsmark => "fsmark",
+            Self::Snapshot => "snapshot",
+            Self::Flat => "flat",
+            Self::Check => "check",
         }
     }
 
@@ -68,6 +101,11 @@ impl Workload {
             Self::Memory => "peak memory of import and export under the cache option",
             Self::Growth => "import of 1/10, 1/3 and all: time a file",
             Self::Cost => "tree search, cursor, insert, file creation, in process",
+            Self::Create => "500,000 files of 2000 bytes inline, beside the kernel",
+            Self::Fsmark => "a million empty files by two threads, beside the kernel",
+            Self::Snapshot => "snapshots of a subvolume of a million files, beside the kernel",
+            Self::Flat => "making a file where there are ten thousand to a million",
+            Self::Check => "metadata checked, beside btrfs check",
         }
     }
 }
@@ -126,6 +164,11 @@ pub fn run(
             Workload::Memory => memory::run(&context)?,
             Workload::Growth => growth::run(&context)?,
             Workload::Cost => cost::run(&context)?,
+            Workload::Create => create::run(&context)?,
+            Workload::Fsmark => fsmark::run(&context)?,
+            Workload::Snapshot => snapshot::run(&context)?,
+            Workload::Flat => flat::run(&context)?,
+            Workload::Check => check::run(&context)?,
         };
         made.iter().for_each(&mut show);
         tables.extend(made);
@@ -185,12 +228,40 @@ impl Context<'_> {
         command
     }
 
+    /// `btrfs check`, if it can be run.
+    pub(crate) fn btrfs_progs(&self) -> std::result::Result<(), String> {
+        self.competitor(Oracle::BtrfsProgs)
+    }
+
+    /// So many, at full scale.
+    pub(crate) fn scaled(&self, count: u64) -> u64 {
+        ((count as f64 * self.options.scale).round() as u64).max(1)
+    }
+
     /// A job inside of a process of our own.
     pub(crate) fn job(&self, name: &str) -> Command {
         let mut command = Command::new(&self.options.job[0]);
         command.args(&self.options.job[1..]).arg(name);
         command
     }
+}
+
+/// What a job used and what it told.
+#[derive(Clone, Debug)]
+pub(crate) struct JobRun {
+    pub(crate) usage: Usage,
+    pub(crate) outcome: Outcome,
+}
+
+/// Runs a [`Context::job`].
+///
+/// # Errors
+/// If it fails.
+pub(crate) fn run_job(command: &mut Command) -> Result<JobRun> {
+    let (usage, text) = child::run_for_text(command)?;
+    let outcome = serde_json::from_str(&text)
+        .map_err(|error| Error::Input { what: format!("{command:?}: {error}") })?;
+    Ok(JobRun { usage, outcome })
 }
 
 /// The tarball of the newest linux-source package.
@@ -248,4 +319,10 @@ fn push_contest(table: &mut Table, job: &str, series: &[Series]) {
 fn verdict(what: &str, have: f64, goal: f64, unit: &str) -> String {
     let met = if have <= goal { "met" } else { "NOT met" };
     format!("Goal, {what}: ≤ {goal} {unit}; measured {have:.2} {unit}: {met}.")
+}
+
+/// The same, where more is better.
+fn verdict_at_least(what: &str, have: f64, goal: f64, unit: &str) -> String {
+    let met = if have >= goal { "met" } else { "NOT met" };
+    format!("Goal, {what}: ≥ {goal} {unit}; measured {have:.2} {unit}: {met}.")
 }
