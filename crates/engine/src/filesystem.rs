@@ -102,6 +102,19 @@ pub struct Handle<'a> {
     pub(crate) txn: txn::Handle<'a>,
 }
 
+/// From [`Filesystem::hold_commits`].
+#[derive(Debug)]
+#[must_use = "commits are held while it lives"]
+pub struct HeldCommits<'a> {
+    fs: &'a Filesystem,
+}
+
+impl Drop for HeldCommits<'_> {
+    fn drop(&mut self) {
+        self.fs.inner.core.hold_commits(0);
+    }
+}
+
 /// How long runs of delayed references took.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DelayedRefTimes {
@@ -374,6 +387,14 @@ impl Filesystem {
     /// data lock, which a clean-up would wait for.
     pub(crate) fn begin_step(&self, reservation: Reservation) -> Result<Handle<'_>> {
         Ok(Handle { fs: self, txn: self.inner.core.begin(reservation)? })
+    }
+
+    /// While the answer lives, nothing commits by itself: all that is done becomes durable with one
+    /// [`Filesystem::commit`], or not at all. What does not fit half of
+    /// [`OpenOptions::cache_bytes`], or into the space that there is without a commit, is refused.
+    pub fn hold_commits(&self) -> HeldCommits<'_> {
+        self.inner.core.hold_commits((self.inner.options.cache_bytes as u64 / 2).max(1));
+        HeldCommits { fs: self }
     }
 
     /// Makes durable all that was done through handles closed before the call.

@@ -22,7 +22,7 @@ pub use data::compression::Method;
 pub use data::{MAX_INLINE_BYTES_DEFAULT, Mapping, MappingKind, PreparedData, WriteOptions};
 pub use error::{Error, Result};
 pub use filesystem::{
-    CACHE_BYTES_DEFAULT, DelayedRefTimes, Filesystem, Handle, Notice, OpenOptions,
+    CACHE_BYTES_DEFAULT, DelayedRefTimes, Filesystem, Handle, HeldCommits, Notice, OpenOptions,
 };
 pub use fs::{
     Appender, DirEntry, File, FileExtents, Inode, InodeId, Link, NewInode, ReadDir, RenameMode,

@@ -54,8 +54,9 @@ pub(crate) struct Core {
     commit_bytes: u64,
     /// The superblock must be written though no tree may have changed.
     pub(crate) has_new_superblock: AtomicBool,
-    /// No handle commits what is there to make room.
-    holds_commits: AtomicBool,
+    /// Where not 0, no handle commits what is there by itself, and a transaction grows up to so
+    /// many bytes.
+    held_bytes_max: AtomicU64,
     /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
     /// what it copies. 0 until first asked for.
     bookkeeping_bytes: AtomicU64,
@@ -115,7 +116,7 @@ impl Core {
             flusher: OnceLock::new(),
             commit_bytes,
             has_new_superblock: AtomicBool::new(false),
-            holds_commits: AtomicBool::new(false),
+            held_bytes_max: AtomicU64::new(0),
             bookkeeping_bytes: AtomicU64::new(0),
         }
     }
@@ -125,10 +126,11 @@ impl Core {
         let _ = self.flusher.set(flusher);
     }
 
-    /// Lets [`Core::begin`] commit nothing by itself, or again: for what must become durable all at
-    /// once and takes many handles.
-    pub(crate) fn hold_commits(&self, is_held: bool) {
-        self.holds_commits.store(is_held, Ordering::Relaxed);
+    /// Lets [`Core::begin`] commit nothing by itself, for what must become durable all at once and
+    /// takes many handles: a transaction that takes more than `bytes_max` of memory is refused
+    /// instead. 0 lets it commit again.
+    pub(crate) fn hold_commits(&self, bytes_max: u64) {
+        self.held_bytes_max.store(bytes_max, Ordering::Relaxed);
     }
 
     /// Opens a handle in the running transaction, for what `reservation` says. Commits first when
@@ -137,8 +139,14 @@ impl Core {
     /// # Errors
     /// `ReadOnly`, `Aborted`, `NoSpace`; or what stops the loading of space or the commit.
     pub(crate) fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
-        let is_held = self.holds_commits.load(Ordering::Relaxed);
-        if !is_held && self.is_large() {
+        let held_bytes_max = self.held_bytes_max.load(Ordering::Relaxed);
+        let is_held = held_bytes_max > 0;
+        if is_held && self.pending_bytes() > held_bytes_max {
+            return Err(Error::Limit {
+                what: format!("a transaction that must not grow beyond {held_bytes_max} bytes"),
+            });
+        }
+        if !is_held && self.pending_bytes() > self.commit_bytes {
             self.commit()?;
         }
         // Where nothing may commit, nothing is freed by it.
@@ -255,10 +263,11 @@ impl Core {
         Ok(bytes)
     }
 
-    fn is_large(&self) -> bool {
+    /// Memory that the running transaction takes.
+    fn pending_bytes(&self) -> u64 {
         let (blocks, extents) = self.alloc.pending();
         let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
-        blocks * nodesize + extents as u64 * EXTENT_MEMORY_BYTES > self.commit_bytes
+        blocks * nodesize + extents as u64 * EXTENT_MEMORY_BYTES
     }
 
     /// Stops all further changes; reads go on. Returns what every later call will fail with.

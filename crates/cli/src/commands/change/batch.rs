@@ -23,8 +23,7 @@ use crate::words;
 /// begin starts a comment. Nothing is expanded: no variables, no patterns.
 ///
 /// All is held in memory until the end, at most half of --cache [default: 2G]. A batch that grows
-/// larger, or that fills the image, is committed in parts; should a line fail after that, the message
-/// says so.
+/// larger, or needs more space than there is before anything is committed, is refused as a whole.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -56,19 +55,15 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         lines.extend(command.map(|command| (number, command)));
     }
     let image = args.image.write_at_once()?;
-    let before = image.filesystem().superblock().generation;
+    let held = image.filesystem().hold_commits();
     let edit = Edit::new(&image, OnFailure::Stop);
     for (number, command) in &lines {
-        command.change().apply(&edit, out).map_err(|failure| {
-            let failure = failure.in_line(*number);
-            if image.filesystem().superblock().generation == before {
-                return failure.advice_also("Nothing was changed.");
-            }
-            failure.advice_also(
-                "The batch was too large for one transaction: of the lines before, a part is done.",
-            )
-        })?;
+        command
+            .change()
+            .apply(&edit, out)
+            .map_err(|failure| failure.in_line(*number).advice_also("Nothing was changed."))?;
     }
+    drop(held);
     commit(&image)?;
     for (_, command) in &lines {
         command.change().finish(&image)?;

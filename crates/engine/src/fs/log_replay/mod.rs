@@ -66,9 +66,9 @@ struct Replay<'a> {
 /// Damage in the log or the trees; the filesystem is aborted then, and the medium as it was.
 pub(crate) fn replay(fs: &Filesystem) -> Result<()> {
     let core = &fs.inner.core;
-    core.hold_commits(true);
+    core.hold_commits(u64::MAX);
     let result = replay_all(fs);
-    core.hold_commits(false);
+    core.hold_commits(0);
     let roots = result.map_err(|error| core.abort(error))?;
     fs.begin(Reservation::items(0))?.txn.change_superblock(|superblock| {
         superblock.log_root = 0.into();
