@@ -79,12 +79,20 @@ pub(crate) struct DelayedRefs {
     heads: BTreeMap<LogicalAddr, Head>,
     /// Data extents among them that were there before: each may be freed.
     old_data_count: usize,
+    /// Changes of references, of all extents.
+    change_count: usize,
 }
 
 impl DelayedRefs {
     /// Number of extents with pending changes.
     pub(crate) fn len(&self) -> usize {
         self.heads.len()
+    }
+
+    /// Number of extents with pending changes, or of changes where they are more: an extent's many
+    /// references become items of their own.
+    pub(crate) fn change_count(&self) -> usize {
+        self.change_count.max(self.heads.len())
     }
 
     /// Number of data extents that may be freed.
@@ -95,6 +103,7 @@ impl DelayedRefs {
     /// Takes everything queued so far.
     pub(crate) fn take(&mut self) -> BTreeMap<LogicalAddr, Head> {
         self.old_data_count = 0;
+        self.change_count = 0;
         std::mem::take(&mut self.heads)
     }
 
@@ -111,6 +120,7 @@ impl DelayedRefs {
     ) -> bool {
         let Entry::Vacant(entry) = self.heads.entry(addr) else { return false };
         let changes = SmallVec::from_elem((reference, count), 1);
+        self.change_count += 1;
         entry.insert(Head { len_bytes, kind, is_new: true, changes, sets_full_backref: false });
         true
     }
@@ -141,12 +151,14 @@ impl DelayedRefs {
     ) -> Queued {
         let head = self.heads.entry(addr).or_insert_with(|| Head::of_old(len_bytes, kind));
         self.old_data_count -= usize::from(head.may_free_data());
+        self.change_count -= head.changes.len();
         match head.changes.iter_mut().find(|(known, _)| *known == reference) {
             Some((_, pending)) => *pending += count,
             None => head.changes.push((reference, count)),
         }
         head.changes.retain(|(_, pending)| *pending != 0);
         self.old_data_count += usize::from(head.may_free_data());
+        self.change_count += head.changes.len();
         let (is_new, is_empty) = (head.is_new, head.changes.is_empty());
         if is_empty && (is_new || !head.sets_full_backref) {
             self.heads.remove(&addr);

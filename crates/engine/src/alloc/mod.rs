@@ -86,6 +86,10 @@ pub(crate) struct Allocator {
     has_block_group_tree: bool,
     /// Searches for the form of a group's free space, for measuring what remembering it saves.
     form_searches: AtomicU64,
+    /// Held from the count of a shared block's references to the drop of one of them: two trees that
+    /// copy it at once must not both take the other for the one that stays. Before `state`, after a
+    /// tree's lock, and before the extent tree's for reading.
+    sharing: Mutex<()>,
     /// Held while groups are loaded, before `state` and with no tree locked.
     loading: Mutex<()>,
     state: Mutex<State>,
@@ -138,6 +142,7 @@ impl Allocator {
             ref_times: Mutex::new(Histogram::new(3).expect("three digits are allowed")),
             has_block_group_tree: compat_ro.contains(CompatRo::BLOCK_GROUP_TREE),
             form_searches: AtomicU64::new(0),
+            sharing: Mutex::new(()),
             loading: Mutex::new(()),
             state: Mutex::new(State {
                 is_mixed: incompat.contains(Incompat::MIXED_GROUPS),
@@ -370,11 +375,17 @@ impl Allocator {
         self.state().metadata_used_bytes
     }
 
-    /// Blocks allocated since the transaction began, and extents with references still to run:
+    /// Whether anything waits for a commit to become free.
+    pub(crate) fn frees_by_commit(&self) -> bool {
+        let state = self.state();
+        !state.pinned.is_empty() || state.refs.len() > 0
+    }
+
+    /// Blocks allocated since the transaction began, and changes of references of extents with references still to run:
     /// what decides when a transaction is large enough.
     pub(crate) fn pending(&self) -> (u64, usize) {
         let state = self.state();
-        (state.allocated_blocks, state.refs.len())
+        (state.allocated_blocks, state.refs.change_count())
     }
 }
 

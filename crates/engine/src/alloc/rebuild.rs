@@ -35,7 +35,12 @@ impl Allocator {
             }
         }
         // Nothing of the old tree is remembered, and no form of a group either.
-        let forms: Vec<_> = self.state().groups.values().map(|group| group.form).collect();
+        // Those made since the last commit are entered by the next, as always.
+        let forms: Vec<_> = {
+            let state = self.state();
+            let old = state.groups.values().filter(|group| !group.is_new);
+            old.map(|group| group.form).collect()
+        };
         for mut form in forms {
             let end = form.end().0;
             let free = self.scan_extents(roots, form.start, form.len_bytes)?;

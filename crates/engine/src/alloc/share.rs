@@ -20,6 +20,8 @@ use ubtrfs_ondisk::{Corruption, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Re
 
 use super::delayed_ref::ExtentKind;
 use super::{Allocator, State};
+use ubtrfs_rt::MutexGuard;
+
 use crate::btree::{Roots, Tree};
 use crate::error::{Error, Result};
 
@@ -96,6 +98,12 @@ pub(crate) fn data_below(block: &Block, root: RootId) -> Result<Vec<DataBelow>> 
 }
 
 impl Allocator {
+    /// Held by who decides by the references of a block that others may share, until its own is
+    /// dropped.
+    pub(crate) fn lock_sharing(&self) -> MutexGuard<'_, ()> {
+        self.sharing.lock()
+    }
+
     /// What refers to the block at `addr`.
     ///
     /// # Errors
@@ -144,7 +152,8 @@ impl Allocator {
     }
 
     /// Before `tree` copies `block`: brings the references below it to what they must be when the
-    /// copy is the tree's own and the old block is left to others, if there are any.
+    /// copy is the tree's own and the old block is left to others, if there are any. The caller holds
+    /// [`Allocator::lock_sharing`] where the block may be shared, until it has dropped its reference.
     ///
     /// # Errors
     /// Damage in the block or the extent tree.

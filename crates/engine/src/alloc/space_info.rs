@@ -85,7 +85,7 @@ impl State {
     /// copied frees a block, whose items lie in other leaves, which are copied in turn: in the end
     /// those of all metadata. It is no more than all there are.
     fn commit_reserve_bytes(&self, nodesize_bytes: u64) -> u64 {
-        let pending = self.refs.len() as u64;
+        let pending = self.refs.change_count() as u64;
         let blocks = self.metadata_used_bytes / nodesize_bytes + self.allocated_blocks;
         let chained = if self.is_mixed { u64::MAX } else { blocks * COMMIT_BYTES_A_METADATA_BLOCK };
         let copies = (pending * 3 * nodesize_bytes).saturating_add(chained).min(self.tree_bytes);

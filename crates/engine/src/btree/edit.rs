@@ -375,6 +375,7 @@ impl<'a> Editor<'a> {
     /// Copies a clean block to a new address and makes the copy dirty.
     pub(super) fn cow(&mut self, ptr: &BlockPtr, first_key: Option<Key>) -> Result<BlockPtr> {
         let block = self.load(ptr, first_key)?;
+        let _sharing = self.tree.may_share(&block).then(|| self.alloc.lock_sharing());
         self.alloc.share_below(self.roots, self.tree, &block)?;
         let key = block.first_key().unwrap_or_default();
         let addr = self.alloc.allocate_block(self.tree.id, ptr.level, key)?;

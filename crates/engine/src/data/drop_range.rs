@@ -86,7 +86,7 @@ pub(crate) fn drop_range(
         let key = extent_key(target, start);
         let (regular, is_prealloc) = match extent {
             FileExtent::Inline { ram_bytes, .. } => {
-                dropped += ram_bytes;
+                dropped = dropped.saturating_add(ram_bytes);
                 handle.remove(target.root, key).map_err(|error| handle.abort(error))?;
                 continue;
             }
@@ -100,13 +100,13 @@ pub(crate) fn drop_range(
         let end = start.saturating_add(regular.num_bytes);
         let lost = end.min(range.end) - start.max(range.start);
         if !regular.is_hole() {
-            dropped += lost;
+            dropped = dropped.saturating_add(lost);
         }
         let left = (start < range.start)
             .then(|| whole(RegularExtent { num_bytes: range.start - start, ..regular }));
         let right = (end > range.end).then(|| {
             whole(RegularExtent {
-                offset: regular.offset + (range.end - start),
+                offset: regular.offset.saturating_add(range.end - start),
                 num_bytes: end - range.end,
                 ..regular
             })

@@ -155,6 +155,7 @@ impl Appender {
         }
         let _lock = self.fs.inner.files.lock_data(self.tail.id);
         let mut handle = self.fs.begin_step(self.tail.reservation())?;
+        handle.check_file(self.tail.id)?;
         self.tail.place(&mut handle)
     }
 
@@ -176,11 +177,22 @@ impl Appender {
         }
         let _lock = self.fs.inner.files.lock_data(self.tail.id);
         let mut handle = self.fs.begin_step(self.tail.reservation())?;
+        handle.check_file(self.tail.id)?;
         self.tail.finish(&mut handle)
     }
 }
 
 impl Handle<'_> {
+    /// Refuses a file that went, or that can no longer be changed, since its data lock was taken.
+    /// While the handle is open, neither can happen.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`.
+    pub(super) fn check_file(&self, id: InodeId) -> Result<()> {
+        self.fs.inner.files.names().check_writable(self.txn.core(), id.root)?;
+        self.fs.inode(id).map(drop)
+    }
+
     /// Fills the empty regular file `id` with pieces, each at its offset as with
     /// [`Appender::push`], and lets it end at `size_bytes`. Needs a [`Reservation`] of
     /// [`Reservation::extents`] for them, beside that for making the file.

@@ -180,6 +180,7 @@ impl DropTree {
         budget: &mut usize,
     ) -> Result<bool> {
         let core = handle.core();
+        let sharing = core.alloc.lock_sharing();
         let refs = core.alloc.block_refs(&core.roots, child.addr, child.level)?;
         if refs.count > 1 {
             if !refs.is_full_backref && !self.hand_over(core, child, key, budget)? {
@@ -189,6 +190,8 @@ impl DropTree {
             *budget = budget.saturating_sub(1);
             return Ok(true);
         }
+        // Nobody else has a reference, and nobody can get one.
+        drop(sharing);
         if child.level == 0 {
             self.drop_leaf(handle, kept, &child, Some(key), below, budget)?;
             return Ok(true);

@@ -162,6 +162,14 @@ impl Filesystem {
         if let Some(item) = self.inner.files.held_item(id) {
             return Ok(Inode::from_item(id, &item));
         }
+        self.tree_inode(id)
+    }
+
+    /// The attributes of an inode that is not held in memory.
+    ///
+    /// # Errors
+    /// As [`Filesystem::inode`].
+    pub(crate) fn tree_inode(&self, id: InodeId) -> Result<Inode> {
         let item = self
             .tree(id.root)?
             .lookup(&id.key(KeyType::INODE_ITEM, 0))?

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use super::entry::check_flags;
 use super::inode::InodeId;
 use super::remove::orphan_key;
-use super::state::{timespec, touch};
+use super::state::{Names, timespec, touch};
 use super::xattr::COMPRESSION_XATTR;
 use crate::data::append::{self, Target};
 use crate::error::{Error, Result};
@@ -268,11 +268,23 @@ impl Handle<'_> {
         new: &NewInode,
         target: Option<&[u8]>,
     ) -> Result<InodeId> {
+        let fs = self.fs;
+        self.make_under(&mut fs.inner.files.names(), dir, name, new, target)
+    }
+
+    /// As [`Handle::create`] and [`Handle::symlink`], for who holds the names.
+    pub(super) fn make_under(
+        &mut self,
+        names: &mut Names,
+        dir: InodeId,
+        name: &[u8],
+        new: &NewInode,
+        target: Option<&[u8]>,
+    ) -> Result<InodeId> {
         checked_name(name)?;
         let (transid, now) = (self.txn.generation().0, self.txn.now());
         let core = self.txn.core();
         let files = &self.fs.inner.files;
-        let mut names = files.names();
         names.check_writable(core, dir.root)?;
         let id = InodeId { root: dir.root, inode: InodeNo(names.next_inode(core, dir.root)?) };
         let parent = names.hold(core, dir)?;
@@ -307,7 +319,7 @@ impl Handle<'_> {
         if FileType::from_mode(new.mode) == FileType::Directory {
             names.hold_new_directory(id, item);
         }
-        files.bound(&mut names, &mut self.txn)?;
+        files.bound(names, &mut self.txn)?;
         Ok(id)
     }
 
@@ -442,8 +454,18 @@ impl Handle<'_> {
         id: InodeId,
         change: impl FnOnce(&mut InodeItem),
     ) -> Result<()> {
+        let fs = self.fs;
+        self.change_inode_under(&mut fs.inner.files.names(), id, change)
+    }
+
+    /// As [`Handle::change_inode`], for who holds the names.
+    pub(super) fn change_inode_under(
+        &mut self,
+        names: &mut Names,
+        id: InodeId,
+        change: impl FnOnce(&mut InodeItem),
+    ) -> Result<()> {
         let files = &self.fs.inner.files;
-        let mut names = files.names();
         names.check_writable(self.txn.core(), id.root)?;
         if let Some(held) = names.held_mut(id) {
             files.mark_dirty(&mut self.txn, id, held)?;

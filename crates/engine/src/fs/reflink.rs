@@ -242,6 +242,9 @@ impl<'a> Clone<'a> {
             .and(Reservation::items(4))
             .and(Reservation::removals(STEP_EXTENTS_MAX as u64));
         let mut handle = fs.begin_step(reservation)?;
+        handle.check_file(self.target.inode.id)?;
+        // A source whose subvolume was deleted since may have lost its extents.
+        fs.inode(self.source.inode.id)?;
         self.share(&mut handle, &mappings, end)?;
         self.at = end;
         Ok(self.at < self.sectors_end)

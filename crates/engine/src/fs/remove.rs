@@ -104,9 +104,9 @@ impl Filesystem {
     pub fn clean_orphans(&self, root: RootId) -> Result<u64> {
         let mut count = 0;
         let mut next = 0;
-        while let Some(number) = self.next_orphan(root, next)? {
+        while let Some(number) = self.next_orphan(root, next)?.filter(|number| *number < u64::MAX) {
             let id = InodeId { root, inode: InodeNo(number) };
-            next = number + 1;
+            next = number.saturating_add(1);
             if !self.inner.files.names().is_live_orphan(id) {
                 self.clean_orphan(id)?;
                 count += 1;

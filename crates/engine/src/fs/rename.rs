@@ -126,11 +126,11 @@ impl Handle<'_> {
         self.uncount(&mut names, old.dir, old.name)?;
         self.attach_next(&mut names, new, &moved)?;
         self.touch_moved(&mut names, &moved)?;
-        drop(names);
         if mode == RenameMode::Whiteout {
             let now = self.txn.now();
             let whiteout = NewInode::new(0o020_000, now);
-            self.create(old.dir, old.name, &whiteout).map_err(|error| self.txn.abort(error))?;
+            self.make_under(&mut names, old.dir, old.name, &whiteout, None)
+                .map_err(|error| self.txn.abort(error))?;
         }
         Ok(orphan)
     }

@@ -14,7 +14,7 @@ use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_ondisk::{FileOffset, KeyType};
+use ubtrfs_ondisk::{Corruption, FileOffset, KeyType, Reason};
 
 use super::entry::check_flags;
 use super::inode::{Inode, InodeId};
@@ -45,7 +45,7 @@ pub(super) struct Locked<'a> {
 
 impl Filesystem {
     /// Writes `bytes` at `offset` of a regular file, over what is there, beyond its end with a hole
-    /// between. Compressed, where the file's property or flag says so. The calling thread must hold
+    /// between. Who reads the same range meanwhile may find a hole there, or be refused. Compressed, where the file's property or flag says so. The calling thread must hold
     /// no handle. Durable with the next commit; after a crash, a beginning of a long write may be
     /// there.
     ///
@@ -131,6 +131,13 @@ impl<'a> Locked<'a> {
             FileType::Regular => {}
             FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
             _ => return Err(Error::InvalidArgument { what: format!("{id} is no regular file") }),
+        }
+        if inode.size_bytes > FILE_BYTES_MAX {
+            return Err(Corruption::new(Reason::BadValue)
+                .in_root(id.root)
+                .have(format!("{id} of {} bytes", inode.size_bytes))
+                .expect(format!("at most {FILE_BYTES_MAX}"))
+                .into());
         }
         let target = Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() };
         Ok(Self { fs, inode, target, sector: fs.sectorsize_bytes() })
@@ -218,10 +225,31 @@ impl<'a> Locked<'a> {
     ) -> Result<()> {
         let data = PreparedData::new(bytes.to_vec(), options);
         let count = data.extent_count_max() + 2;
-        let reservation = Reservation::extents(count)
-            .and(Reservation::items(4))
-            .and(Reservation::removals(STEP_EXTENTS_MAX as u64));
+        let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
+        let reservation = match bytes.is_empty() {
+            // What only cuts off frees space.
+            true => Reservation::removals(4).and(removals),
+            false => Reservation::extents(count).and(Reservation::items(4)).and(removals),
+        };
+        let result = self.replace_once(reservation, start, data, size);
+        if !matches!(result, Err(Error::NoSpace { .. })) || !self.fs.inner.core.frees_by_commit() {
+            return result;
+        }
+        // What was freed in this transaction can be used after its commit.
+        self.fs.commit()?;
+        let data = PreparedData::new(bytes.to_vec(), options);
+        self.replace_once(reservation, start, data, size)
+    }
+
+    fn replace_once(
+        &mut self,
+        reservation: Reservation,
+        start: u64,
+        data: PreparedData,
+        size: u64,
+    ) -> Result<()> {
         let mut handle = self.fs.begin_step(reservation)?;
+        handle.check_file(self.inode.id)?;
         self.replace_under(&mut handle, start, data, size)?;
         self.inode.size_bytes = size;
         Ok(())
@@ -290,7 +318,7 @@ impl<'a> Locked<'a> {
         handle
             .change_inode(self.inode.id, |item| {
                 item.size = size.into();
-                item.nbytes = (item.nbytes.get() + added).saturating_sub(lost).into();
+                item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
                 item.mtime = timespec(now);
                 touch(item, transid, now);
             })
@@ -306,7 +334,8 @@ impl<'a> Locked<'a> {
                 return Ok(());
             }
             let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
-            let mut handle = self.fs.begin_step(Reservation::items(3).and(removals))?;
+            let mut handle = self.fs.begin_step(Reservation::removals(3).and(removals))?;
+            handle.check_file(self.inode.id)?;
             let kept = self.fs.inner.files.kept();
             let lost = drop_range(&mut handle.txn, &self.target, &(from..u64::MAX), kept)?;
             let size = self.inode.size_bytes.min(from);

@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 use super::entry::check_flags;
 use super::inode::InodeId;
 use super::make::item_bytes_max;
-use super::state::touch;
+use super::state::{Names, touch};
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 use crate::filesystem::Handle;
@@ -74,9 +74,12 @@ impl Handle<'_> {
     /// `Limit` when they do not beside others whose names have the same hash.
     pub fn set_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<()> {
         check_lengths(name, value, item_bytes_max(self.txn.core()) - size_of::<DirItem>())?;
-        self.check_xattrs(id)?;
+        // Held throughout: nobody else changes the inode's attributes meanwhile, or removes it.
+        let fs = self.fs;
+        let mut names = fs.inner.files.names();
+        self.check_xattrs(&mut names, id)?;
         self.put_xattr(id, name, value)?;
-        self.touch_for_xattr(id)
+        self.touch_for_xattr(&mut names, id)
     }
 
     /// Removes an extended attribute.
@@ -84,23 +87,29 @@ impl Handle<'_> {
     /// # Errors
     /// `NotFound` when there is no such inode or attribute, `ReadOnly`, `NotPermitted`.
     pub fn remove_xattr(&mut self, id: InodeId, name: &[u8]) -> Result<()> {
-        self.check_xattrs(id)?;
+        let fs = self.fs;
+        let mut names = fs.inner.files.names();
+        self.check_xattrs(&mut names, id)?;
         if self.fs.xattr(id, name)?.is_none() {
             let what = format!("attribute {:?} of {id}", String::from_utf8_lossy(name));
             return Err(Error::not_found(what));
         }
         self.remove_part(id, id.key(KeyType::XATTR_ITEM, name_hash(name)), name)?;
-        self.touch_for_xattr(id)
+        self.touch_for_xattr(&mut names, id)
     }
 
-    fn check_xattrs(&self, id: InodeId) -> Result<()> {
-        self.fs.inner.files.names().check_writable(self.txn.core(), id.root)?;
-        check_flags(id, self.fs.inode(id)?.flags, false)
+    fn check_xattrs(&self, names: &mut Names, id: InodeId) -> Result<()> {
+        names.check_writable(self.txn.core(), id.root)?;
+        let flags = match names.held_mut(id) {
+            Some(held) => held.item.flags.get(),
+            None => self.fs.tree_inode(id)?.flags,
+        };
+        check_flags(id, flags, false)
     }
 
-    fn touch_for_xattr(&mut self, id: InodeId) -> Result<()> {
+    fn touch_for_xattr(&mut self, names: &mut Names, id: InodeId) -> Result<()> {
         let (transid, now) = (self.txn.generation().0, self.txn.now());
-        self.change_inode(id, |item| touch(item, transid, now))
+        self.change_inode_under(names, id, |item| touch(item, transid, now))
             .map_err(|error| self.txn.abort(error))
     }
 

@@ -263,6 +263,11 @@ impl Core {
         Ok(bytes)
     }
 
+    /// Whether a commit may free space, and may be made.
+    pub(crate) fn frees_by_commit(&self) -> bool {
+        self.held_bytes_max.load(Ordering::Relaxed) == 0 && self.alloc.frees_by_commit()
+    }
+
     /// Memory that the running transaction takes.
     fn pending_bytes(&self) -> u64 {
         let (blocks, extents) = self.alloc.pending();

@@ -17,6 +17,7 @@ mod crash;
 mod faults;
 mod full;
 mod hostile;
+mod limits;
 mod races;
 mod readahead;
 mod trees;

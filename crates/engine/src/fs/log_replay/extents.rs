@@ -57,14 +57,15 @@ impl Replay<'_> {
         lost: u64,
     ) -> Result<()> {
         handle.change_inode(self.id(target.inode.0), |item| {
-            item.nbytes = (item.nbytes.get() + added).saturating_sub(lost).into();
+            item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
         })
     }
 
     /// Removes what a file has behind its end: it was cut off, and what it got since is in the log.
     pub(super) fn cut_behind_end(&self, number: u64) -> Result<()> {
         let inode = self.fs.inode(self.id(number))?;
-        let end = inode.size_bytes.next_multiple_of(self.fs.sectorsize_bytes());
+        let sectorsize = self.fs.sectorsize_bytes();
+        let end = inode.size_bytes.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX);
         let target = self.target(number)?;
         loop {
             let from = start_of_last_extents(self.fs, inode.id, end)?;
@@ -90,7 +91,8 @@ impl Replay<'_> {
         }
         let (end, nbytes, regular) = match &extent {
             FileExtent::Inline { ram_bytes, .. } => {
-                (start.saturating_add(*ram_bytes).next_multiple_of(sectorsize), *ram_bytes, None)
+                let end = start.saturating_add(*ram_bytes).checked_next_multiple_of(sectorsize);
+                (end.unwrap_or(u64::MAX), *ram_bytes, None)
             }
             FileExtent::Regular(regular) | FileExtent::Prealloc(regular) => {
                 let nbytes = if regular.is_hole() { 0 } else { regular.num_bytes };

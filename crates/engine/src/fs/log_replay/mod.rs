@@ -67,14 +67,17 @@ struct Replay<'a> {
 pub(crate) fn replay(fs: &Filesystem) -> Result<()> {
     let core = &fs.inner.core;
     core.hold_commits(u64::MAX);
-    let result = replay_all(fs);
+    let result = replay_all(fs).and_then(|roots| {
+        // Before anything can commit: a superblock must not name a log that is replayed already.
+        core.begin(Reservation::items(0))?.change_superblock(|superblock| {
+            superblock.log_root = 0.into();
+            superblock.log_root_level = 0;
+            superblock.log_root_transid = 0.into();
+        });
+        Ok(roots)
+    });
     core.hold_commits(0);
     let roots = result.map_err(|error| core.abort(error))?;
-    fs.begin(Reservation::items(0))?.txn.change_superblock(|superblock| {
-        superblock.log_root = 0.into();
-        superblock.log_root_level = 0;
-        superblock.log_root_transid = 0.into();
-    });
     fs.commit()?;
     {
         // What is remembered of these is of before: the number of the next inode, first of all.
