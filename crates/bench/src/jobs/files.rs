@@ -147,6 +147,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         delayed_refs: ref_times(&engine.fs.delayed_ref_times()),
         free_space_form_searches: engine.fs.free_space_form_searches(),
         commits: engine.fs.superblock().generation.get(),
+        blocks_read: engine.fs.blocks_read(),
     };
     Ok(Outcome { timings, engine: Some(counts), ..Outcome::default() })
 }

@@ -109,6 +109,8 @@ pub struct EngineCounts {
     pub free_space_form_searches: u64,
     /// Transactions, that of mkfs included.
     pub commits: u64,
+    /// Tree blocks read back, which the cache did not hold.
+    pub blocks_read: u64,
 }
 
 /// A summary of a histogram, in nanoseconds.

@@ -9,12 +9,13 @@ use super::{Context, JobRun, run_job};
 use crate::child;
 use crate::contest::{Contestant, Series};
 use crate::error::{Error, Result};
+use crate::jobs::EngineCounts;
 use crate::report::{Cell, Table};
 
 /// Takes the kernel's image; all of it a hole at first. As long as ours.
 const IMAGE_BYTES: u64 = 8 << 30;
 
-pub(super) const COLUMNS: [(&str, &str); 11] = [
+pub(super) const COLUMNS: [(&str, &str); 12] = [
     ("who", "who"),
     ("files", "files"),
     ("create_s", "create s"),
@@ -26,6 +27,7 @@ pub(super) const COLUMNS: [(&str, &str); 11] = [
     ("cpu_s", "CPU s"),
     ("peak_bytes", "peak MiB"),
     ("commits", "commits"),
+    ("blocks_read", "blocks read"),
 ];
 
 /// The engine makes files in a new image, as `arguments` ask.
@@ -120,7 +122,10 @@ pub(super) fn rate_before_commit(run: &JobRun) -> f64 {
 pub(super) fn push(table: &mut Table, series: &[Series<JobRun>]) {
     let Some(ours) = series.first() else { return };
     for one in series {
-        let commits = one.rounds.first().and_then(|run| Some(run.outcome.engine.as_ref()?.commits));
+        let engine = one.rounds.first().and_then(|run| run.outcome.engine.as_ref());
+        let count = |of: fn(&EngineCounts) -> u64| {
+            engine.map_or(Cell::Missing, |engine| Cell::Count(of(engine)))
+        };
         let peak = one.rounds.iter().map(|run| run.usage.peak_bytes).max().unwrap_or(0);
         table.push(vec![
             Cell::text(&one.name),
@@ -133,7 +138,8 @@ pub(super) fn push(table: &mut Table, series: &[Series<JobRun>]) {
             Cell::Ratio(one.median(total_s) / ours.median(total_s)),
             Cell::Seconds(one.median(|run| run.usage.cpu.as_secs_f64())),
             Cell::Bytes(peak),
-            commits.map_or(Cell::Missing, Cell::Count),
+            count(|engine| engine.commits),
+            count(|engine| engine.blocks_read),
         ]);
     }
 }
