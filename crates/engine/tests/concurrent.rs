@@ -456,3 +456,48 @@ fn one_block_cloned_many_times_on_a_nearly_full_filesystem_commits() {
     drop(fs);
     assert_checks_clean(&image);
 }
+
+/// A file's old data is given to another file at once; who reads the old one meanwhile sees the
+/// other's, whose checksums fit.
+#[test]
+fn reader_sees_only_what_was_in_the_file() {
+    let directory = temporary();
+    let (_, fs) = make(directory.path(), 512 << 20, 16_384);
+    let one = create(&fs, fs.top_level(), b"one");
+    let two = create(&fs, fs.top_level(), b"two");
+    let len = 256 << 10;
+    fs.write(one, FileOffset(0), &vec![1; len]).unwrap();
+    fs.write(two, FileOffset(0), &vec![2; len]).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (fs, stop) = (&fs, &stop);
+        scope.spawn(move || {
+            for _ in 0..600 {
+                fs.write(one, FileOffset(0), &vec![1; len]).unwrap();
+                fs.write(two, FileOffset(0), &vec![2; len]).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let mut reads = 0;
+        let mut errors = 0;
+        let (mut foreign, mut zeros) = (0, 0);
+        let mut last = String::new();
+        while !stop.load(Ordering::Relaxed) {
+            let mut buf = vec![0; len];
+            match fs.read(one, FileOffset(0), &mut buf) {
+                Ok(_) if buf.contains(&2) => foreign += 1,
+                Ok(_) if buf.contains(&0) => zeros += 1,
+                Ok(_) => {}
+                Err(error) => {
+                    errors += 1;
+                    last = error.to_string();
+                }
+            }
+            reads += 1;
+        }
+        assert!(
+            foreign + zeros + errors == 0,
+            "of {reads}: {foreign} foreign, {zeros} zeros, {errors} errors: {last}"
+        );
+    });
+}

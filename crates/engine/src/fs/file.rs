@@ -13,6 +13,9 @@ use crate::filesystem::Filesystem;
 /// Longest target of a symbolic link that is read: Linux's PATH_MAX.
 pub(crate) const SYMLINK_BYTES_MAX: usize = 4096;
 
+/// How often a range is read again that others change meanwhile.
+const READ_COUNT_MAX: usize = 10_000;
+
 /// The mappings of a file in order, its holes included up to its size; preallocation may follow
 /// behind that.
 #[derive(Debug)]
@@ -58,7 +61,7 @@ impl Filesystem {
         let source = self.data_source()?;
         let of = self.extents_of(&inode)?;
         let reader = FileReader::new(source, &tree, of, inode.has_csums())?;
-        Ok(File { inode, reader })
+        Ok(File { fs: self.clone(), inode, reader })
     }
 
     /// The file's mappings, from the one that holds `from` on.
@@ -125,6 +128,7 @@ impl Filesystem {
 /// A file opened for reading.
 #[derive(Debug)]
 pub struct File {
+    fs: Filesystem,
     inode: Inode,
     reader: FileReader,
 }
@@ -140,6 +144,28 @@ impl File {
     /// # Errors
     /// As there.
     pub fn read(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
-        self.reader.read(offset, buf)
+        let mut last = None;
+        // Its extents may be replaced, and their space used again, while it is read: then what was
+        // read may be anything.
+        for _ in 0..READ_COUNT_MAX {
+            let before = self.quiet_count();
+            let result = self.reader.read(offset, buf);
+            if self.fs.inner.files.data_count(self.inode.id) == Some(before) {
+                return result;
+            }
+            last = Some(result);
+            *self = self.fs.open_file(self.inode.id)?;
+        }
+        last.unwrap_or_else(|| self.reader.read(offset, buf))
+    }
+
+    /// The count of changes, once none is under way. Whoever makes one waits for nobody.
+    fn quiet_count(&self) -> u64 {
+        loop {
+            match self.fs.inner.files.data_count(self.inode.id) {
+                Some(count) => return count,
+                None => std::thread::yield_now(),
+            }
+        }
     }
 }

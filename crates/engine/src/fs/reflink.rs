@@ -256,6 +256,7 @@ impl<'a> Clone<'a> {
         let old_end = self.target.inode.size_bytes.next_multiple_of(self.target.sector);
         let kept = self.target.fs.inner.files.kept();
         let of = self.target.target;
+        let _change = self.target.fs.inner.files.change_data(self.target.inode.id);
         let lost = drop_range(&mut handle.txn, &of, &range, kept)?;
         let mut added = 0;
         for mapping in mappings {

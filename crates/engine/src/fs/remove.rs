@@ -249,6 +249,7 @@ impl Handle<'_> {
             return Ok(true);
         }
         names.begin_eviction(id);
+        let _change = files.change_data(id);
         for _ in 0..ITEMS_PER_HANDLE {
             let last = {
                 let mut cursor = self.txn.core().roots.tree(id.root)?.cursor();

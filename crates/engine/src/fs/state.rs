@@ -17,7 +17,7 @@ use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::misc::{OnDisk, Timespec};
 use ubtrfs_ondisk::root::{RootItem, flags as root_flags};
 use ubtrfs_ondisk::{Key, KeyType, ObjectId, RootId};
-use ubtrfs_rt::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, Time};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, Time};
 use zerocopy::IntoBytes;
 
 use super::inode::InodeId;
@@ -44,6 +44,8 @@ pub(crate) struct FileState {
     has_uncleaned: Arc<AtomicBool>,
     /// Who changes a file's data holds the lock of its number.
     data_locks: [Mutex<()>; DATA_LOCK_COUNT],
+    /// Odd while the extents of a file of that number are being replaced; more after each time.
+    data_changes: [AtomicU64; DATA_LOCK_COUNT],
     pub(crate) csums: Arc<PendingCsums>,
     pub(crate) decoded: Arc<DecodedCache>,
 }
@@ -70,6 +72,7 @@ impl Default for FileState {
             dirty_count: AtomicUsize::default(),
             has_uncleaned,
             data_locks: std::array::from_fn(|_| Mutex::new(())),
+            data_changes: std::array::from_fn(|_| AtomicU64::new(0)),
             csums: Arc::default(),
             decoded: Arc::default(),
         }
@@ -162,6 +165,21 @@ impl FileState {
         self.data_locks[data_lock_of(id)].lock()
     }
 
+    /// While the answer lives, a file's extents are being replaced, by the holder of its data lock:
+    /// who reads it meanwhile reads it again.
+    pub(crate) fn change_data(&self, id: InodeId) -> DataChange<'_> {
+        let count = &self.data_changes[data_lock_of(id)];
+        count.fetch_add(1, Ordering::AcqRel);
+        DataChange { count }
+    }
+
+    /// Counts the changes of a file's extents; `None` while one is under way. A reader that finds the
+    /// same count before and after has read what was there in between.
+    pub(crate) fn data_count(&self, id: InodeId) -> Option<u64> {
+        let count = self.data_changes[data_lock_of(id)].load(Ordering::Acquire);
+        count.is_multiple_of(2).then_some(count)
+    }
+
     /// As [`FileState::lock_data`], for two files.
     pub(crate) fn lock_both(&self, a: InodeId, b: InodeId) -> [Option<MutexGuard<'_, ()>>; 2] {
         let (a, b) = (data_lock_of(a), data_lock_of(b));
@@ -197,6 +215,17 @@ impl FileState {
             self.dirty_count.fetch_add(1, Ordering::Release);
         }
         Ok(())
+    }
+}
+
+/// From [`FileState::change_data`].
+pub(crate) struct DataChange<'a> {
+    count: &'a AtomicU64,
+}
+
+impl Drop for DataChange<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
     }
 }
 

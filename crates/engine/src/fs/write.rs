@@ -45,7 +45,7 @@ pub(super) struct Locked<'a> {
 
 impl Filesystem {
     /// Writes `bytes` at `offset` of a regular file, over what is there, beyond its end with a hole
-    /// between. Who reads the same range meanwhile may find a hole there, or be refused. Compressed, where the file's property or flag says so. The calling thread must hold
+    /// between. Compressed, where the file's property or flag says so. The calling thread must hold
     /// no handle. Durable with the next commit; after a crash, a beginning of a long write may be
     /// there.
     ///
@@ -275,10 +275,13 @@ impl<'a> Locked<'a> {
             .inline(self.target.has_csums)
             .filter(|(_, bytes)| is_whole && bytes.len() <= inline_max);
         let txn = &mut handle.txn;
+        let files = &self.fs.inner.files;
+        let _change;
         let (added, lost);
         // What is behind the end of a file that is cut off goes, too.
         let dropped = start..if size < old_size { u64::MAX } else { end };
         if let Some((compression, bytes)) = inline {
+            _change = files.change_data(self.inode.id);
             lost = drop_range(txn, &self.target, &(0..u64::MAX), kept)?;
             append::put_inline(txn, &self.target, len, compression, bytes)?;
             added = len;
@@ -289,6 +292,7 @@ impl<'a> Locked<'a> {
             }
             let pieces = [(start, extents)];
             let written = append::write_out(txn, &self.target, &pieces)?;
+            _change = files.change_data(self.inode.id);
             lost = match drop_range(txn, &self.target, &dropped, kept) {
                 Ok(lost) => lost,
                 Err(error) => {
@@ -337,6 +341,7 @@ impl<'a> Locked<'a> {
             let mut handle = self.fs.begin_step(Reservation::removals(3).and(removals))?;
             handle.check_file(self.inode.id)?;
             let kept = self.fs.inner.files.kept();
+            let _change = self.fs.inner.files.change_data(self.inode.id);
             let lost = drop_range(&mut handle.txn, &self.target, &(from..u64::MAX), kept)?;
             let size = self.inode.size_bytes.min(from);
             self.count(&mut handle, 0, lost, size)?;
