@@ -274,7 +274,13 @@ impl<W: Write> Encoder<W> {
             Kind::None(output) => output,
             Kind::Gzip(encoder) => encoder.finish()?,
             Kind::Xz(encoder) => encoder.finish()?,
-            Kind::Zstd(encoder) => encoder.finish()?,
+            Kind::Zstd(mut encoder) => {
+                // Where the input ends with a whole job, that job is marked as the last, or an empty
+                // block comes after it, as it happened to be begun before the end was known or not.
+                // After a flush the empty block always comes.
+                encoder.flush()?;
+                encoder.finish()?
+            }
             Kind::Bzip2(encoder) => encoder.finish()?,
         };
         output.flush()?;
@@ -346,6 +352,8 @@ mod tests {
         }
     }
 
+    /// Input that ended with a whole job of zstd's (8 MiB) came out in one of two ways, as the
+    /// threads happened to run.
     #[test]
     fn encoder_number_of_threads_same_bytes() {
         let big: Vec<u8> = text().iter().copied().cycle().take(40 << 20).collect();
