@@ -30,6 +30,9 @@ impl LoopDevice {
             let output = losetup.arg(image).output().expect("losetup can be started");
             if output.status.success() {
                 let name = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+                // The kernel keeps partitions of the image that was there before, and btrfs check
+                // looks for filesystems in those and not on the device.
+                let _ = command("partx").args(["--delete", &name]).output();
                 return Self { device: name.into() };
             }
             last = transcript(&output);

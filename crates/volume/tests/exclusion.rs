@@ -149,4 +149,7 @@ fn open_of_the_partition_beside_the_mounted_one_is_allowed() {
             }
         }
     }
+    drop(mount);
+    // They would stay when the image is detached, for the next one on that device.
+    run("partx", &["--delete", disk.path.to_str().unwrap()]);
 }
