@@ -20,7 +20,7 @@ use crate::finding::{Finding, Name};
 use crate::hash;
 use crate::read::Pointer;
 use crate::roots::{DataUse, Root, Roots};
-use crate::run::{CsumMark, Inode, Rules, Run, Span, Summary, Sums, hash_of_type};
+use crate::run::{CsumMark, Inode, Rules, Run, Span, Summary, hash_of_orphan, hash_of_type};
 use crate::view::{View, number};
 use crate::walk::{BATCH_BLOCKS, Kind, Visit};
 
@@ -125,8 +125,12 @@ impl Leaf<'_> {
         let mut run: Option<Run> = None;
         for (slot, key, data) in view.items() {
             if !is_inode(key.objectid) {
-                if key.ty == KeyType::EXTENT_DATA {
-                    self.cache_extent(key, data);
+                match key.ty {
+                    KeyType::EXTENT_DATA => self.cache_extent(key, data),
+                    KeyType::ORPHAN_ITEM if key.objectid == ObjectId::ORPHAN => {
+                        self.orphan(InodeNo(key.offset));
+                    }
+                    _ => {}
                 }
                 continue;
             }
@@ -310,6 +314,12 @@ impl Leaf<'_> {
             run.span = Some(Span { start: key.offset, end, block: self.view.at() });
         }
         self.data_use(key, &extent);
+    }
+
+    /// An inode that is remembered, to be removed.
+    fn orphan(&mut self, inode: InodeNo) {
+        let sums = &mut self.out.summary.sums;
+        sums.orphans = sums.orphans.wrapping_sub(hash_of_orphan(inode));
     }
 
     /// An extent of what is no file of a user: caches that old versions of Linux kept.
@@ -537,7 +547,9 @@ impl Context<'_> {
 
     /// Joins each tree's summaries and judges what only the whole tree tells.
     pub(crate) fn check_files(&mut self, roots: &Roots, files: &mut Files) {
-        let mut explained: BTreeSet<[u64; 3]> = BTreeSet::new();
+        // Snapshots of one damaged tree are off by the same.
+        let mut explained: BTreeSet<[u64; 3]> = BTreeSet::from([[0; 3]]);
+        let mut explained_orphans: BTreeSet<u64> = BTreeSet::from([0]);
         let trees: Vec<Root> = roots
             .by_id
             .values()
@@ -560,11 +572,13 @@ impl Context<'_> {
             }
             summary.finish(&rules, &mut found);
             self.findings.extend(found);
-            self.check_orphans(&root, &summary);
-            let Sums { items, refs, types } = summary.sums;
-            let is_off = summary.sums != Sums::default() && !summary.has_gap;
-            // Snapshots of one damaged tree are off by the same.
-            if is_off && explained.insert([items, refs, types]) {
+            if summary.has_gap {
+                continue;
+            }
+            if explained_orphans.insert(summary.sums.orphans) {
+                self.explain_orphans(&root);
+            }
+            if explained.insert(summary.sums.of_names()) {
                 self.explain_names(&root);
             }
         }
@@ -590,6 +604,12 @@ impl Context<'_> {
         let Some(children) = self.blocks.children.get(&at) else { return };
         let mut summary = Box::<Summary>::default();
         for child in children {
+            // What lies below is not of this place; and a node with the same child in each of its
+            // slots must not count it so often.
+            if self.blocks.refused.contains(&(at, *child)) {
+                summary.join(&Summary::lost(), rules, found);
+                continue;
+            }
             self.summarise(*child, depth + 1, rules, files, found);
             match files.summaries.get(child) {
                 Some(next) => summary.join(next, rules, found),
@@ -597,15 +617,5 @@ impl Context<'_> {
             }
         }
         files.summaries.insert(at, summary);
-    }
-
-    /// Inodes without a name are remembered by orphan items.
-    fn check_orphans(&mut self, root: &Root, summary: &Summary) {
-        for inode in &summary.unlinked {
-            let key = Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, inode.0);
-            if self.look_up(root, key, |_| ()).is_none() && !summary.has_gap {
-                self.findings.push(Finding::OrphanMissing { root: root.id, inode: *inode });
-            }
-        }
     }
 }

@@ -34,6 +34,7 @@ mod free_space;
 mod hash;
 mod logs;
 mod names;
+mod orphans;
 mod read;
 mod references;
 mod report;

@@ -105,7 +105,7 @@ impl Context<'_> {
     }
 
     /// The leaves below a root.
-    fn leaves_of(&self, root: &Root) -> Vec<Pointer> {
+    pub(crate) fn leaves_of(&self, root: &Root) -> Vec<Pointer> {
         let mut seen = FxHashSet::default();
         let mut pending = vec![LogicalAddr(root.item.bytenr.get())];
         let mut leaves = Vec::new();

@@ -121,10 +121,10 @@ impl Run {
             number: self.number,
             block,
             inode,
-            names: self.names + next.names,
-            entries: self.entries + next.entries,
-            item_bytes: self.item_bytes + next.item_bytes,
-            index_bytes: self.index_bytes + next.index_bytes,
+            names: self.names.saturating_add(next.names),
+            entries: self.entries.saturating_add(next.entries),
+            item_bytes: self.item_bytes.saturating_add(next.item_bytes),
+            index_bytes: self.index_bytes.saturating_add(next.index_bytes),
             has_entries: self.has_entries || next.has_entries,
             bytes: self.bytes.saturating_add(next.bytes),
             span,
@@ -138,7 +138,8 @@ impl Run {
     }
 }
 
-/// Differences that come to zero in a tree where all names agree.
+/// Differences that come to zero in a tree where all names agree and all inodes without one are
+/// remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct Sums {
     /// DIR_INDEXes less DIR_ITEMs.
@@ -147,6 +148,8 @@ pub(crate) struct Sums {
     pub(crate) refs: u64,
     /// File types by DIR_INDEX less those by the inodes' modes.
     pub(crate) types: u64,
+    /// Inodes without a name less orphan items.
+    pub(crate) orphans: u64,
 }
 
 impl Sums {
@@ -154,6 +157,12 @@ impl Sums {
         self.items = self.items.wrapping_add(other.items);
         self.refs = self.refs.wrapping_add(other.refs);
         self.types = self.types.wrapping_add(other.types);
+        self.orphans = self.orphans.wrapping_add(other.orphans);
+    }
+
+    /// Those about names; all zero where they agree.
+    pub(crate) fn of_names(&self) -> [u64; 3] {
+        [self.items, self.refs, self.types]
     }
 }
 
@@ -176,8 +185,6 @@ enum Ends {
 pub(crate) struct Summary {
     pub(crate) sums: Sums,
     ends: Ends,
-    /// Inodes without a name.
-    pub(crate) unlinked: Vec<InodeNo>,
     /// Something in it was lost.
     pub(crate) has_gap: bool,
 }
@@ -212,7 +219,6 @@ impl Summary {
     /// Joins what lies to the right.
     pub(crate) fn join(&mut self, next: &Self, rules: &Rules, found: &mut Vec<Finding>) {
         self.sums.add(&next.sums);
-        self.unlinked.extend_from_slice(&next.unlinked);
         self.has_gap |= next.has_gap;
         self.ends = match (self.ends, next.ends) {
             (ends, Ends::Empty) | (Ends::Empty, ends) => ends,
@@ -295,7 +301,7 @@ impl Summary {
             found.push(Finding::InodeLinks { root, block, inode: number, have, expect });
         } else if nlink == 0 {
             // Its items are on their way out.
-            self.unlinked.push(number);
+            self.sums.orphans = self.sums.orphans.wrapping_add(hash_of_orphan(number));
             return;
         }
         match file_type {
@@ -337,6 +343,11 @@ fn border(
 /// The hash of an entry's type.
 pub(crate) fn hash_of_type(inode: InodeNo, file_type: FileType) -> u64 {
     hash::of_numbers([3, inode.0, u64::from(file_type.to_disk())])
+}
+
+/// The hash of an inode without a name, or of the item that remembers it.
+pub(crate) fn hash_of_orphan(inode: InodeNo) -> u64 {
+    hash::of_numbers([7, inode.0])
 }
 
 fn directory(run: &Run, inode: &Inode, rules: &Rules, found: &mut Vec<Finding>) {

@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use ubtrfs_ondisk::{Generation, Key, LogicalAddr, RootId};
 use ubtrfs_rt::{AtomicUsize, Executor, Mutex, Ordering};
 
@@ -46,6 +46,8 @@ pub(crate) struct Blocks {
     pub(crate) edges: Vec<Edge>,
     /// Children of the nodes in trees that hold files.
     pub(crate) children: FxHashMap<LogicalAddr, Vec<LogicalAddr>>,
+    /// Parents and children there of which the parent says what is not so.
+    pub(crate) refused: FxHashSet<(LogicalAddr, LogicalAddr)>,
     pub(crate) lost_count: u64,
 }
 
@@ -125,7 +127,9 @@ impl Context<'_> {
                 leaves.extend(outcome.out.map(|out| Visited { pointer, out }));
             }
             for pointer in again {
-                self.agree(&pointer);
+                if !self.agree(&pointer) && kind == Kind::Files {
+                    self.blocks.refused.insert((pointer.parent, pointer.at));
+                }
             }
         }
         leaves
@@ -151,12 +155,13 @@ impl Context<'_> {
         (work, again)
     }
 
-    /// A block that was read before must be what this parent says too.
-    fn agree(&mut self, pointer: &Pointer) {
-        let Some(facts) = self.blocks.facts.get(&pointer.at).copied() else { return };
+    /// A block that was read before must be what this parent says too; whether it is.
+    fn agree(&mut self, pointer: &Pointer) -> bool {
+        let Some(facts) = self.blocks.facts.get(&pointer.at).copied() else { return true };
         if facts.is_lost {
-            return;
+            return true;
         }
+        let before = self.findings.len();
         let mut differ = |what, have: String, expect: String| {
             self.findings.push(Finding::ParentDisagrees {
                 root: pointer.root,
@@ -188,6 +193,7 @@ impl Context<'_> {
         {
             differ("last key below", last.to_string(), limit.to_string());
         }
+        self.findings.len() == before
     }
 
     fn visit_all<V: Visit>(

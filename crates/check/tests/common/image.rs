@@ -14,7 +14,7 @@ use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::verify::{self, Expect};
 use ubtrfs_ondisk::{Key, KeyType, LogicalAddr, PhysicalAddr, RootId};
-use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Prng, run};
+use ubtrfs_testkit::{CheckMode, CheckOutcome, KernelMount, MkfsBtrfs, Prng, btrfs_check, run};
 use ubtrfs_volume::{Device, MemDevice, Volume, VolumeOptions};
 use zerocopy::IntoBytes;
 
@@ -171,10 +171,62 @@ impl Image {
 
     /// The same, of another copy of the superblock.
     pub fn check_with(&self, super_copy: Option<usize>) -> Report {
+        let volume = self.open(super_copy);
+        check(&volume, &CheckOptions { data: true, ..CheckOptions::default() }).unwrap()
+    }
+
+    /// Writes it to a file.
+    pub fn save(&self, path: &Path) {
+        let file = File::create(path).unwrap();
+        let len_bytes = self.device.len_bytes();
+        file.set_len(len_bytes).unwrap();
+        let mut page = vec![0; PAGE_BYTES];
+        for at in (0..len_bytes).step_by(PAGE_BYTES) {
+            let rest = usize::try_from(len_bytes - at).unwrap();
+            let page = &mut page[..PAGE_BYTES.min(rest)];
+            self.device.read_at(PhysicalAddr(at), page).unwrap();
+            if page.iter().any(|byte| *byte != 0) {
+                file.write_all_at(page, at).unwrap();
+            }
+        }
+    }
+
+    /// What `btrfs check` says of it.
+    pub fn theirs(&self, mode: CheckMode) -> CheckOutcome {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        self.save(&path);
+        btrfs_check(&path, mode)
+    }
+
+    /// Asserts that `btrfs check` finds damage too.
+    pub fn expect_theirs(&self) {
+        let theirs = self.theirs(CheckMode::Original);
+        assert!(!theirs.is_clean, "{}", theirs.transcript);
+    }
+
+    /// A volume of its own, read-only.
+    pub fn open(&self, super_copy: Option<usize>) -> Volume {
         let devices = vec![self.device.clone() as Arc<dyn Device>];
         let options = VolumeOptions { read_only: true, super_copy, ..VolumeOptions::default() };
-        let volume = Volume::open(devices, &options).unwrap();
-        check(&volume, &CheckOptions { data: true, ..CheckOptions::default() }).unwrap()
+        Volume::open(devices, &options).unwrap()
+    }
+
+    /// Addresses inside block groups of metadata where there is no tree block, the last ones.
+    pub fn free_blocks(&self, count: usize) -> Vec<LogicalAddr> {
+        let nodesize = self.volume.geometry().nodesize_bytes as u64;
+        let items = self.items(RootId::EXTENT_TREE);
+        let is_group = |item: &&Place| {
+            item.key.ty == KeyType::BLOCK_GROUP_ITEM && item.data[16..24] == 4_u64.to_le_bytes()
+        };
+        let group = items.iter().rfind(is_group).expect("a group of single metadata").key;
+        let (start, end) = (group.objectid.0, group.objectid.0 + group.offset);
+        let is_used = |at: u64| items.iter().any(|item| item.key.objectid.0 == at);
+        let places = (1..).map(|index| end - index * nodesize).take_while(|at| *at >= start);
+        let places = places.filter(|at| !is_used(*at));
+        let places: Vec<LogicalAddr> = places.take(count).map(LogicalAddr).collect();
+        assert_eq!(places.len(), count);
+        places
     }
 
     /// Checks it, and asserts that the errors are of these kinds, in this order, and no others.

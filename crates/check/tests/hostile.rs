@@ -1,0 +1,103 @@
+//! Images made to exhaust whoever checks them: a check ends with a report, in bounded time and
+//! memory.
+
+mod common;
+
+use common::image::Image;
+use ubtrfs_check::{CheckOptions, check};
+use ubtrfs_ondisk::block::{Block, Leaf, NewBlock, Node};
+use ubtrfs_ondisk::inode::InodeItem;
+use ubtrfs_ondisk::root::RootItem;
+use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid};
+use ubtrfs_testkit::{Ending, Limits, Oracle, oracle, run_limited};
+use zerocopy::IntoBytes;
+
+/// Names the damage to the process that makes and checks it.
+const DAMAGE: &str = "UBTRFS_TEST_DAMAGE";
+const LIMITS: Limits = Limits { seconds: 60, memory_bytes: 1 << 30 };
+
+/// Has another process, with bounds, make the damage and check the image; returns the lines of
+/// the report.
+fn check_bounded(damage: &str) -> String {
+    let program = std::env::current_exe().unwrap();
+    let arguments = ["--exact", "checker_of_one_damage", "--nocapture"];
+    let environment = [(DAMAGE, damage.as_ref())];
+    let (ending, said) = run_limited(program.as_os_str(), arguments, &environment, LIMITS);
+    assert_eq!(ending, Ending::Exited(0), "{damage}:\n{said}");
+    said
+}
+
+/// The other process.
+#[test]
+fn checker_of_one_damage() {
+    let Ok(damage) = std::env::var(DAMAGE) else { return };
+    let image = Image::single();
+    match damage.as_str() {
+        "same child often" => same_child_often(&image),
+        _ => panic!("{damage}"),
+    }
+    let volume = image.open(None);
+    let report = check(&volume, &CheckOptions::default()).unwrap();
+    println!("{} errors\n{}", report.error_count, common::lines(&report));
+}
+
+/// A new block at a place of the image where none is yet.
+fn new_block(image: &Image, at: LogicalAddr, generation: u64) -> NewBlock {
+    let superblock = image.superblock();
+    NewBlock {
+        fsid: superblock.header_fsid(),
+        chunk_tree_uuid: Uuid::NIL,
+        bytenr: at,
+        generation: Generation(generation),
+        owner: RootId::FS_TREE,
+        nodesize_bytes: superblock.nodesize.get() as usize,
+    }
+}
+
+fn write(image: &Image, block: Block) {
+    let mut block = block;
+    block.seal(ubtrfs_ondisk::CsumType::Crc32c);
+    image.write(block.bytenr(), block.as_bytes().into());
+}
+
+/// A leaf of inodes without names, and nodes each of whose pointers all lead to the one below.
+fn same_child_often(image: &Image) {
+    let generation = image.superblock().generation.get();
+    let blocks = image.free_blocks(4);
+    let mut leaf = Leaf::new(&new_block(image, blocks[0], generation));
+    let item = InodeItem { generation: 1.into(), mode: 0o100_600.into(), ..InodeItem::default() };
+    for number in 300.. {
+        if leaf.free_bytes() < 200 {
+            break;
+        }
+        let key = Key::new(ObjectId(number), KeyType::INODE_ITEM, 0);
+        leaf.insert(leaf.len(), key, item.as_bytes().len()).copy_from_slice(item.as_bytes());
+    }
+    write(image, Block::Leaf(leaf));
+    for (level, pair) in (1..).zip(blocks.windows(2)) {
+        let mut node = Node::new(&new_block(image, pair[1], generation), level);
+        for slot in 0..node.capacity() {
+            let key = Key::new(ObjectId(300 + slot as u64), KeyType::INODE_ITEM, 0);
+            node.insert(slot, key, pair[0], Generation(generation));
+        }
+        write(image, Block::Node(node));
+    }
+    let place = image.root_item(image.subvolume("snap"));
+    image.edit::<RootItem>(&place, |item| {
+        item.bytenr = blocks[3].0.into();
+        item.generation = generation.into();
+        item.generation_v2 = generation.into();
+        item.level = 3;
+    });
+}
+
+/// What was seen of a child was joined once for each pointer to it, with the numbers of its inodes
+/// that have no name: four blocks took 80 GB.
+#[test]
+fn same_child_in_every_slot_takes_bounded_memory() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let said = check_bounded("same child often");
+    assert!(said.contains("parent-disagrees"), "{said}");
+}
