@@ -323,6 +323,11 @@ findings! {
         "free space of block group {group}: two extents touch at {at}" {
         group: LogicalAddr, at: LogicalAddr,
     }
+    /// A free extent or bitmap that begins inside the one before it.
+    FreeSpaceOverlap Error "free-space-overlap"
+        "free space of block group {group}: {key} begins before {previous_end}, where the item before it ends" {
+        group: LogicalAddr, key: Key, previous_end: LogicalAddr,
+    }
     /// Bitmaps where extents are announced, or the other way round.
     FreeSpaceForm Error "free-space-form"
         "free space of block group {group}: {key} is not of the form that its flag says" {

@@ -84,10 +84,12 @@ impl FreeSpaceVisitor {
     }
 }
 
-/// Adds a range behind the others, joined with the last if they touch.
+/// Adds a range, joined with the last one if it begins inside or at the end of that.
 fn push_merged(runs: &mut Vec<Range<u64>>, range: Range<u64>) {
     match runs.last_mut() {
-        Some(last) if last.end == range.start => last.end = range.end,
+        Some(last) if (last.start..=last.end).contains(&range.start) => {
+            last.end = last.end.max(range.end);
+        }
         _ => runs.push(range),
     }
 }
@@ -167,11 +169,19 @@ impl Context<'_> {
         let mut wrong_form = None;
         // Ranges as they stand, and how many extents the count should say.
         let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut previous_end = LogicalAddr(0);
         for Item { key, entry } in items {
             let range = key.objectid.0..key.objectid.0.saturating_add(key.offset);
             if range.end > group.end() {
                 self.findings.push(Finding::FreeSpaceKey { key: *key, group: start });
                 continue;
+            }
+            if !matches!(entry, Entry::Info { .. }) {
+                if range.start < previous_end.0 {
+                    let (group, key) = (start, *key);
+                    self.findings.push(Finding::FreeSpaceOverlap { group, key, previous_end });
+                }
+                previous_end = previous_end.max(LogicalAddr(range.end));
             }
             let uses_bitmaps = info.is_some_and(|(_, flags)| flags & USING_BITMAPS != 0);
             match entry {

@@ -126,6 +126,31 @@ fn mistake_13_free_extents_that_touch_are_found() {
     );
 }
 
+/// The ranges were compared as sets, in which a range inside another does not show.
+#[test]
+fn mistake_13_free_extents_that_overlap_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let info = free_space_info(&image);
+    let group = info.key.objectid.0;
+    let last = image.items(FREE_SPACE).into_iter().rfind(|item| {
+        item.key.ty == KeyType::FREE_SPACE_EXTENT
+            && (group..group + info.key.offset).contains(&item.key.objectid.0)
+    });
+    let Key { objectid, ty, offset } = last.unwrap().key;
+    let key = Key::new(ObjectId(objectid.0 + 4096), ty, offset - 4096);
+    image.insert(FREE_SPACE, key, &[]);
+    image.edit::<FreeSpaceInfo>(&info, |info| info.extent_count += 1);
+    let previous_end = LogicalAddr(objectid.0 + offset);
+    assert_eq!(
+        image.expect(&["free-space-overlap"]),
+        [Finding::FreeSpaceOverlap { group: LogicalAddr(group), key, previous_end }]
+    );
+    image.expect_theirs();
+}
+
 #[test]
 fn mistake_13_wrong_form_flag_is_found() {
     if !oracle::require(Oracle::KernelBtrfs) {
