@@ -191,6 +191,7 @@ impl Context<'_> {
             self.check_device_items(devices, allocated);
         }
         self.check_device_totals(devices);
+        self.check_device_lengths(devices);
     }
 
     fn check_stripes(
@@ -280,6 +281,21 @@ impl Context<'_> {
                         expect,
                     });
                 }
+            }
+        }
+    }
+
+    /// No device ends before the filesystem on it does, by the chunk tree, or where that does not
+    /// tell, by its superblock.
+    fn check_device_lengths(&mut self, devices: &Devices) {
+        for in_super in self.volume.device_items() {
+            let device = DeviceId(in_super.devid.get());
+            let Some(medium) = self.volume.device(device) else { continue };
+            let item = devices.items.iter().find(|item| item.devid == in_super.devid);
+            let expect = item.unwrap_or(&in_super).total_bytes.get();
+            let have = medium.len_bytes();
+            if have < expect {
+                self.findings.push(Finding::DeviceTooShort { device, have, expect });
             }
         }
     }

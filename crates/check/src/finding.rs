@@ -275,6 +275,11 @@ findings! {
         "device {device}: {field} is {have}, expect {expect}" {
         device: DeviceId, field: &'static str, have: u64, expect: u64,
     }
+    /// A device ends before the filesystem on it does: Linux does not mount it.
+    DeviceTooShort Error "device-too-short"
+        "device {device}: it has {have} bytes, the filesystem on it takes {expect}" {
+        device: DeviceId, have: u64, expect: u64,
+    }
     /// A chunk has no block group.
     GroupMissing Error "group-missing" "chunk {chunk} has no block group" {
         chunk: LogicalAddr,

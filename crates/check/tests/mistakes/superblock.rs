@@ -3,7 +3,7 @@
 use ubtrfs_check::Finding;
 use ubtrfs_ondisk::superblock::SUPERBLOCK_OFFSETS;
 use ubtrfs_ondisk::{DeviceId, Generation, PhysicalAddr, Reason};
-use ubtrfs_testkit::{Oracle, oracle};
+use ubtrfs_testkit::{KernelMount, Oracle, oracle};
 use ubtrfs_volume::Device;
 
 use crate::common::image::Image;
@@ -70,6 +70,28 @@ fn mistake_25_copy_that_differs_is_found() {
         &found[0],
         Finding::SuperblockCopyDiffers { device: DEVICE, copy: 1, field: "root", .. }
     ));
+}
+
+/// An image that was cut off behind its last block was taken for clean: Linux does not mount it.
+#[test]
+fn device_shorter_than_the_filesystem_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let expect = image.device.len_bytes();
+    for have in [expect - 4096, expect - (8 << 20)] {
+        image.device.resize(have).unwrap();
+        assert_eq!(
+            image.expect(&["device-too-short"]),
+            [Finding::DeviceTooShort { device: DEVICE, have, expect }]
+        );
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        image.save(&path);
+        image.expect_theirs();
+        assert!(KernelMount::mount(&[path], "", true).is_err());
+    }
 }
 
 #[test]
