@@ -29,10 +29,13 @@ impl Root {
         self.item.refs.get() == 0
     }
 
+    /// Where its walk begins. Of a tree that is not deleted nothing is dropped, whatever its item
+    /// says; in a relocation copy it says how far the tree took over the copy's blocks.
     pub(crate) fn pointer(&self) -> Pointer {
         let item = &self.item;
         let key = item.drop_progress.key();
-        let dropped = (key.objectid.0 != 0).then_some(Dropped { key, level: item.drop_level });
+        let is_dropped = key.objectid.0 != 0 && self.is_deleted();
+        let dropped = is_dropped.then_some(Dropped { key, level: item.drop_level });
         let (at, generation) = (item.bytenr.get(), item.generation.get());
         Pointer { dropped, ..Pointer::to_root(self.id, at, generation, item.level) }
     }
@@ -241,7 +244,7 @@ impl Context<'_> {
             if item.drop_level != 0 {
                 wrong("drop_level", item.drop_level.to_string(), "0 without drop_progress");
             }
-        } else if !root.is_deleted() {
+        } else if !root.is_deleted() && root.id != RootId::TREE_RELOC {
             wrong("drop_progress", progress.to_string(), "none in a tree that is not deleted");
         } else if item.drop_level > item.level {
             let expect = format!("at most the tree's level, {}", item.level);

@@ -4,9 +4,10 @@ use ubtrfs_check::Finding;
 use ubtrfs_ondisk::dir::DirItem;
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::root::RootItem;
-use ubtrfs_ondisk::{DiskKey, Key, KeyType, ObjectId, RootId, Uuid};
-use ubtrfs_testkit::{Oracle, oracle};
+use ubtrfs_ondisk::{DiskKey, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid};
+use ubtrfs_testkit::{CheckMode, KernelMount, Oracle, btrfs_check, collections, oracle};
 
+use crate::common;
 use crate::common::image::{Image, Place};
 
 const ROOT_TREE: RootId = RootId::ROOT_TREE;
@@ -139,6 +140,41 @@ fn half_deleted_subvolume_is_walked_from_where_its_deletion_stopped() {
             "{finding} {at}"
         );
     }
+}
+
+/// While a balance puts copies in the place of a tree's blocks, it notes in the copy's root item how
+/// far it came. Nothing of the copy is dropped then: an image cut off there was damaged by ours, and
+/// Linux goes on from it.
+#[test]
+fn progress_of_a_balance_is_no_damage() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::ImageCollections]) {
+        return;
+    }
+    let images = collections::images();
+    let source = images.iter().find(|image| image.origin.ends_with("shared_block_ref_only.raw.xz"));
+    let image = Image::of_file(&source.unwrap().path);
+    let place = image.find(ROOT_TREE, |key, data| {
+        let item = RootItem::parse(data);
+        key.objectid.0 == RootId::TREE_RELOC.0
+            && key.ty == KeyType::ROOT_ITEM
+            && item.is_ok_and(|item| item.level > 0 && item.refs.get() == 1)
+    });
+    let at = LogicalAddr(RootItem::parse(&place.data).unwrap().bytenr.get());
+    let ubtrfs_ondisk::block::Block::Node(node) = image.block(at) else { panic!() };
+    image.edit::<RootItem>(&place, |item| {
+        item.drop_progress = DiskKey::new(node.key(node.len() / 2));
+        item.drop_level = 1;
+    });
+    image.expect(&[]);
+    // That one takes the copy for half dropped.
+    image.expect_theirs();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    image.save(&path);
+    KernelMount::read_write(&path, "").unmount();
+    let after = btrfs_check(&path, CheckMode::Original);
+    assert!(after.is_clean, "{}", after.transcript);
+    assert!(common::check_all(&common::open(&[path])).is_clean());
 }
 
 #[test]
