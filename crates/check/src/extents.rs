@@ -20,6 +20,9 @@ const FULL_BACKREF: u8 = 1 << 1;
 /// Its item could not be read as a whole: its references are not judged.
 const UNJUDGED: u8 = 1 << 2;
 
+/// A key further behind its hash was not put there by collisions.
+const COLLISIONS_MAX: u64 = 1 << 16;
+
 /// One extent. What it holds is kept small: there may be millions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
@@ -152,7 +155,6 @@ impl Visit for Limits {
 
     fn leaf(&self, leaf: &View, pointer: &Pointer, found: &mut Vec<Finding>) -> ExtentLeaf {
         let mut out = ExtentLeaf { is_damaged: !leaf.is_verified(), ..ExtentLeaf::default() };
-        let mut previous: Option<Key> = None;
         let mut last = None;
         for (slot, key, data) in leaf.items() {
             match key.ty {
@@ -170,11 +172,10 @@ impl Visit for Limits {
                         out.keyed.push(Keyed { slot, key, sum, count });
                         open_last(&mut out, last);
                     }
-                    found.extend(wrong_hash(pointer.at, slot, key, data, previous));
+                    found.extend(wrong_hash(pointer.at, slot, key, data));
                 }
                 _ => {}
             }
-            previous = Some(key);
         }
         // Keyed ones may follow in the next leaf.
         open_last(&mut out, last);
@@ -252,26 +253,16 @@ fn keyed_sum(key: Key, data: &[u8]) -> Option<(u64, u64)> {
     Some((hash::of_reference(&back_ref).wrapping_mul(count), count))
 }
 
-fn wrong_hash(
-    block: LogicalAddr,
-    slot: usize,
-    key: Key,
-    data: &[u8],
-    previous: Option<Key>,
-) -> Option<Finding> {
+/// A collision moves a key on to the next offset. Those before it may be gone since: Linux looks
+/// through all references from the hash on.
+fn wrong_hash(block: LogicalAddr, slot: usize, key: Key, data: &[u8]) -> Option<Finding> {
     if key.ty != KeyType::EXTENT_DATA_REF {
         return None;
     }
     let expect = BackRef::from_data_ref(ExtentDataRef::peek(data).ok()?).key_offset();
-    // A collision moves it on to the next offset, whose neighbour may be in the leaf before.
-    let follows = previous.is_none_or(|previous| previous.successor() == Some(key));
-    let is_moved = key.offset > expect && follows;
-    (key.offset != expect && !is_moved).then_some(Finding::ReferenceKey {
-        block,
-        slot: number(slot),
-        key,
-        expect,
-    })
+    let collisions = key.offset.checked_sub(expect);
+    let is_found = collisions.is_some_and(|count| count <= COLLISIONS_MAX);
+    (!is_found).then_some(Finding::ReferenceKey { block, slot: number(slot), key, expect })
 }
 
 fn group(key: Key, data: &[u8]) -> Option<Group> {

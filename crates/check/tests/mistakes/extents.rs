@@ -3,9 +3,10 @@
 use ubtrfs_check::{Finding, Maybe, Reference};
 use ubtrfs_ondisk::extent::{BackRef, ExtentDataRef, ExtentItem, flags};
 use ubtrfs_ondisk::misc::OnDisk;
-use ubtrfs_ondisk::{InodeNo, KeyType, LogicalAddr, Reason, RootId};
-use ubtrfs_testkit::{Oracle, oracle};
+use ubtrfs_ondisk::{InodeNo, Key, KeyType, LogicalAddr, Reason, RootId};
+use ubtrfs_testkit::{CheckMode, KernelMount, Oracle, btrfs_check, oracle};
 
+use crate::common;
 use crate::common::image::{Image, Place};
 
 const EXTENT_TREE: RootId = RootId::EXTENT_TREE;
@@ -125,6 +126,59 @@ fn mistake_07_reference_of_another_tree_is_found() {
             expect: of(RootId::CSUM_TREE),
         }]
     );
+}
+
+/// Makes the only reference of an extent an item of its own, `moved` behind the hash of its key.
+fn keyed(image: &Image, moved: i64) -> Place {
+    let inode = image.inode(RootId::FS_TREE, "more");
+    let file = image.item(RootId::FS_TREE, inode, KeyType::EXTENT_DATA, 0);
+    let bytenr = u64::from_le_bytes(file.data[21..29].try_into().unwrap());
+    let place = image.item(EXTENT_TREE, bytenr, KeyType::EXTENT_ITEM, 64 << 10);
+    let data_ref = data_ref(&place, 0);
+    let hash = BackRef::from_data_ref(&data_ref).key_offset();
+    image.edit_leaf(place.block, |leaf| _ = leaf.resize(place.slot, FIXED));
+    let offset = hash.checked_add_signed(moved).unwrap();
+    let key = Key::new(place.key.objectid, KeyType::EXTENT_DATA_REF, offset);
+    image.insert(EXTENT_TREE, key, zerocopy::IntoBytes::as_bytes(&data_ref))
+}
+
+/// References whose hashes collide stand one behind the other. When the first of them is dropped,
+/// Linux leaves the others where they are, and finds them there: a gap was an error by ours.
+#[test]
+fn reference_behind_a_collision_that_is_gone_is_no_damage() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    keyed(&image, 2);
+    image.expect(&[]);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    image.save(&path);
+    assert!(btrfs_check(&path, CheckMode::Original).is_clean);
+    let mounted = KernelMount::read_write(&path, "");
+    std::fs::remove_file(mounted.path().join("more")).unwrap();
+    mounted.unmount();
+    assert!(btrfs_check(&path, CheckMode::Original).is_clean);
+    assert!(common::check_all(&common::open(&[path])).is_clean());
+}
+
+/// Linux looks for a reference from its hash on upwards; and so many collisions there are not.
+#[test]
+fn reference_below_or_far_behind_its_hash_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for moved in [-1, 1 << 20] {
+        let image = Image::single();
+        let Place { block, slot, key, .. } = keyed(&image, moved);
+        let expect = key.offset.checked_add_signed(-moved).unwrap();
+        let slot = slot as u64;
+        assert_eq!(
+            image.expect(&["reference-key"]),
+            [Finding::ReferenceKey { block, slot, key, expect }]
+        );
+    }
 }
 
 #[test]
