@@ -3,6 +3,7 @@
 use rustc_hash::FxHashMap;
 use ubtrfs_ondisk::block_group::{BlockGroupFlags, BlockGroupItem};
 use ubtrfs_ondisk::extent::{BackRef, ExtentDataRef, ExtentItem, InlineRefs, TreeBlockInfo, flags};
+use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, RootId};
 use ubtrfs_rt::{AtomicU64, Ordering};
@@ -130,10 +131,20 @@ pub(crate) struct ExtentLeaf {
     open: Vec<(usize, u64, u64)>,
     keyed: Vec<Keyed>,
     groups: Vec<Group>,
+    used: Used,
     is_damaged: bool,
     /// An extent could not be read at all.
     is_incomplete: bool,
 }
+
+/// Features that extents make use of, each with the first that does.
+#[derive(Clone, Copy, Default)]
+struct Used([Option<LogicalAddr>; 2]);
+
+const FEATURES: [(Incompat, &str); 2] =
+    [(Incompat::SKINNY_METADATA, "SKINNY_METADATA"), (Incompat::SIMPLE_QUOTA, "SIMPLE_QUOTA")];
+const SKINNY: usize = 0;
+const OWNER: usize = 1;
 
 /// A reference that is an item of its own.
 struct Keyed {
@@ -209,7 +220,9 @@ impl Limits {
             bits |= FULL_BACKREF;
         }
         let mut level = u8::try_from(key.offset).unwrap_or(u8::MAX);
-        if !is_skinny {
+        if is_skinny {
+            out.used.0[SKINNY].get_or_insert(at);
+        } else {
             level =
                 if is_data { 0 } else { TreeBlockInfo::peek(rest).map_or(0, |info| info.level) };
         }
@@ -221,6 +234,9 @@ impl Limits {
                         bits |= UNJUDGED;
                         break;
                     };
+                    if matches!(back_ref, BackRef::Owner { .. }) {
+                        out.used.0[OWNER].get_or_insert(at);
+                    }
                     let count = back_ref.count();
                     listed = listed.saturating_add(count);
                     sum = sum.wrapping_add(hash::of_reference(&back_ref).wrapping_mul(count));
@@ -291,12 +307,22 @@ impl Context<'_> {
         let leaves = self.walk(roots.pointer_list(RootId::EXTENT_TREE), Kind::Tree, &limits);
         let mut open: FxHashMap<usize, (u64, u64)> = FxHashMap::default();
         let mut keyed = Vec::new();
+        let mut used = Used::default();
         for Visited { pointer, out } in leaves {
             self.lost(RootId::EXTENT_TREE, out.is_incomplete);
             self.take_leaf(&mut extents, &mut open, &pointer, &out);
+            for (all, one) in used.0.iter_mut().zip(out.used.0) {
+                *all = all.or(one);
+            }
             keyed.extend(out.keyed.into_iter().map(|keyed| (pointer.at, keyed)));
             extents.groups.extend(out.groups);
             extents.leaves.push(pointer);
+        }
+        for ((bit, feature), first) in FEATURES.into_iter().zip(used.0) {
+            if let Some(at) = first.filter(|_| !self.incompat.contains(bit)) {
+                let used_by = format!("the extent at {at}");
+                self.findings.push(Finding::FeatureMissing { feature, used_by });
+            }
         }
         if !extents.list.is_sorted_by_key(|extent| extent.at) {
             sort(&mut extents, &mut open);

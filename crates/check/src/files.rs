@@ -501,7 +501,13 @@ impl Context<'_> {
         for ((bit, feature), first) in FEATURES.into_iter().zip(used.0) {
             if let Some((root, inode)) = first.filter(|_| !self.incompat.contains(bit)) {
                 let used_by = format!("inode {inode} of root {root}");
-                self.findings.push(Finding::FeatureMissing { feature, used_by });
+                // Linux sets a compression's bit when it compresses. What comes compressed, as from
+                // a stream, it writes without.
+                self.findings.push(if bit == Incompat::EXTENDED_IREF {
+                    Finding::FeatureMissing { feature, used_by }
+                } else {
+                    Finding::FeatureUnset { feature, used_by }
+                });
             }
         }
         if !written.is_empty() {

@@ -125,6 +125,11 @@ findings! {
         "superblock: {feature} is not set, but {used_by} uses it" {
         feature: &'static str, used_by: String,
     }
+    /// The same where Linux leaves it so: data that was compressed when it came sets no bit.
+    FeatureUnset Note "feature-unset"
+        "superblock: {feature} is not set, but {used_by} uses it" {
+        feature: &'static str, used_by: String,
+    }
     /// The superblock's count of used bytes is not the sum of the extents.
     SuperblockBytesUsed Error "superblock-bytes-used"
         "superblock: bytes_used is {have}, the extents take {expect}" {

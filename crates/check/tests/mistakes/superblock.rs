@@ -1,11 +1,15 @@
 //! 25: the superblock.
 
 use ubtrfs_check::Finding;
+use ubtrfs_ondisk::extent::BackRef;
+use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::file_extent::FileExtentHeader;
 use ubtrfs_ondisk::superblock::SUPERBLOCK_OFFSETS;
-use ubtrfs_ondisk::{DeviceId, Generation, PhysicalAddr, Reason};
-use ubtrfs_testkit::{KernelMount, Oracle, oracle};
+use ubtrfs_ondisk::{DeviceId, Generation, KeyType, PhysicalAddr, Reason, RootId};
+use ubtrfs_testkit::{CheckMode, KernelMount, MkfsBtrfs, Oracle, btrfs_check, oracle, run};
 use ubtrfs_volume::Device;
 
+use crate::common;
 use crate::common::image::Image;
 
 const DEVICE: DeviceId = DeviceId(1);
@@ -153,20 +157,78 @@ fn mistake_25_backup_roots_are_found() {
     );
 }
 
+/// Linux sets the bit when it compresses, and not when it takes in data that was compressed before:
+/// an image that had received a stream of the second version was damaged by ours.
 #[test]
-fn feature_that_is_used_and_not_set_is_found() {
+fn compression_whose_feature_is_not_set_is_noted() {
     if !oracle::require(Oracle::KernelBtrfs) {
         return;
     }
-    use ubtrfs_ondisk::file_extent::FileExtentHeader;
-    use ubtrfs_ondisk::{KeyType, RootId};
     let image = Image::single();
     let inode = image.inode(RootId::FS_TREE, "more");
     let place = image.item(RootId::FS_TREE, inode, KeyType::EXTENT_DATA, 0);
     image.edit::<FileExtentHeader>(&place, |header| header.compression = 3);
     let used_by = format!("inode {inode} of root 5");
     assert_eq!(
-        image.expect(&["feature-missing"]),
-        [Finding::FeatureMissing { feature: "COMPRESS_ZSTD", used_by }]
+        image.expect_notes(&["feature-unset"]),
+        [Finding::FeatureUnset { feature: "COMPRESS_ZSTD", used_by }]
     );
+
+    let directory = tempfile::tempdir().unwrap();
+    let paths = ["from", "to", "stream"].map(|name| directory.path().join(name));
+    let [from, to, stream] = &paths;
+    let make = |path| MkfsBtrfs::new().size_bytes(128 << 20).make(path);
+    make(from);
+    make(to);
+    let mounted = KernelMount::read_write(from, "compress=zstd");
+    let top = mounted.path().to_str().unwrap();
+    std::fs::write(mounted.path().join("file"), "compressible ".repeat(30_000)).unwrap();
+    run("btrfs", ["subvolume", "snapshot", "-r", top, &format!("{top}/snapshot")]);
+    let stream = stream.to_str().unwrap();
+    let source = format!("{top}/snapshot");
+    run("btrfs", ["send", "--proto", "2", "--compressed-data", "-f", stream, &source]);
+    mounted.unmount();
+    let mounted = KernelMount::read_write(to, "");
+    run("btrfs", ["receive", "-f", stream, mounted.path().to_str().unwrap()]);
+    mounted.unmount();
+    assert!(btrfs_check(to, CheckMode::Original).is_clean);
+    let report = common::check_all(&common::open(&[to]));
+    assert!(report.is_clean(), "{}", common::lines(&report));
+    assert!(report.notes().any(|note| note.kind() == "feature-unset"));
+}
+
+/// Linux looks for a block as a METADATA_ITEM only where the feature is set, and sets the bit of
+/// simple quotas, for good, before it writes who owns an extent.
+#[test]
+fn form_of_extents_whose_feature_is_not_set_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let first = image.find(RootId::EXTENT_TREE, |key, _| key.ty == KeyType::METADATA_ITEM);
+    image.edit_super(|superblock| {
+        superblock.incompat_flags &= !Incompat::SKINNY_METADATA.0;
+    });
+    let used_by = format!("the extent at {}", first.key.objectid);
+    assert_eq!(
+        image.expect(&["feature-missing"]),
+        [Finding::FeatureMissing { feature: "SKINNY_METADATA", used_by }]
+    );
+    image.expect_theirs();
+
+    let image = Image::single();
+    let place = image.find(RootId::EXTENT_TREE, |key, _| key.ty == KeyType::EXTENT_ITEM);
+    image.edit_leaf(place.block, |leaf| {
+        let mut refs = Vec::new();
+        BackRef::Owner { root: RootId::FS_TREE }.write_inline(&mut refs);
+        refs.extend_from_slice(&place.data[24..]);
+        leaf.resize(place.slot, 24 + refs.len())[24..].copy_from_slice(&refs);
+    });
+    let used_by = format!("the extent at {}", place.key.objectid);
+    assert_eq!(
+        image.expect(&["feature-missing"]),
+        [Finding::FeatureMissing { feature: "SIMPLE_QUOTA", used_by }]
+    );
+    image.edit_super(|superblock| superblock.incompat_flags |= Incompat::SIMPLE_QUOTA.0);
+    image.expect(&[]);
 }
