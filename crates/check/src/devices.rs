@@ -7,7 +7,7 @@ use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::misc::{DevExtent, DevItem, OnDisk};
 use ubtrfs_ondisk::verify;
-use ubtrfs_ondisk::{DeviceId, KeyType, LogicalAddr, PhysicalAddr, RootId};
+use ubtrfs_ondisk::{DeviceId, KeyType, LogicalAddr, PhysicalAddr, RootId, Uuid};
 use ubtrfs_volume::Error;
 
 use crate::Result;
@@ -335,6 +335,14 @@ impl Context<'_> {
                 if have != expect {
                     let (have, expect) = (have.get(), expect.get());
                     self.findings.push(Finding::DeviceField { device, field, have, expect });
+                }
+            }
+            for (field, have, expect) in
+                [("uuid", item.uuid, in_super.uuid), ("fsid", item.fsid, in_super.fsid)]
+            {
+                if have != expect {
+                    let (have, expect) = (Uuid(have), Uuid(expect));
+                    self.findings.push(Finding::DeviceIdentity { device, field, have, expect });
                 }
             }
         }

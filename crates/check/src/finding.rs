@@ -285,6 +285,11 @@ findings! {
         "device {device}: it has {have} bytes, the filesystem on it takes {expect}" {
         device: DeviceId, have: u64, expect: u64,
     }
+    /// A device's item names another device or filesystem than its superblock.
+    DeviceIdentity Error "device-identity"
+        "device {device}: {field} is {have} in the chunk tree, {expect} in its superblock" {
+        device: DeviceId, field: &'static str, have: Uuid, expect: Uuid,
+    }
     /// A chunk has no block group.
     GroupMissing Error "group-missing" "chunk {chunk} has no block group" {
         chunk: LogicalAddr,

@@ -5,7 +5,7 @@ use ubtrfs_ondisk::block_group::{BlockGroupFlags, BlockGroupItem};
 use ubtrfs_ondisk::free_space::{FreeSpaceInfo, USING_BITMAPS};
 use ubtrfs_ondisk::misc::{DevExtent, DevItem};
 use ubtrfs_ondisk::{
-    DeviceId, InodeNo, Key, KeyType, LogicalAddr, ObjectId, PhysicalAddr, Reason, RootId,
+    DeviceId, InodeNo, Key, KeyType, LogicalAddr, ObjectId, PhysicalAddr, Reason, RootId, Uuid,
 };
 use ubtrfs_testkit::{Oracle, oracle};
 use ubtrfs_volume::Device;
@@ -73,6 +73,32 @@ fn mistake_12_used_bytes_of_superblock_and_device_are_found() {
         image.expect(&["device-field"]),
         [Finding::DeviceField { device, field, have: right - 4096, expect: right }]
     );
+}
+
+/// Linux looks for a device by its uuid.
+#[test]
+fn device_item_of_another_device_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for field in ["uuid", "fsid"] {
+        let image = Image::single();
+        let place = image.find(RootId::CHUNK_TREE, |key, _| key.ty == KeyType::DEV_ITEM);
+        let mut both = [Uuid::NIL; 2];
+        image.edit::<DevItem>(&place, |item| {
+            let bytes = if field == "uuid" { &mut item.uuid } else { &mut item.fsid };
+            both[0] = Uuid(*bytes);
+            bytes[3] ^= 1;
+            both[1] = Uuid(*bytes);
+        });
+        let [expect, have] = both;
+        let device = DeviceId(1);
+        assert_eq!(
+            image.expect(&["device-identity"]),
+            [Finding::DeviceIdentity { device, field, have, expect }]
+        );
+        image.expect_theirs();
+    }
 }
 
 fn free_space_info(image: &Image) -> Place {
