@@ -510,9 +510,9 @@ findings! {
         "root {root}: {field} is {have}, expect {expect}" {
         root: RootId, field: &'static str, have: String, expect: String,
     }
-    /// A subvolume that nothing names.
+    /// A subvolume to which no names lead from the top-level one.
     SubvolumeUnreferenced Error "subvolume-unreferenced"
-        "root {root}: a subvolume that no ROOT_REF names" {
+        "root {root}: a subvolume to which no names lead from the top" {
         root: RootId,
     }
     /// A name of a subvolume whose counterpart is missing.

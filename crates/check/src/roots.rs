@@ -111,6 +111,24 @@ impl Roots {
             .collect()
     }
 
+    /// The trees to which names lead from the top-level subvolume, by either of the two items of a
+    /// name. What is deleted has none left below.
+    fn reachable(&self) -> BTreeSet<RootId> {
+        let mut children: BTreeMap<RootId, Vec<RootId>> = BTreeMap::new();
+        for (parent, child) in self.refs.keys().chain(self.backrefs.keys()) {
+            children.entry(*parent).or_default().push(*child);
+        }
+        let mut reached = BTreeSet::new();
+        let mut pending = vec![RootId::FS_TREE];
+        while let Some(root) = pending.pop() {
+            let lives = self.by_id.get(&root).is_some_and(|root| !root.is_deleted());
+            if lives && reached.insert(root) {
+                pending.extend(children.get(&root).into_iter().flatten());
+            }
+        }
+        reached
+    }
+
     /// The trees that hold files, relocation copies included.
     pub(crate) fn of_files(&self) -> impl Iterator<Item = &Root> {
         let trees = self.by_id.values().filter(|root| root.id.holds_files());
@@ -304,6 +322,9 @@ impl Context<'_> {
             if !roots.by_id.contains_key(child) {
                 self.root_ref_missing(*child, *parent, "ROOT_ITEM");
             }
+            if !roots.by_id.contains_key(parent) {
+                self.root_ref_missing(*child, *parent, "ROOT_ITEM of the parent");
+            }
             self.check_subvolume_entry(roots, *parent, *child, naming);
         }
         for (parent, child) in roots.backrefs.keys() {
@@ -311,8 +332,7 @@ impl Context<'_> {
                 self.root_ref_missing(*child, *parent, "ROOT_REF");
             }
         }
-        let namings = roots.refs.keys().chain(roots.backrefs.keys());
-        let named: BTreeSet<RootId> = namings.map(|(_, child)| *child).collect();
+        let named = roots.reachable();
         for root in roots.by_id.values().filter(|root| root.id.is_subvolume()) {
             self.check_life(root, &roots.orphans, &named);
         }
@@ -330,7 +350,7 @@ impl Context<'_> {
         self.findings.push(Finding::RootRefMissing { root, parent, what });
     }
 
-    /// A subvolume is named, or deleted and remembered.
+    /// A subvolume is reached by names, or deleted and remembered.
     fn check_life(&mut self, root: &Root, orphans: &BTreeSet<u64>, named: &BTreeSet<RootId>) {
         let root_id = root.id;
         if root.is_deleted() {

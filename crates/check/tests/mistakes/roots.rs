@@ -73,6 +73,39 @@ fn mistake_23_missing_entry_of_a_subvolume_is_found() {
     assert_eq!(found[1], Finding::RootRefMissing { root, parent, what: "DIR_INDEX" });
 }
 
+/// Names count only in trees that are there: one that is named by no tree, or by subvolumes that
+/// name each other, nobody reaches.
+#[test]
+fn subvolume_that_is_named_where_nobody_comes_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for (parent, kinds) in [
+        (None, &["root-ref-missing", "subvolume-unreferenced"][..]),
+        (Some("snap"), &["root-ref-missing", "root-ref-missing", "subvolume-unreferenced"]),
+    ] {
+        let image = Image::single();
+        let root = image.subvolume("snap");
+        let parent = parent.map_or(RootId(999), |name| image.subvolume(name));
+        let (_, reference) = naming(&image, KeyType::ROOT_REF);
+        let (_, backref) = naming(&image, KeyType::ROOT_BACKREF);
+        // The one that comes first last, so that the other's slot stays right.
+        image.remove(&backref);
+        image.remove(&reference);
+        let key = Key::new(ObjectId(parent.0), KeyType::ROOT_REF, root.0);
+        image.insert(ROOT_TREE, key, &reference.data);
+        let key = Key::new(ObjectId(root.0), KeyType::ROOT_BACKREF, parent.0);
+        image.insert(ROOT_TREE, key, &backref.data);
+        let found = image.expect(kinds);
+        assert_eq!(found.last(), Some(&Finding::SubvolumeUnreferenced { root }));
+        if parent == RootId(999) {
+            let what = "ROOT_ITEM of the parent";
+            assert_eq!(found[0], Finding::RootRefMissing { root, parent, what });
+        }
+        image.expect_theirs();
+    }
+}
+
 #[test]
 fn mistake_23_deleted_subvolume_without_its_orphan_is_found() {
     if !oracle::require(Oracle::KernelBtrfs) {
