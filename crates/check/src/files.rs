@@ -18,6 +18,7 @@ use crate::csums::Csums;
 use crate::extents::Extents;
 use crate::finding::{Finding, Name};
 use crate::hash;
+use crate::names;
 use crate::read::Pointer;
 use crate::roots::{DataUse, Root, Roots};
 use crate::run::{CsumMark, Inode, Rules, Run, Span, Summary, hash_of_orphan, hash_of_type};
@@ -202,8 +203,7 @@ impl Leaf<'_> {
     /// A name of the inode.
     fn name(&mut self, run: &mut Run, directory: InodeNo, index: u64, name: &[u8]) {
         run.names += 1;
-        // A root directory names itself, and no directory has that name.
-        if directory == run.number {
+        if names::is_own_name(directory, run.number) {
             return;
         }
         run.entries += 1;

@@ -15,6 +15,11 @@ use crate::read::Pointer;
 use crate::roots::Root;
 use crate::view::View;
 
+/// The top directory names itself, and no directory has that name.
+pub(crate) fn is_own_name(directory: InodeNo, inode: InodeNo) -> bool {
+    directory == inode && inode == InodeNo::SUBVOLUME_ROOT
+}
+
 /// Where an entry leads, and the type that it gives.
 type Target = (Key, u8);
 
@@ -195,7 +200,8 @@ impl Context<'_> {
             let leads_here = |(name, (location, _)): &(Vec<u8>, Target)| {
                 name == bytes && location.objectid.0 == *inode
             };
-            let is_exempt = dir == inode || names.unlinked.contains(dir);
+            let is_exempt =
+                is_own_name(InodeNo(*dir), InodeNo(*inode)) || names.unlinked.contains(dir);
             if is_exempt || indexed.is_some_and(leads_here) {
                 continue;
             }

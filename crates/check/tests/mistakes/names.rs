@@ -169,6 +169,24 @@ fn mistake_20_wrong_index_in_the_inode_is_found() {
     );
 }
 
+/// Only the top directory names itself.
+#[test]
+fn inode_that_only_names_itself_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let Entry { directory, inode, index, item, reference, .. } = entry(&image);
+    image.remove(&item);
+    image.remove(&entry_index(&image, directory, index));
+    let key = Key::new(reference.key.objectid, KeyType::INODE_REF, inode.0);
+    image.edit_leaf(reference.block, |leaf| leaf.set_key(reference.slot, key));
+    let found = image.expect(&["directory-size", "dir-entry-missing"]);
+    let (name, directory) = (name(), inode);
+    assert_eq!(found[1], Finding::DirEntryMissing { root: FS_TREE, directory, name, index, inode });
+    image.expect_theirs();
+}
+
 #[test]
 fn mistake_20_name_that_is_there_twice_is_found() {
     if !oracle::require(Oracle::KernelBtrfs) {
