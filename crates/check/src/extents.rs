@@ -226,7 +226,10 @@ impl Limits {
             level =
                 if is_data { 0 } else { TreeBlockInfo::peek(rest).map_or(0, |info| info.level) };
         }
-        let (mut sum, mut listed) = (0_u64, 0_u64);
+        // Of a tree block the generation is compared with the block's own.
+        let generation = Generation(item.generation.get());
+        let mut sum = if is_data { 0 } else { hash::of_generation(generation) };
+        let mut listed = 0_u64;
         match InlineRefs::of_item(key.ty, data) {
             Ok(refs) => {
                 for back_ref in refs {

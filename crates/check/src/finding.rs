@@ -180,6 +180,11 @@ findings! {
         "root {root}, block {block}: generation {have} is above {limit}" {
         root: RootId, block: LogicalAddr, have: Generation, limit: Generation,
     }
+    /// A child that is newer than the node: it was written again where it is.
+    PointerGeneration Error "pointer-generation"
+        "root {root}, block {block}, slot {slot}: a child of generation {have} below a block of {limit}" {
+        root: RootId, block: LogicalAddr, slot: u64, have: Generation, limit: Generation,
+    }
     /// Blocks could not be read; what only they could tell was not judged.
     Incomplete Note "incomplete"
         "{blocks} blocks could not be used: what depends on them was not judged" {

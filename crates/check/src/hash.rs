@@ -3,6 +3,7 @@
 //! Equal collections have equal sums, in whatever order and in however many parts they are added.
 //! The hashes are mixed well enough that different ones come to the same sum by accident only.
 
+use ubtrfs_ondisk::Generation;
 use ubtrfs_ondisk::extent::BackRef;
 
 const KEYS: [u64; 4] =
@@ -49,6 +50,12 @@ pub(crate) fn of_bytes(bytes: &[u8]) -> u64 {
     last[..words.remainder().len()].copy_from_slice(words.remainder());
     let last = u64::from_le_bytes(last);
     finish(fold(state ^ KEYS[2], last ^ KEYS[1]).wrapping_add(last))
+}
+
+/// The hash of the generation in which a tree block was made.
+#[inline]
+pub(crate) fn of_generation(generation: Generation) -> u64 {
+    of_numbers([6, generation.0])
 }
 
 /// The hash of a back reference without its count, which is multiplied with it.

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ubtrfs_ondisk::extent::{BackRef, InlineRefs};
+use ubtrfs_ondisk::extent::{BackRef, ExtentItem, InlineRefs, flags};
 use ubtrfs_ondisk::file_extent::FileExtent;
-use ubtrfs_ondisk::{KeyType, LogicalAddr, RootId};
+use ubtrfs_ondisk::misc::OnDisk;
+use ubtrfs_ondisk::{Generation, KeyType, LogicalAddr, RootId};
 
 use crate::context::Context;
 use crate::extents::Extents;
@@ -57,9 +58,24 @@ impl Kind {
     }
 }
 
+/// What an item of the extent tree says of an extent.
+enum Listed {
+    /// Of a tree block.
+    Generation(Generation),
+    Reference(BackRef),
+}
+
+fn generation(extent: &[u8]) -> Option<Listed> {
+    let item = ExtentItem::peek(extent).ok()?;
+    let is_block = item.flags.get() & flags::TREE_BLOCK != 0;
+    is_block.then_some(Listed::Generation(Generation(item.generation.get())))
+}
+
 /// All references of an extent that do not come out even.
 #[derive(Default)]
 struct Account {
+    /// Of a tree block, as the extent tree says.
+    generation: Option<Generation>,
     /// What the extent tree lists.
     listed: BTreeMap<Kind, u64>,
     /// What the trees ask for, each with the block that asks.
@@ -101,6 +117,8 @@ impl Context<'_> {
     fn ask_for_blocks(&mut self, extents: &Extents) {
         let mut missing = BTreeSet::new();
         let mut found = Vec::new();
+        // A bit for each extent: whether a block was met there.
+        let mut met = vec![0_u64; extents.list.len().div_ceil(64)];
         for edge in &self.blocks.edges {
             let facts = self.blocks.facts.get(&edge.child);
             let Some(index) = extents.find(edge.child) else {
@@ -112,6 +130,11 @@ impl Context<'_> {
             };
             extents.expect(index, hash::of_reference(&self.reference_of(edge, extents)));
             let extent = &extents.list[index];
+            let bit = 1 << (index % 64);
+            if let Some(facts) = facts.filter(|_| !extent.is_data() && met[index / 64] & bit == 0) {
+                met[index / 64] |= bit;
+                extents.expect(index, hash::of_generation(facts.generation));
+            }
             let mut differ = |what, have: String, expect: String| {
                 let bytenr = edge.child;
                 found.push(Finding::ExtentDisagrees { bytenr, what, have, expect });
@@ -146,6 +169,16 @@ impl Context<'_> {
                 }
                 continue;
             }
+            if let (Some(have), Some(expect)) = (account.generation, self.generation_of(at))
+                && have != expect
+            {
+                let (have, expect) = (have.to_string(), expect.to_string());
+                let what = "generation";
+                found.push(Finding::ExtentDisagrees { bytenr: at, what, have, expect });
+                if account.listed == account.asked {
+                    continue;
+                }
+            }
             account.compare(at, is_complete, &mut flags, &mut found);
         }
         for (block, is_set) in flags {
@@ -153,6 +186,11 @@ impl Context<'_> {
             self.findings.push(Finding::FullBackref { block, have, expect });
         }
         self.findings.extend(found);
+    }
+
+    /// The generation of the block at an address, if there is one.
+    fn generation_of(&self, at: LogicalAddr) -> Option<Generation> {
+        self.blocks.facts.get(&at).map(|facts| facts.generation)
     }
 
     /// What the extent tree lists of some extents.
@@ -176,16 +214,24 @@ impl Context<'_> {
                 }
                 if matches!(key.ty, KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM) {
                     let refs = InlineRefs::of_item(key.ty, data).into_iter().flatten();
-                    list.extend(refs.filter_map(Result::ok).map(|back_ref| (at, back_ref)));
+                    let refs = refs.filter_map(Result::ok).map(Listed::Reference);
+                    list.extend(generation(data).into_iter().chain(refs).map(|it| (at, it)));
                 } else if let Ok(back_ref) = BackRef::parse_keyed(key, data) {
-                    list.push((at, back_ref));
+                    list.push((at, Listed::Reference(back_ref)));
                 }
             }
             list
         });
-        for (at, back_ref) in lists.into_iter().flatten() {
-            if let (Some(account), Some(kind)) = (accounts.get_mut(&at), Kind::of(&back_ref)) {
-                *account.listed.entry(kind).or_default() += back_ref.count();
+        for (at, listed) in lists.into_iter().flatten() {
+            let Some(account) = accounts.get_mut(&at) else { continue };
+            match listed {
+                Listed::Generation(generation) => account.generation = Some(generation),
+                Listed::Reference(back_ref) => {
+                    if let Some(kind) = Kind::of(&back_ref) {
+                        let count = account.listed.entry(kind).or_default();
+                        *count = count.saturating_add(back_ref.count());
+                    }
+                }
             }
         }
     }

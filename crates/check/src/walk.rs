@@ -258,6 +258,7 @@ impl Context<'_> {
             out = Some(visitor.leaf(&view, pointer, &mut found));
         } else {
             children.extend((0..view.len()).filter_map(|slot| pointer.child(&view, slot)));
+            self.judge_generations(pointer, &view, kind, &mut found);
         }
         Outcome { facts, children, out, found }
     }
@@ -275,15 +276,35 @@ impl Context<'_> {
                 limit,
             });
         }
-        let generation = view.header().generation.get();
-        let limit = self.generation.saturating_add(u64::from(kind == Kind::Log));
-        if generation > limit {
-            found.push(Finding::BlockGeneration {
-                root: pointer.root,
-                block: pointer.at,
-                have: Generation(generation),
-                limit: Generation(limit),
-            });
+        let have = Generation(view.header().generation.get());
+        let limit = self.generation_max(kind);
+        if have > limit {
+            let (root, block) = (pointer.root, pointer.at);
+            found.push(Finding::BlockGeneration { root, block, have, limit });
+        }
+    }
+
+    fn generation_max(&self, kind: Kind) -> Generation {
+        Generation(self.generation.saturating_add(u64::from(kind == Kind::Log)))
+    }
+
+    /// A block is copied before it is changed, and all above it with it: no child is newer. One of
+    /// the future is found where it is read.
+    fn judge_generations(
+        &self,
+        pointer: &Pointer,
+        view: &View,
+        kind: Kind,
+        found: &mut Vec<Finding>,
+    ) {
+        let limit = Generation(view.header().generation.get());
+        let max = self.generation_max(kind);
+        for slot in 0..view.len() {
+            let have = view.ptr(slot).map_or(limit, |ptr| Generation(ptr.generation.get()));
+            if have > limit && have <= max {
+                let (root, block, slot) = (pointer.root, pointer.at, number(slot));
+                found.push(Finding::PointerGeneration { root, block, slot, have, limit });
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! 1 to 5, and 22: tree blocks.
 
 use ubtrfs_check::{Finding, Maybe};
-use ubtrfs_ondisk::block::{FLAG_WRITTEN, HEADER_BYTES, Item, KeyPtr};
+use ubtrfs_ondisk::block::{Block, FLAG_WRITTEN, HEADER_BYTES, Item, KeyPtr};
+use ubtrfs_ondisk::extent::ExtentItem;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, Reason, RootId};
@@ -178,6 +179,39 @@ fn mistake_04_second_parent_that_disagrees_is_found() {
     );
 }
 
+/// A block is copied before it is changed, and its parents with it: none is newer than its parent.
+#[test]
+fn mistake_03_block_written_again_where_it_is_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let root = image.subvolume("snap");
+    // The children that were changed last become newer than what is above.
+    let node = image.root(root);
+    let have = image.block(node).generation();
+    let limit = Generation(have.0 - 1);
+    image.edit_header(node, |header| header.generation = limit.0.into());
+    image.edit::<RootItem>(&image.root_item(root), |item| {
+        item.generation = limit.0.into();
+        item.generation_v2 = limit.0.into();
+    });
+    let place = image.find(RootId::EXTENT_TREE, |key, _| {
+        (key.objectid.0, key.ty) == (node.0, KeyType::METADATA_ITEM)
+    });
+    image.edit::<ExtentItem>(&place, |item| item.generation = limit.0.into());
+    let Block::Node(children) = image.block(node) else { panic!("{node} is no node") };
+    let newer: Vec<Finding> = (0..children.len())
+        .filter(|slot| children.child_generation(*slot) == have)
+        .map(|slot| {
+            let slot = slot as u64;
+            Finding::PointerGeneration { root, block: node, slot, have, limit }
+        })
+        .collect();
+    assert!(!newer.is_empty());
+    assert_eq!(image.expect(&vec!["pointer-generation"; newer.len()]), newer);
+}
+
 #[test]
 fn mistake_05_empty_leaf_below_a_node_is_found() {
     if !oracle::require(Oracle::KernelBtrfs) {
@@ -211,15 +245,11 @@ fn mistake_22_block_of_the_future_is_found() {
         KeyPtr::peek_mut(&mut bytes[ptr_at(slot)..]).unwrap().generation = (limit + 2).into();
     });
     image.edit_header(at, |header| header.generation = (limit + 2).into());
-    assert_eq!(
-        image.expect(&["block-generation"]),
-        [Finding::BlockGeneration {
-            root: RootId::FS_TREE,
-            block: at,
-            have: Generation(limit + 2),
-            limit: Generation(limit),
-        }]
-    );
+    // The extent tree says when it was made.
+    let found = image.expect(&["block-generation", "extent-disagrees"]);
+    let (have, limit) = (Generation(limit + 2), Generation(limit));
+    let root = RootId::FS_TREE;
+    assert_eq!(found[0], Finding::BlockGeneration { root, block: at, have, limit });
 }
 
 /// One copy of two is whole: the filesystem reads well, and yet that is damage.

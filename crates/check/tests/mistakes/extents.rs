@@ -3,7 +3,7 @@
 use ubtrfs_check::{Finding, Maybe, Reference};
 use ubtrfs_ondisk::extent::{BackRef, ExtentDataRef, ExtentItem, flags};
 use ubtrfs_ondisk::misc::OnDisk;
-use ubtrfs_ondisk::{InodeNo, Key, KeyType, LogicalAddr, Reason, RootId};
+use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, Reason, RootId};
 use ubtrfs_testkit::{CheckMode, KernelMount, Oracle, btrfs_check, oracle};
 
 use crate::common;
@@ -240,6 +240,48 @@ fn mistake_09_data_reference_with_the_file_offset_is_found() {
             have: of(102_400),
             expect: of(0),
         }]
+    );
+}
+
+/// A block that was written again in another transaction where it was, which its parent and its
+/// extent show.
+#[test]
+fn block_whose_extent_is_of_another_generation_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let bytenr = image.root(RootId::CSUM_TREE);
+    let place = image
+        .find(EXTENT_TREE, |key, _| (key.objectid.0, key.ty) == (bytenr.0, KeyType::METADATA_ITEM));
+    let mut right = 0;
+    image.edit::<ExtentItem>(&place, |item| {
+        right = item.generation.get();
+        item.generation -= 1;
+    });
+    let (have, expect) = ((right - 1).to_string(), right.to_string());
+    assert_eq!(
+        image.expect(&["extent-disagrees"]),
+        [Finding::ExtentDisagrees { bytenr, what: "generation", have, expect }]
+    );
+    let theirs = image.theirs(CheckMode::Lowmem);
+    assert!(!theirs.is_clean, "{}", theirs.transcript);
+}
+
+#[test]
+fn extent_of_the_future_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let limit = Generation(image.superblock().generation.get());
+    let place = data_extent(&image, 1);
+    let bytenr = LogicalAddr(place.key.objectid.0);
+    let have = Generation(limit.0 + 1);
+    image.edit::<ExtentItem>(&place, |item| item.generation = have.0.into());
+    assert_eq!(
+        image.expect(&["extent-generation"]),
+        [Finding::ExtentGeneration { bytenr, have, limit }]
     );
 }
 
