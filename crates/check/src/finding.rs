@@ -243,6 +243,16 @@ findings! {
         "extent {bytenr}: generation {have} is above {limit}" {
         bytenr: LogicalAddr, have: Generation, limit: Generation,
     }
+    /// A tree block that crosses a border of 64 KiB.
+    BlockCrossesStripe Error "block-crosses-stripe"
+        "extent {bytenr}: the tree block crosses the border of a stripe at {border}" {
+        bytenr: LogicalAddr, border: LogicalAddr,
+    }
+    /// A tree block whose address is no multiple of its length, of which `btrfs check` warns.
+    BlockUnaligned Note "block-unaligned"
+        "extent {bytenr}: the tree block's address is no multiple of its length, {len_bytes}" {
+        bytenr: LogicalAddr, len_bytes: u64,
+    }
     /// A keyed data reference whose key is not its hash.
     ReferenceKey Error "reference-key"
         "block {block}, slot {slot}: reference {key} should have the offset {expect}" {

@@ -1,11 +1,12 @@
 //! Block groups: their chunks, their extents and the sums of those.
 
-use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_ondisk::chunk::STRIPE_LEN_BYTES;
+use ubtrfs_ondisk::{LogicalAddr, RootId};
 
 use crate::context::Context;
 use crate::devices::Devices;
-use crate::extents::{Extents, Group};
+use crate::extents::{Extent, Extents, Group};
 use crate::finding::Finding;
 
 impl Context<'_> {
@@ -63,18 +64,14 @@ impl Context<'_> {
                 self.check_used_of(current, used);
                 (group, used) = (groups.next(), 0);
             }
-            let what = if extent.is_data() { "data" } else { "tree blocks" };
-            match group.filter(|group| {
-                group.start <= extent.at
-                    && extent.end(sector) <= group.end()
-                    && fits(group, extent.is_data())
-            }) {
-                Some(_) => {}
-                None => self.findings.push(Finding::ExtentOutsideGroup {
-                    bytenr: extent.at,
-                    len_bytes,
-                    what,
-                }),
+            let is_inside =
+                |group: &&Group| group.start <= extent.at && extent.end(sector) <= group.end();
+            if let Some(what) = self.misplaced(extent, group.filter(is_inside)) {
+                let bytenr = extent.at;
+                self.findings.push(Finding::ExtentOutsideGroup { bytenr, len_bytes, what });
+            }
+            if !extent.is_data() {
+                self.check_alignment(extent, sector);
             }
             if group.is_some_and(|group| group.start <= extent.at) {
                 used = used.saturating_add(len_bytes);
@@ -90,19 +87,43 @@ impl Context<'_> {
         }
     }
 
+    /// What group an extent should be in, if it is in none of that kind. Those of the type SYSTEM
+    /// are for the chunk tree, which Linux reads before it knows any others.
+    fn misplaced(&self, extent: &Extent, group: Option<&Group>) -> Option<&'static str> {
+        let has = |flags| group.is_some_and(|group| group.flags.intersects(flags));
+        if extent.is_data() {
+            return (!has(BlockGroupFlags::DATA)).then_some("data");
+        }
+        if has(BlockGroupFlags::METADATA) {
+            return None;
+        }
+        if !has(BlockGroupFlags::SYSTEM) {
+            return Some("tree blocks");
+        }
+        let facts = self.blocks.facts.get(&extent.at).filter(|facts| !facts.is_lost);
+        let is_others = facts.is_some_and(|facts| facts.root != RootId::CHUNK_TREE);
+        is_others.then_some("tree blocks but the chunk tree's")
+    }
+
+    /// A tree block crosses no border of a stripe. That it is aligned to its length no reader of now
+    /// asks for; one with pages of 64 KiB might.
+    fn check_alignment(&mut self, extent: &Extent, sector: u64) {
+        let (bytenr, len_bytes) = (extent.at, extent.len_bytes(sector));
+        if len_bytes == 0 || bytenr.0.is_multiple_of(len_bytes) {
+            return;
+        }
+        let border = LogicalAddr(bytenr.0.next_multiple_of(STRIPE_LEN_BYTES));
+        self.findings.push(if border.0 < extent.end(sector) {
+            Finding::BlockCrossesStripe { bytenr, border }
+        } else {
+            Finding::BlockUnaligned { bytenr, len_bytes }
+        });
+    }
+
     fn check_used_of(&mut self, group: &Group, expect: u64) {
         if group.used != expect {
             let (group, have) = (group.start, group.used);
             self.findings.push(Finding::GroupUsed { group, have, expect });
         }
     }
-}
-
-fn fits(group: &Group, is_data: bool) -> bool {
-    let wanted = if is_data {
-        BlockGroupFlags::DATA
-    } else {
-        BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM
-    };
-    group.flags.intersects(wanted)
 }

@@ -8,12 +8,13 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{FallocateFlags, XattrFlags};
 use ubtrfs_check::{CheckOptions, Finding, Report, check};
 use ubtrfs_ondisk::block::{Block, FLAG_WRITTEN, Header, Leaf};
+use ubtrfs_ondisk::block_group::BlockGroupItem;
 use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::verify::{self, Expect};
-use ubtrfs_ondisk::{Key, KeyType, LogicalAddr, PhysicalAddr, RootId};
+use ubtrfs_ondisk::{Key, KeyType, LogicalAddr, ObjectId, PhysicalAddr, RootId};
 use ubtrfs_testkit::{CheckMode, CheckOutcome, KernelMount, MkfsBtrfs, Prng, btrfs_check, run};
 use ubtrfs_volume::{Device, MemDevice, Volume, VolumeOptions};
 use zerocopy::IntoBytes;
@@ -210,6 +211,44 @@ impl Image {
         let devices = vec![self.device.clone() as Arc<dyn Device>];
         let options = VolumeOptions { read_only: true, super_copy, ..VolumeOptions::default() };
         Volume::open(devices, &options).unwrap()
+    }
+
+    /// Makes used bytes and free space what the extents leave of each group.
+    pub fn settle_space(&self) {
+        let items = self.items(RootId::EXTENT_TREE);
+        let nodesize = self.volume.geometry().nodesize_bytes as u64;
+        let mut settled = Vec::new();
+        for group in items.iter().filter(|item| item.key.ty == KeyType::BLOCK_GROUP_ITEM) {
+            let (start, len) = (group.key.objectid.0, group.key.offset);
+            let (mut used, mut at, mut free) = (0, start, Vec::new());
+            let inside = |item: &&Place| (start..start + len).contains(&item.key.objectid.0);
+            for extent in items.iter().filter(inside) {
+                let len = match extent.key.ty {
+                    KeyType::EXTENT_ITEM => extent.key.offset,
+                    KeyType::METADATA_ITEM => nodesize,
+                    _ => continue,
+                };
+                free.push((at, extent.key.objectid.0 - at));
+                at = extent.key.objectid.0 + len;
+                used += len;
+            }
+            free.push((at, start + len - at));
+            free.retain(|(_, len)| *len > 0);
+            self.edit::<BlockGroupItem>(group, |item| item.used = used.into());
+            let count = u32::try_from(free.len()).unwrap();
+            let info = [count.to_le_bytes(), [0; 4]].concat();
+            settled.push((start, KeyType::FREE_SPACE_INFO, len, info));
+            let extents = free.into_iter();
+            let ty = KeyType::FREE_SPACE_EXTENT;
+            settled.extend(extents.map(|(at, len)| (at, ty, len, Vec::new())));
+        }
+        self.edit_leaf(self.root(RootId::FREE_SPACE_TREE), |leaf| {
+            leaf.remove(0..leaf.len());
+            for (slot, (at, ty, len, data)) in settled.iter().enumerate() {
+                let key = Key::new(ObjectId(*at), *ty, *len);
+                leaf.insert(slot, key, data.len()).copy_from_slice(data);
+            }
+        });
     }
 
     /// Addresses inside block groups of metadata where there is no tree block, the last ones.

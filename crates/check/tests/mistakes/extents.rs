@@ -3,7 +3,8 @@
 use ubtrfs_check::{Finding, Maybe, Reference};
 use ubtrfs_ondisk::extent::{BackRef, ExtentDataRef, ExtentItem, flags};
 use ubtrfs_ondisk::misc::OnDisk;
-use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, Reason, RootId};
+use ubtrfs_ondisk::root::RootItem;
+use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
 use ubtrfs_testkit::{CheckMode, KernelMount, Oracle, btrfs_check, oracle};
 
 use crate::common;
@@ -266,6 +267,79 @@ fn block_whose_extent_is_of_another_generation_is_found() {
     );
     let theirs = image.theirs(CheckMode::Lowmem);
     assert!(!theirs.is_clean, "{}", theirs.transcript);
+}
+
+/// Moves the root of the checksum tree, and all that depends on where it is.
+fn move_csum_root(image: &Image, to: LogicalAddr) {
+    let from = image.root(RootId::CSUM_TREE);
+    let mut bytes = image.bytes(from);
+    ubtrfs_ondisk::block::Header::peek_mut(&mut bytes).unwrap().bytenr = to.0.into();
+    image.write(to, bytes);
+    image.edit::<RootItem>(&image.root_item(RootId::CSUM_TREE), |item| {
+        item.bytenr = to.0.into();
+    });
+    image.edit_super(|superblock| {
+        let backups = &mut superblock.super_roots;
+        for backup in backups.iter_mut().filter(|backup| backup.csum_root.get() == from.0) {
+            backup.csum_root = to.0.into();
+        }
+    });
+    let place = image
+        .find(EXTENT_TREE, |key, _| (key.objectid.0, key.ty) == (from.0, KeyType::METADATA_ITEM));
+    image.remove(&place);
+    let key = Key { objectid: ObjectId(to.0), ..place.key };
+    image.insert(EXTENT_TREE, key, &place.data);
+    image.settle_space();
+}
+
+/// Only the chunk tree is in block groups for it: Linux reads them before it knows any others.
+#[test]
+fn tree_block_among_those_of_the_chunk_tree_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let bytenr = LogicalAddr(image.root(RootId::CHUNK_TREE).0 + 65_536);
+    move_csum_root(&image, bytenr);
+    let what = "tree blocks but the chunk tree's";
+    assert_eq!(
+        image.expect(&["extent-outside-group"]),
+        [Finding::ExtentOutsideGroup { bytenr, len_bytes: 16_384, what }]
+    );
+    image.expect_theirs();
+}
+
+/// `btrfs check` warns of one that crosses no stripe, and finds one that does.
+#[test]
+fn tree_block_that_is_not_aligned_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let stripe = |image: &Image| image.free_blocks(12).pop().unwrap().0.next_multiple_of(65_536);
+    let image = Image::single();
+    let bytenr = LogicalAddr(stripe(&image) + 16_384);
+    move_csum_root(&image, bytenr);
+    image.expect_notes(&[]);
+    assert!(image.theirs(CheckMode::Original).is_clean);
+
+    let image = Image::single();
+    let bytenr = LogicalAddr(stripe(&image) + 20_480);
+    move_csum_root(&image, bytenr);
+    assert_eq!(
+        image.expect_notes(&["block-unaligned"]),
+        [Finding::BlockUnaligned { bytenr, len_bytes: 16_384 }]
+    );
+    image.expect_theirs();
+
+    let image = Image::single();
+    let bytenr = LogicalAddr(stripe(&image) + 57_344);
+    move_csum_root(&image, bytenr);
+    let border = LogicalAddr(bytenr.0 + 8192);
+    assert_eq!(
+        image.expect(&["block-crosses-stripe"]),
+        [Finding::BlockCrossesStripe { bytenr, border }]
+    );
+    image.expect_theirs();
 }
 
 #[test]
