@@ -285,6 +285,7 @@ impl Leaf<'_> {
         self.out.extent_count += 1;
         let (compression, end) = match &extent {
             FileExtent::Inline { ram_bytes, compression, .. } => {
+                self.inline_bytes(run.number, key, *ram_bytes, *compression);
                 run.bytes = run.bytes.saturating_add(*ram_bytes);
                 run.inline_bytes = run.inline_bytes.or(Some(*ram_bytes));
                 let len = ram_bytes.checked_next_multiple_of(self.visitor.sector);
@@ -295,7 +296,16 @@ impl Leaf<'_> {
                     run.bytes = run.bytes.saturating_add(regular.num_bytes);
                     self.fields(run.number, key, regular);
                 }
+                if regular.num_bytes == 0 {
+                    let expect = "more than 0".to_owned();
+                    self.wrong_field(run.number, key, "num_bytes", 0, expect);
+                }
                 let is_prealloc = matches!(extent, FileExtent::Prealloc(_));
+                if is_prealloc && regular.compression != Compression::None {
+                    let have = u64::from(regular.compression.to_disk());
+                    let what = "the compression of preallocated space";
+                    self.wrong_field(run.number, key, what, have, "0".to_owned());
+                }
                 self.csums(run, key, regular, is_prealloc);
                 (regular.compression, key.offset.saturating_add(regular.num_bytes))
             }
@@ -347,26 +357,34 @@ impl Leaf<'_> {
                 extent.compression == Compression::None,
             ),
         ];
-        let mut wrong = |what, have, expect: String| {
-            self.found.push(Finding::FileExtentField {
-                root: self.root,
-                block: self.view.at(),
-                inode,
-                offset: key.offset,
-                what,
-                have,
-                expect,
-            });
-        };
-        if extent.num_bytes == 0 {
-            wrong("num_bytes", 0, "more than 0".to_owned());
-        }
         for (what, have, limit, applies) in limits {
             if applies && have > limit {
-                wrong(what, have, format!("at most {limit}"));
+                self.wrong_field(inode, key, what, have, format!("at most {limit}"));
                 break;
             }
         }
+    }
+
+    /// Inline data is shorter than a sector; compressed, it stands for a sector at most.
+    fn inline_bytes(&mut self, inode: InodeNo, key: Key, have: u64, compression: Compression) {
+        let sector = self.visitor.sector;
+        let max = if compression == Compression::None { sector - 1 } else { sector };
+        if !(1..=max).contains(&have) {
+            self.wrong_field(inode, key, "the inline bytes", have, format!("1 to {max}"));
+        }
+    }
+
+    fn wrong_field(
+        &mut self,
+        inode: InodeNo,
+        key: Key,
+        what: &'static str,
+        have: u64,
+        expect: String,
+    ) {
+        let (root, block, offset) = (self.root, self.view.at(), key.offset);
+        let finding = Finding::FileExtentField { root, block, inode, offset, what, have, expect };
+        self.found.push(finding);
     }
 
     /// Whether the data of an extent have checksums.

@@ -3,8 +3,9 @@
 use ubtrfs_check::{Finding, Maybe};
 use ubtrfs_ondisk::file_extent::{FileExtentHeader, FileExtentItem};
 use ubtrfs_ondisk::inode::{InodeItem, flags};
+use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
-use ubtrfs_testkit::{Oracle, oracle};
+use ubtrfs_testkit::{CheckMode, Oracle, oracle};
 
 use crate::common::image::{Base, Image, Place};
 
@@ -94,6 +95,94 @@ fn mistake_17_inline_extent_behind_the_start_is_found() {
     image.edit_leaf(place.block, |leaf| leaf.set_key(place.slot, key));
     let found = image.expect(&["bad-block"]);
     assert_refused(&found[0], &place, Reason::BadKey);
+}
+
+/// Asserts that one field of a file extent is wrong, and that `btrfs check` finds it too.
+fn assert_field(image: &Image, place: &Place, kinds: &[&str], expect: (&str, u64)) {
+    let found = image.expect(kinds);
+    let is_it = found.iter().any(|finding| {
+        matches!(
+            finding,
+            Finding::FileExtentField { root: FS_TREE, block, inode, offset, what, have, .. }
+                if *block == place.block
+                    && *inode == number(place)
+                    && *offset == place.key.offset
+                    && (*what, *have) == expect
+        )
+    });
+    assert!(is_it, "{found:?}");
+    image.expect_theirs();
+}
+
+/// The data of an inode, in an item that had other data.
+fn make_inline(image: &Image, place: &Place, len: usize, compression: u8) {
+    let ram_bytes = if compression == 0 { len } else { 8192 } as u64;
+    image.edit_leaf(place.block, |leaf| {
+        let data = leaf.resize(place.slot, 21 + len);
+        data[21..].fill(b'x');
+        let header = FileExtentHeader::peek_mut(data).unwrap();
+        header.ram_bytes = ram_bytes.into();
+        header.compression = compression;
+    });
+    let inode = image.item(FS_TREE, place.key.objectid.0, KeyType::INODE_ITEM, 0);
+    image.edit::<InodeItem>(&inode, |item| {
+        item.nbytes = ram_bytes.into();
+        item.size = ram_bytes.into();
+    });
+}
+
+#[test]
+fn inline_extent_of_no_bytes_or_longer_than_a_sector_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = extent(&image, "small", 0);
+    make_inline(&image, &place, 0, 0);
+    assert_field(&image, &place, &["file-extent-field"], ("the inline bytes", 0));
+
+    let image = Image::single();
+    let roomy = |item: &Place| {
+        let leaves = image.leaves(FS_TREE);
+        let leaf = leaves.iter().find(|(leaf, _)| leaf.header().bytenr.get() == item.block.0);
+        leaf.is_some_and(|(leaf, _)| leaf.free_bytes() > 4096)
+    };
+    let items = image.items(FS_TREE);
+    let is_inline = |it: &&Place| it.key.ty == KeyType::EXTENT_DATA && it.data[20] == 0;
+    let place = items.iter().filter(is_inline).find(|item| roomy(item)).unwrap();
+    make_inline(&image, place, 4095, 0);
+    image.expect(&[]);
+    assert!(image.theirs(CheckMode::Original).is_clean);
+    make_inline(&image, place, 4096, 0);
+    assert_field(&image, place, &["file-extent-field"], ("the inline bytes", 4096));
+
+    let image = Image::single();
+    make_inline(&image, place, 100, 1);
+    assert_field(&image, place, &["file-extent-field"], ("the inline bytes", 8192));
+}
+
+#[test]
+fn preallocated_space_that_is_compressed_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = extent(&image, "prealloc", 0);
+    image.edit::<FileExtentHeader>(&place, |header| header.compression = 1);
+    let what = "the compression of preallocated space";
+    assert_field(&image, &place, &["file-extent-field"], (what, 1));
+}
+
+#[test]
+fn hole_of_no_bytes_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::of(Base::Holes);
+    let place = extent(&image, "holey", 4096);
+    image.edit::<FileExtentItem>(&place, |item| item.num_bytes = 0.into());
+    // What it covered has no item now.
+    assert_field(&image, &place, &["file-extent-field", "file-hole"], ("num_bytes", 0));
 }
 
 #[test]
