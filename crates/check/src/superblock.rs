@@ -1,6 +1,7 @@
 //! The superblock, its copies on all devices and its backups of the roots.
 
 use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::misc::DevItem;
 use ubtrfs_ondisk::superblock::{RootBackup, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::{DeviceId, Generation, PhysicalAddr, Reason, RootId, Uuid, verify};
 use ubtrfs_volume::Device;
@@ -168,6 +169,8 @@ impl Context<'_> {
                 ("total_bytes", found.total_bytes, own.total_bytes),
                 ("bytes_used", found.bytes_used, own.bytes_used),
                 ("num_devices", found.num_devices, own.num_devices),
+                ("flags", found.flags, own.flags),
+                ("compat_flags", found.compat_flags, own.compat_flags),
                 ("incompat_flags", found.incompat_flags, own.incompat_flags),
                 ("compat_ro_flags", found.compat_ro_flags, own.compat_ro_flags),
                 ("cache_generation", found.cache_generation, own.cache_generation),
@@ -176,13 +179,37 @@ impl Context<'_> {
             for (field, have, expect) in numbers {
                 differ(field, have.to_string(), expect.to_string());
             }
-            differ("root_level", found.root_level.to_string(), own.root_level.to_string());
-            if found.sys_chunk_array != own.sys_chunk_array {
-                differ(
-                    "sys_chunk_array",
-                    "another".to_owned(),
-                    "that of the superblock".to_owned(),
-                );
+            let sizes = [
+                ("nodesize", found.nodesize, own.nodesize),
+                ("sectorsize", found.sectorsize, own.sectorsize),
+                ("leafsize", found.leafsize, own.leafsize),
+                ("stripesize", found.stripesize, own.stripesize),
+            ];
+            for (field, have, expect) in sizes {
+                differ(field, have.to_string(), expect.to_string());
+            }
+            let levels = [
+                ("root_level", found.root_level, own.root_level),
+                ("chunk_root_level", found.chunk_root_level, own.chunk_root_level),
+            ];
+            for (field, have, expect) in levels {
+                differ(field, have.to_string(), expect.to_string());
+            }
+            let items = self.volume.device_items();
+            let item = items.iter().find(|item| item.devid.get() == device.0);
+            // Whose it is was compared.
+            let DevItem { devid, fsid, .. } = found.dev_item;
+            let item = item.map(|item| DevItem { devid, fsid, ..*item });
+            // Linux writes the log's root in the primary alone.
+            let is_same = [
+                ("sys_chunk_array", found.sys_chunk_array == own.sys_chunk_array),
+                ("super_roots", found.super_roots == own.super_roots),
+                ("label", found.label == own.label),
+                ("metadata_uuid", found.metadata_uuid == own.metadata_uuid),
+                ("dev_item", item.is_none_or(|item| found.dev_item == item)),
+            ];
+            for (field, _) in is_same.into_iter().filter(|(_, is_same)| !is_same) {
+                differ(field, "another".to_owned(), "that of the superblock".to_owned());
             }
         } else {
             self.findings.push(Finding::SuperblockCopyStale { device, copy, have, expect });

@@ -4,7 +4,7 @@ use ubtrfs_check::Finding;
 use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::file_extent::FileExtentHeader;
-use ubtrfs_ondisk::superblock::SUPERBLOCK_OFFSETS;
+use ubtrfs_ondisk::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::{DeviceId, Generation, KeyType, PhysicalAddr, Reason, RootId};
 use ubtrfs_testkit::{CheckMode, KernelMount, MkfsBtrfs, Oracle, btrfs_check, oracle, run};
 use ubtrfs_volume::Device;
@@ -74,6 +74,38 @@ fn mistake_25_copy_that_differs_is_found() {
         &found[0],
         Finding::SuperblockCopyDiffers { device: DEVICE, copy: 1, field: "root", .. }
     ));
+}
+
+/// All that a commit writes is compared, but for the log: Linux writes that in the primary alone.
+#[test]
+fn mistake_25_any_field_of_a_copy_that_differs_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    type Edit = fn(&mut Superblock);
+    let edits: [(&str, Edit); 9] = [
+        ("chunk_root_level", |it| it.chunk_root_level += 1),
+        ("nodesize", |it| it.nodesize = 4096.into()),
+        ("sectorsize", |it| it.sectorsize = 8192.into()),
+        ("leafsize", |it| it.leafsize = 4096.into()),
+        ("stripesize", |it| it.stripesize = 8192.into()),
+        ("flags", |it| it.flags ^= 1 << 32),
+        ("label", |it| it.set_label(b"other").unwrap()),
+        ("dev_item", |it| it.dev_item.total_bytes -= 4096),
+        ("super_roots", |it| it.super_roots[0].tree_root += 4096),
+    ];
+    for (expect, edit) in edits {
+        let image = Image::single();
+        image.edit_super_copy(1, edit);
+        let found = image.expect(&["superblock-copy-differs"]);
+        assert!(matches!(
+            &found[0],
+            Finding::SuperblockCopyDiffers { device: DEVICE, copy: 1, field, .. } if *field == expect
+        ));
+    }
+    let image = Image::single();
+    image.edit_super_copy(1, |it| it.log_root_transid = 7.into());
+    image.expect(&[]);
 }
 
 /// An image that was cut off behind its last block was taken for clean: Linux does not mount it.
