@@ -5,8 +5,34 @@
 //! mirrors, is never seen here.
 #![forbid(unsafe_code)]
 
+mod address_space;
+mod buffered_read;
+mod buffered_write;
+mod direct;
+mod error;
 pub mod extent_state;
+mod fiemap;
+mod iter;
+mod mapped;
+mod mapping;
 mod offset;
+mod page_cache;
 mod range_tree;
+mod replace;
+mod report;
+mod seek;
+mod truncate;
+mod unshare;
+mod writeback;
+mod zero_range;
 
+pub use address_space::{AddressSpace, OpenFile};
+pub use error::Error;
+pub use fiemap::{FiemapExtent, FiemapFlags, FiemapSync};
+pub use mapped::MappedRange;
+pub use mapping::{
+    BATCH_RUNS_MAX, Cookie, DirtyBatch, FileSystem, Mapping, MappingFlags, MappingKind,
+    MappingSequence, Purpose, WritebackRun,
+};
 pub use offset::{FileOffset, FileRange};
+pub use page_cache::{CacheAblation, CacheOptions, PageCache};

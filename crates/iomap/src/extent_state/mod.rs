@@ -169,7 +169,8 @@ pub struct Counted {
 impl Counted {
     /// The run, if the count was of [`Span::Contiguous`].
     pub fn run(self) -> FileRange {
-        FileRange::with_len(self.start, self.len_bytes)
+        // Not cut at the last offset of a file, which lies inside of the last block.
+        FileRange::new(self.start, FileOffset::new(self.start.bytes() + self.len_bytes))
     }
 }
 

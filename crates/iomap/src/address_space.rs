@@ -1,0 +1,514 @@
+//! A file in memory: its size, folios and extent states, and what all operations on it are made of.
+//!
+//! Invariants:
+//! 1. A block is dirty in the page cache exactly if its extent state is delalloc, and under writeback exactly if it is
+//!    ordered. Both change under the lock of the pages.
+//! 2. The size changes under the lock of the pages, by somebody who has all of the file locked from the lower of
+//!    the two sizes on.
+//! 3. Bytes that lie beyond the end of the file in its last block may be anything in memory, as a mapped store may put them there. They are
+//!    zeroed whenever the block is written back, and before the file grows over them.
+//! 4. What an operation changes it has locked (`states.lock()`), and what it reads, too: reads and writes are atomic to
+//!    each other. Writeback locks nothing: what it needs is in the states of blocks.
+//!
+//! States of a block, and who changes them:
+//!
+//! ```text
+//! absent --fill()--> uptodate --write_range()--> dirty --write_back()--> under writeback
+//!    |                                            ^ |                        |      |
+//!    '--------------write_range()-----------------' '--drop_range()-> absent |      '--> uptodate, or absent if it failed
+//!                                                  ^--write_range()----------'
+//! ```
+//!
+//! Lock order: a locked range, the filesystem's locks, the pages, extent states or a list of the page cache. The pages are never
+//! locked while the filesystem is called. A crash leaves what the filesystem made durable.
+
+use std::sync::Weak;
+
+use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+
+use crate::error::Error;
+use crate::extent_state::{CachedState, ExtentStates, LockMode, LockedRange, StateBits, Want};
+use crate::iter::MappingIter;
+use crate::mapping::{Cookie, FileSystem, Mapping, Purpose};
+use crate::offset::{FileOffset, FileRange};
+use crate::page_cache::{
+    Blocks, CachedFile, DirtyOrder, ErrorMark, PageCache, Pages, Readahead, Source,
+    WritebackErrors, zeroed,
+};
+
+/// How much is put into the cache before others have their turn.
+const WRITE_STEP_BYTES: u64 = 1 << 20;
+
+/// Whether a write that reaches beyond the end of the file makes the file longer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    Extends,
+    Stays,
+}
+
+/// A file in memory. Each file has one, however often it is open.
+pub struct AddressSpace<F: FileSystem> {
+    pub(crate) filesystem: Arc<F>,
+    pub(crate) inode: F::Inode,
+    pub(crate) cache: Arc<PageCache>,
+    pub(crate) states: ExtentStates,
+    pub(crate) pages: Mutex<Pages>,
+    /// A read or a writeback ended.
+    pub(crate) ended: Condvar,
+    pub(crate) errors: Mutex<WritebackErrors<F::Error>>,
+    pub(crate) block_bytes: u64,
+    size: AtomicU64,
+    me: Weak<Self>,
+}
+
+/// A file that somebody has open. Threads may share it.
+pub struct OpenFile<F: FileSystem> {
+    pub(crate) space: Arc<AddressSpace<F>>,
+    pub(crate) cached_state: CachedState,
+    pub(crate) seek_mapping: Mutex<Option<Mapping>>,
+    pub(crate) readahead: Mutex<Readahead>,
+    pub(crate) errors_seen: Mutex<ErrorMark>,
+}
+
+impl<F: FileSystem> AddressSpace<F> {
+    /// The file `inode`, which ends at `size`.
+    pub fn new(
+        filesystem: Arc<F>,
+        inode: F::Inode,
+        size: FileOffset,
+        cache: Arc<PageCache>,
+    ) -> Arc<Self> {
+        let block_bytes = u64::from(filesystem.block_bytes());
+        let options = cache.options();
+        let pages = Pages::new(block_bytes, options.folio_bytes_max, Arc::clone(cache.usage()));
+        let states = ExtentStates::with_ablation(options.ablation.states);
+        Arc::new_cyclic(|me| Self {
+            filesystem,
+            inode,
+            cache,
+            states,
+            pages: Mutex::new(pages),
+            ended: Condvar::new(),
+            errors: Mutex::new(WritebackErrors::default()),
+            block_bytes,
+            size: AtomicU64::new(size.bytes()),
+            me: Weak::clone(me),
+        })
+    }
+
+    /// Opens it. Errors of writeback that nobody was told of are this file's to report, too.
+    pub fn open(self: &Arc<Self>) -> OpenFile<F> {
+        OpenFile {
+            space: Arc::clone(self),
+            cached_state: CachedState::new(),
+            seek_mapping: Mutex::new(None),
+            readahead: Mutex::new(Readahead::default()),
+            errors_seen: Mutex::new(self.errors.lock().mark()),
+        }
+    }
+
+    /// Where it ends.
+    pub fn size(&self) -> FileOffset {
+        FileOffset::new(self.size.load(Ordering::Acquire))
+    }
+
+    /// What the filesystem keeps of it.
+    pub fn inode(&self) -> &F::Inode {
+        &self.inode
+    }
+
+    /// What is in memory only, and what is on its way.
+    pub fn states(&self) -> &ExtentStates {
+        &self.states
+    }
+
+    /// Under the lock of the pages only.
+    pub(crate) fn set_size(&self, _pages: &MutexGuard<'_, Pages>, size: FileOffset) {
+        self.size.store(size.bytes(), Ordering::Release);
+    }
+
+    pub(crate) fn blocks(&self, range: FileRange) -> Blocks {
+        let range = range.round_out(self.block_bytes);
+        range.start.bytes() / self.block_bytes..range.end.bytes() / self.block_bytes
+    }
+
+    pub(crate) fn range_of(&self, blocks: &Blocks) -> FileRange {
+        FileRange::new(
+            FileOffset::new(blocks.start * self.block_bytes),
+            FileOffset::new(blocks.end * self.block_bytes),
+        )
+    }
+
+    /// `len_bytes` at `offset`, if a file can hold that.
+    pub(crate) fn checked_range(offset: FileOffset, len_bytes: u64) -> Result<FileRange, F::Error> {
+        let end = offset.checked_add(len_bytes).ok_or(Error::TooLarge { offset, len_bytes })?;
+        Ok(FileRange::new(offset, end))
+    }
+
+    pub(crate) fn is_current(&self, cookie: Cookie) -> bool {
+        self.filesystem.sequence(&self.inode).is_current(cookie)
+    }
+
+    pub(crate) fn cookie(&self) -> Cookie {
+        self.filesystem.sequence(&self.inode).cookie()
+    }
+
+    /// Locks what a change of `range` changes: where that makes the file longer, everything from its end on.
+    pub(crate) fn lock_for_write(&self, range: FileRange) -> LockedRange<'_> {
+        loop {
+            let size = self.size();
+            let wanted = if range.end > size {
+                FileRange::from(range.start.min(size).round_down(self.block_bytes))
+            } else {
+                range.round_out(self.block_bytes)
+            };
+            let locked = self.states.lock(wanted, LockMode::Exclusive);
+            // Whoever changes the size has all behind the end locked. So what was seen before the lock may be old,
+            // but what is seen now stays, if the lock reaches there.
+            if range.end <= self.size()
+                || self.size() >= wanted.start && wanted.end == FileOffset::MAX
+            {
+                return locked;
+            }
+        }
+    }
+
+    /// Reads blocks, none of which is uptodate, into memory. Others may have been at the pages meanwhile: who called this looks again.
+    ///
+    /// # Errors
+    /// What the filesystem said.
+    pub(crate) fn fill<'a>(
+        &'a self,
+        mut pages: MutexGuard<'a, Pages>,
+        blocks: Blocks,
+    ) -> Result<MutexGuard<'a, Pages>, F::Error> {
+        let Some(id) = pages.begin_read(blocks.clone()) else {
+            self.ended.wait(&mut pages);
+            return Ok(pages);
+        };
+        let mut buffers = pages.buffers_for(blocks.clone());
+        drop(pages);
+        let range = self.range_of(&blocks);
+        self.cache.make_room(range.len_bytes());
+        let result = self.read_blocks(range, &mut buffers);
+        let mut pages = self.pages.lock();
+        let is_valid = pages.end_read(id);
+        self.ended.notify_all();
+        match result {
+            // What was read is not what the blocks hold by now; neither is the error.
+            _ if !is_valid => return Ok(pages),
+            Err(error) => return Err(error),
+            Ok(None) => return Ok(pages),
+            Ok(Some(cookie)) if !self.is_current(cookie) => return Ok(pages),
+            Ok(Some(_)) => {}
+        }
+        let size = self.size().bytes();
+        for (first, mut data) in buffers {
+            let in_file = size.saturating_sub(first * self.block_bytes);
+            if let Some(data) = Arc::get_mut(&mut data)
+                && let Some(tail) = usize::try_from(in_file).ok().and_then(|at| data.get_mut(at..))
+            {
+                tail.fill(0);
+            }
+            pages.install(first, data);
+        }
+        self.list(&mut pages);
+        Ok(pages)
+    }
+
+    /// Reads what mappings say the range holds. A cookie by which the mappings were still the same after the data was
+    /// read; `None` if they were not.
+    fn read_blocks(
+        &self,
+        range: FileRange,
+        buffers: &mut [(u64, Arc<[u8]>)],
+    ) -> Result<Option<Cookie>, F::Error> {
+        let mappings = self.mappings(range)?;
+        let result = self.read_mapped(range, &mappings, buffers);
+        let first = mappings.first().map(|mapping| mapping.cookie);
+        if let Some(cookie) = first.filter(|cookie| self.is_current(*cookie)) {
+            return result.map(|()| Some(cookie));
+        }
+        // Some mapping of the file changed. Whether one of these did, they say themselves.
+        let cookie = self.cookie();
+        let now = self.mappings(range)?;
+        let is_same = now.len() == mappings.len()
+            && now.iter().zip(&mappings).all(|(now, then)| now.is_same_place(then));
+        if is_same { result.map(|()| Some(cookie)) } else { Ok(None) }
+    }
+
+    fn mappings(&self, range: FileRange) -> Result<Vec<Mapping>, F::Error> {
+        let mut mappings = Vec::new();
+        let mut iter = MappingIter::new(self, range);
+        while let Some((mapping, part)) = iter.next(Purpose::Read)? {
+            mappings.push(mapping);
+            iter.advance_to(part.end);
+        }
+        Ok(mappings)
+    }
+
+    fn read_mapped(
+        &self,
+        range: FileRange,
+        mappings: &[Mapping],
+        buffers: &mut [(u64, Arc<[u8]>)],
+    ) -> Result<(), F::Error> {
+        let mut rest: Vec<&mut [u8]> = buffers
+            .iter_mut()
+            .map(|(_, data)| Arc::get_mut(data).expect("nobody else has seen the new buffers"))
+            .collect();
+        rest.reverse();
+        let mut at = range.start;
+        for mapping in mappings {
+            let part = mapping.range.intersection(FileRange::new(at, range.end));
+            let mut buffers = take_front(&mut rest, part.len_bytes());
+            if !mapping.kind.is_zeros() {
+                self.filesystem.read(&self.inode, mapping, part.start, &mut buffers)?;
+            }
+            at = part.end;
+        }
+        Ok(())
+    }
+
+    /// Puts data into the range, which the caller has locked.
+    ///
+    /// # Errors
+    /// What the filesystem said, with how many bytes were put in before.
+    pub(crate) fn write_range(
+        &self,
+        range: FileRange,
+        source: Source<'_>,
+        reach: Reach,
+    ) -> Result<(), (u64, F::Error)> {
+        let mut at = range.start;
+        while at < range.end {
+            let skipped = at.bytes_since(range.start);
+            let rest = match source {
+                Source::Bytes(bytes) => {
+                    Source::Bytes(&bytes[usize::try_from(skipped).unwrap_or(bytes.len())..])
+                }
+                other => other,
+            };
+            // Whole blocks but for the last step, so that no block is written in two parts.
+            let step = if range.end.bytes_since(at) > WRITE_STEP_BYTES {
+                let end = at.saturating_add(WRITE_STEP_BYTES).round_down(self.block_bytes);
+                FileRange::new(at, end)
+            } else {
+                FileRange::new(at, range.end)
+            };
+            at = self.write_step(step, rest, reach).map_err(|error| (skipped, error))?;
+            self.cache.throttle();
+        }
+        Ok(())
+    }
+
+    /// Puts data into as much of `step` as one mapping holds; returns where that ends.
+    fn write_step(
+        &self,
+        step: FileRange,
+        source: Source<'_>,
+        reach: Reach,
+    ) -> Result<FileOffset, F::Error> {
+        let whole = step.round_out(self.block_bytes);
+        let pages = self.pages.lock();
+        if self.states.test(whole, Want::All(StateBits::DELALLOC)) {
+            // All dirty: the space is reserved and the bytes are there.
+            self.put(pages, step, source, reach);
+            return Ok(step.end);
+        }
+        drop(pages);
+        let mut iter = MappingIter::new(self, whole);
+        let Some((mapping, mapped)) = iter.next(Purpose::Write)? else { return Ok(step.end) };
+        let part = mapped.intersection(step);
+        self.cache.make_room(mapped.len_bytes());
+        let result = self.put_mapped(&mapping, part, source, reach);
+        let used_bytes = *result.as_ref().unwrap_or(&Some(0));
+        let unused_bytes = mapped.len_bytes() - used_bytes.unwrap_or(0);
+        if unused_bytes > 0 {
+            self.filesystem.unreserve(&self.inode, unused_bytes);
+        }
+        // Where the mapping is stale, the same step is made again: somebody else made a step meanwhile.
+        result.map(|used| if used.is_some() { part.end } else { part.start })
+    }
+
+    /// Puts data into a part of a mapping; returns how many bytes became dirty, or `None` if the mapping is stale.
+    fn put_mapped(
+        &self,
+        mapping: &Mapping,
+        part: FileRange,
+        source: Source<'_>,
+        reach: Reach,
+    ) -> Result<Option<u64>, F::Error> {
+        let mut pages = self.pages.lock();
+        while let Some(block) = self.first_to_read(&pages, part, source) {
+            let is_beyond = FileOffset::new(block * self.block_bytes) >= self.size();
+            if is_beyond || mapping.kind.is_zeros() {
+                if !is_beyond && !self.is_current(mapping.cookie) {
+                    return Ok(None);
+                }
+                // It is not uptodate, so it is neither dirty nor under writeback, and what the mapping says is all there is.
+                pages.install(block, zeroed(self.block_bytes));
+                continue;
+            }
+            pages = self.fill(pages, block..block + 1)?;
+        }
+        Ok(Some(self.put(pages, part, source, reach)))
+    }
+
+    /// The first block of which bytes stay that are not in memory.
+    fn first_to_read(&self, pages: &Pages, part: FileRange, source: Source<'_>) -> Option<u64> {
+        let blocks = self.blocks(part);
+        if matches!(source, Source::Same) {
+            return pages.missing(blocks).map(|missing| missing.start);
+        }
+        let is_cut = |offset: FileOffset| !offset.bytes().is_multiple_of(self.block_bytes);
+        let first = is_cut(part.start).then_some(blocks.start);
+        let last = is_cut(part.end).then_some(blocks.end - 1);
+        [first, last].into_iter().flatten().find(|block| !pages.is_uptodate(*block))
+    }
+
+    /// Changes the pages; returns how many bytes became dirty.
+    fn put(
+        &self,
+        mut pages: MutexGuard<'_, Pages>,
+        part: FileRange,
+        source: Source<'_>,
+        reach: Reach,
+    ) -> u64 {
+        pages.write(part.start.bytes(), part.end.bytes(), source);
+        let newly_bytes = self.states.set(part.round_out(self.block_bytes), StateBits::DELALLOC);
+        if newly_bytes > 0 {
+            self.cache.usage().add_dirty(newly_bytes);
+        }
+        if part.end > self.size() && reach == Reach::Extends {
+            self.set_size(&pages, part.end);
+        }
+        self.list(&mut pages);
+        newly_bytes
+    }
+
+    /// Lets the cache know of folios, and of dirty ones.
+    fn list(&self, pages: &mut Pages) {
+        if pages.listed.is_none() && !pages.is_empty() {
+            pages.listed = Some(self.cache.list(Weak::clone(&self.me) as Weak<dyn CachedFile>));
+        }
+        if pages.dirty_order.is_none()
+            && self.has_delalloc()
+            && let Some(me) = self.me.upgrade()
+        {
+            pages.dirty_order = Some(self.cache.list_dirty(me));
+        }
+    }
+
+    /// A clean file need not be kept alive by the list of dirty ones.
+    pub(crate) fn unlist_if_clean(&self, pages: &mut Pages) {
+        if let Some(order) = pages.dirty_order
+            && !self.has_delalloc()
+            && self.cache.unlist_dirty(order)
+        {
+            pages.dirty_order = None;
+        }
+    }
+
+    fn has_delalloc(&self) -> bool {
+        let all = FileRange::from(FileOffset::ZERO);
+        self.states.find_first(all, Want::All(StateBits::DELALLOC), None).is_some()
+    }
+
+    /// Drops the blocks of the range, dirty ones too, after those under writeback are written; returns how many bytes were
+    /// dirty, whose reservation the caller gives back. The range is locked by the caller.
+    pub(crate) fn drop_range<'a>(
+        &'a self,
+        mut pages: MutexGuard<'a, Pages>,
+        range: FileRange,
+    ) -> (MutexGuard<'a, Pages>, u64) {
+        let blocks = self.blocks(range);
+        while pages.has_writeback(&blocks, u64::MAX) {
+            self.ended.wait(&mut pages);
+        }
+        pages.drop_blocks(&blocks);
+        let dropped_bytes = self.states.clear(self.range_of(&blocks), StateBits::DELALLOC);
+        self.cache.usage().subtract_dirty(dropped_bytes);
+        (pages, dropped_bytes)
+    }
+}
+
+/// The first `len_bytes` of the buffers, which are in reverse order.
+fn take_front<'a>(rest: &mut Vec<&'a mut [u8]>, len_bytes: u64) -> Vec<&'a mut [u8]> {
+    let mut taken = Vec::new();
+    let mut left = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+    while left > 0 {
+        let Some(buffer) = rest.pop() else { break };
+        if buffer.len() > left {
+            let (front, back) = buffer.split_at_mut(left);
+            rest.push(back);
+            taken.push(front);
+            break;
+        }
+        left -= buffer.len();
+        taken.push(buffer);
+    }
+    taken
+}
+
+impl<F: FileSystem> CachedFile for AddressSpace<F> {
+    fn reclaim(&self, wanted_bytes: u64) {
+        let Some(mut pages) = self.pages.try_lock() else { return };
+        pages.reclaim(wanted_bytes);
+        if pages.is_empty()
+            && let Some(slot) = pages.listed.take()
+        {
+            self.cache.unlist(slot);
+        }
+    }
+
+    fn write_back_some(&self, bytes_max: u64) -> u64 {
+        self.write_back_dirty(FileRange::from(FileOffset::ZERO), bytes_max)
+    }
+
+    fn is_still_dirty(&self, order: DirtyOrder) -> bool {
+        let mut pages = self.pages.lock();
+        if pages.dirty_order == Some(order) && self.has_delalloc() {
+            return true;
+        }
+        pages.dirty_order = None;
+        false
+    }
+}
+
+impl<F: FileSystem> Drop for AddressSpace<F> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.pages.get_mut().listed.take() {
+            self.cache.unlist(slot);
+        }
+    }
+}
+
+impl<F: FileSystem> OpenFile<F> {
+    /// The file, which others may have open, too.
+    pub fn space(&self) -> &Arc<AddressSpace<F>> {
+        &self.space
+    }
+
+    /// Where the file ends.
+    pub fn size(&self) -> FileOffset {
+        self.space.size()
+    }
+
+    /// How many times a seek had to search the extent states from their root.
+    pub fn state_search_count(&self) -> u64 {
+        self.cached_state.search_count()
+    }
+}
+
+impl<F: FileSystem> std::fmt::Debug for AddressSpace<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AddressSpace").field("size", &self.size()).finish_non_exhaustive()
+    }
+}
+
+impl<F: FileSystem> std::fmt::Debug for OpenFile<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenFile").field("space", &self.space).finish_non_exhaustive()
+    }
+}

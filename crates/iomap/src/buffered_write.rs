@@ -1,0 +1,78 @@
+//! Writing through the page cache.
+
+use crate::address_space::{AddressSpace, OpenFile, Reach};
+use crate::error::Error;
+use crate::extent_state::{LockMode, LockedRange};
+use crate::mapping::FileSystem;
+use crate::offset::{FileOffset, FileRange};
+use crate::page_cache::Source;
+
+impl<F: FileSystem> OpenFile<F> {
+    /// Writes at `offset`; returns how many bytes, fewer than given where the filesystem refused the rest or no file
+    /// reaches. In memory only: [`OpenFile::fsync()`] makes it durable.
+    ///
+    /// # Errors
+    /// If nothing was written: what the filesystem said, or [`Error::TooLarge`].
+    pub fn write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize, F::Error> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let range = AddressSpace::<F>::range_to_write(offset, bytes)?;
+        let _locked = self.space.lock_for_write(range);
+        self.space.write_locked(range, bytes)
+    }
+
+    /// Writes where the file ends; returns where that was, and how many bytes, as [`OpenFile::write()`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn append(&self, bytes: &[u8]) -> Result<(FileOffset, usize), F::Error> {
+        let _locked = self.space.lock_end();
+        let offset = self.space.size();
+        if bytes.is_empty() {
+            return Ok((offset, 0));
+        }
+        let range = AddressSpace::<F>::range_to_write(offset, bytes)?;
+        self.space.write_locked(range, bytes).map(|len| (offset, len))
+    }
+}
+
+impl<F: FileSystem> AddressSpace<F> {
+    fn range_to_write(offset: FileOffset, bytes: &[u8]) -> Result<FileRange, F::Error> {
+        let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if offset >= FileOffset::MAX {
+            return Err(Error::TooLarge { offset, len_bytes }.into());
+        }
+        Ok(FileRange::with_len(offset, len_bytes))
+    }
+
+    /// Locks everything from the end of the file on.
+    fn lock_end(&self) -> LockedRange<'_> {
+        loop {
+            let size = self.size();
+            let wanted = FileRange::from(size.round_down(self.block_bytes));
+            let locked = self.states.lock(wanted, LockMode::Exclusive);
+            if self.size() == size {
+                return locked;
+            }
+        }
+    }
+
+    fn write_locked(&self, range: FileRange, bytes: &[u8]) -> Result<usize, F::Error> {
+        self.zero_old_tail(range.start)?;
+        let len = usize::try_from(range.len_bytes()).unwrap_or(bytes.len());
+        match self.write_range(range, Source::Bytes(&bytes[..len]), Reach::Extends) {
+            Ok(()) => Ok(len),
+            Err((0, error)) => Err(error),
+            Err((done_bytes, _)) => Ok(usize::try_from(done_bytes).unwrap_or(len)),
+        }
+    }
+
+    /// The file will grow so that it holds `offset`: what its last block has behind its end becomes part of it, and must be
+    /// zero.
+    pub(crate) fn zero_old_tail(&self, offset: FileOffset) -> Result<(), F::Error> {
+        let size = self.size();
+        let tail = FileRange::new(size, size.round_up(self.block_bytes).min(offset));
+        if tail.is_empty() { Ok(()) } else { self.zero_locked(tail) }
+    }
+}

@@ -1,0 +1,84 @@
+//! I/O past the page cache, in whole blocks.
+
+use crate::address_space::{AddressSpace, OpenFile};
+use crate::error::Error;
+use crate::extent_state::LockMode;
+use crate::iter::MappingIter;
+use crate::mapping::{FileSystem, Purpose, WritebackRun};
+use crate::offset::{FileOffset, FileRange};
+
+impl<F: FileSystem> OpenFile<F> {
+    /// Reads as [`OpenFile::read()`], but from the device: what is dirty in the range is brought there first.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], or what the filesystem said.
+    pub fn direct_read(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
+        let range = self.space.aligned_range(offset, buffer.len())?;
+        let _locked = self.space.states.lock(range, LockMode::Shared);
+        let in_file = FileRange::new(offset, range.end.min(self.space.size()));
+        let whole = in_file.round_out(self.space.block_bytes).intersection(range);
+        self.space.flush(whole);
+        let whole_len = usize::try_from(whole.len_bytes()).unwrap_or(buffer.len());
+        self.space.read_device(whole, &mut buffer[..whole_len])?;
+        Ok(usize::try_from(in_file.len_bytes()).unwrap_or(whole_len))
+    }
+
+    /// Writes to the device; the page cache forgets the range. Durable with [`OpenFile::fsync()`].
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::TooLarge`], or what the filesystem said; then any part of the range may be written.
+    pub fn direct_write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize, F::Error> {
+        let range = self.space.aligned_range(offset, bytes.len())?;
+        if range.is_empty() {
+            return Ok(0);
+        }
+        let space = &*self.space;
+        let _locked = space.lock_for_write(range);
+        space.zero_old_tail(range.start)?;
+        space.flush(range);
+        let size = space.size().max(range.end);
+        let run = WritebackRun { range, buffers: &[bytes], size };
+        space.replace_locked(range, || space.filesystem.write_direct(&space.inode, &run))?;
+        let pages = space.pages.lock();
+        space.set_size(&pages, size);
+        drop(pages);
+        Ok(bytes.len())
+    }
+}
+
+impl<F: FileSystem> AddressSpace<F> {
+    fn aligned_range(&self, offset: FileOffset, len: usize) -> Result<FileRange, F::Error> {
+        let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);
+        let block_bytes = self.block_bytes;
+        let is_aligned = |bytes: u64| bytes.is_multiple_of(block_bytes);
+        if !is_aligned(offset.bytes()) || !is_aligned(len_bytes) {
+            return Err(Error::Unaligned { offset, len_bytes, block_bytes }.into());
+        }
+        Self::checked_range(offset, len_bytes)
+    }
+
+    /// Reads what mappings say. Mappings that changed while they were read are read again.
+    fn read_device(&self, range: FileRange, buffer: &mut [u8]) -> Result<(), F::Error> {
+        let mut iter = MappingIter::new(self, range);
+        while let Some((mapping, part)) = iter.next(Purpose::Read)? {
+            let from = usize::try_from(part.start.bytes_since(range.start)).unwrap_or(usize::MAX);
+            let len = usize::try_from(part.len_bytes()).unwrap_or(usize::MAX);
+            let bytes = &mut buffer[from..from + len];
+            let result = if mapping.kind.is_zeros() {
+                bytes.fill(0);
+                Ok(())
+            } else {
+                self.filesystem.read(&self.inode, &mapping, part.start, &mut [bytes])
+            };
+            if !self.is_current(mapping.cookie) {
+                let now = iter.next(Purpose::Read)?;
+                if !now.is_some_and(|(now, _)| now.is_same_place(&mapping)) {
+                    continue;
+                }
+            }
+            result?;
+            iter.advance_to(part.end);
+        }
+        Ok(())
+    }
+}

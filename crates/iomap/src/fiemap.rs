@@ -1,0 +1,132 @@
+//! FIEMAP: where a file's extents lie.
+
+use crate::address_space::OpenFile;
+use crate::mapping::{FileSystem, MappingKind};
+use crate::offset::{FileOffset, FileRange};
+use crate::report::{Content, Segment};
+
+/// What is to be known of an extent; the names are those of FIEMAP_EXTENT_*.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FiemapFlags {
+    /// LAST: no extent of the file comes after it.
+    pub is_last: bool,
+    /// DELALLOC, and so UNKNOWN: it has no place yet.
+    pub is_delalloc: bool,
+    /// UNWRITTEN: reads as zeros.
+    pub is_unwritten: bool,
+    /// ENCODED: its bytes are not stored as they are.
+    pub is_encoded: bool,
+    /// DATA_INLINE, and so NOT_ALIGNED.
+    pub is_inline: bool,
+    /// SHARED: others refer to the same space.
+    pub is_shared: bool,
+}
+
+/// An extent of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FiemapExtent {
+    /// What part of the file it is.
+    pub range: FileRange,
+    /// Where it lies in the filesystem's address space, in bytes.
+    pub address: Option<u64>,
+    /// More about it.
+    pub flags: FiemapFlags,
+}
+
+impl FiemapExtent {
+    fn of(segment: &Segment) -> Option<Self> {
+        let Content::Mapping(mapping) = segment.content else {
+            let flags = FiemapFlags { is_delalloc: true, ..FiemapFlags::default() };
+            return Some(Self { range: segment.range, address: None, flags });
+        };
+        if mapping.kind == MappingKind::Hole {
+            return None;
+        }
+        // Of what is encoded only the beginning has a place.
+        let into = segment.range.start.bytes_since(mapping.range.start);
+        let into = if mapping.flags.is_encoded { 0 } else { into };
+        Some(Self {
+            range: segment.range,
+            address: mapping.address.map(|address| address.saturating_add(into)),
+            flags: FiemapFlags {
+                is_last: false,
+                is_delalloc: mapping.kind == MappingKind::Delalloc,
+                is_unwritten: mapping.kind == MappingKind::Unwritten,
+                is_encoded: mapping.flags.is_encoded,
+                is_inline: mapping.kind == MappingKind::Inline,
+                is_shared: mapping.flags.is_shared,
+            },
+        })
+    }
+
+    /// Whether `next` goes on where this ends, in the file and where it lies.
+    fn goes_on_with(&self, next: &Self) -> bool {
+        let place = self.address.map(|address| address.checked_add(self.range.len_bytes()));
+        self.range.end == next.range.start
+            && self.flags == next.flags
+            && !self.flags.is_encoded
+            && place == next.address.map(Some)
+    }
+}
+
+/// Whether a report is made of what is on the medium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FiemapSync {
+    /// What is dirty has no place.
+    AsIs,
+    /// FIEMAP_FLAG_SYNC: what is dirty is brought to the device first.
+    WriteBack,
+}
+
+impl<F: FileSystem> OpenFile<F> {
+    /// The extents that hold a byte of the range, in order, whole as far as they lie in the range; at most `extents_max`. A file that
+    /// changes meanwhile is reported as each place was at some moment.
+    ///
+    /// # Errors
+    /// What the filesystem said.
+    pub fn fiemap(
+        &self,
+        range: FileRange,
+        extents_max: usize,
+        sync: FiemapSync,
+    ) -> Result<Vec<FiemapExtent>, F::Error> {
+        if sync == FiemapSync::WriteBack {
+            self.space.flush(range);
+        }
+        let range = range.round_out(self.space.block_bytes);
+        let range = FileRange::new(range.start, range.end.min(FileOffset::MAX));
+        let _locked = self.lock_as_before(range);
+        let mut extents: Vec<FiemapExtent> = Vec::new();
+        let mut at = range.start;
+        // One more than asked for shows that the last one asked for ended.
+        while at < range.end && extents.len() <= extents_max {
+            let segment = self.segment(at, range.end)?;
+            at = segment.range.end;
+            let Some(extent) = FiemapExtent::of(&segment) else { continue };
+            match extents.last_mut() {
+                Some(last) if last.goes_on_with(&extent) => last.range.end = extent.range.end,
+                _ => extents.push(extent),
+            }
+        }
+        let is_cut = extents.len() > extents_max;
+        extents.truncate(extents_max);
+        if !is_cut
+            && let Some(last) = extents.last_mut()
+            && !self.has_extent_after(at)?
+        {
+            last.flags.is_last = true;
+        }
+        Ok(extents)
+    }
+
+    fn has_extent_after(&self, mut at: FileOffset) -> Result<bool, F::Error> {
+        while at < FileOffset::MAX {
+            let segment = self.segment(at, FileOffset::MAX)?;
+            if FiemapExtent::of(&segment).is_some() {
+                return Ok(true);
+            }
+            at = segment.range.end;
+        }
+        Ok(false)
+    }
+}

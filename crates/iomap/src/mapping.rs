@@ -1,0 +1,256 @@
+//! The seam: what a filesystem says a range of a file is, and what it does for it.
+//!
+//! Invariants:
+//! 1. A mapping is a sample. It carries the [`Cookie`] of the moment when it was taken; whoever acts on what it says
+//!    compares the cookie again under the page cache's lock, and maps again if mappings changed since.
+//! 2. A filesystem changes a file's mappings under a lock of its own, its extent lock, and calls
+//!    [`MappingSequence::changed()`] before it lets go of it.
+//! 3. No decision about data rests on the absence of a folio. What is dirty or on its way to the medium
+//!    is said by the extent states, which a filesystem looks at under its extent lock ([`DirtyBatch::fill()`]).
+//!
+//! Lock order: locked ranges, then the filesystem's locks, then the extent states. The page cache's lock is never held while
+//! the filesystem is called.
+
+use ubtrfs_rt::{AtomicU64, Ordering};
+
+use crate::extent_state::{CountQuery, ExtentStates, StateBits, Want};
+use crate::offset::{FileOffset, FileRange};
+
+/// What a range of a file is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MappingKind {
+    /// Nothing; reads as zeros.
+    Hole,
+    /// Space is reserved, and data is in memory only.
+    Delalloc,
+    /// Data on the medium.
+    Mapped,
+    /// Space that is the file's, and reads as zeros until it is written.
+    Unwritten,
+    /// Data in the filesystem's own records.
+    Inline,
+}
+
+impl MappingKind {
+    /// Whether it reads as zeros, whatever lies below. What is in memory only is not known here.
+    pub fn is_zeros(self) -> bool {
+        matches!(self, Self::Hole | Self::Unwritten)
+    }
+}
+
+/// More about a mapping, for those that report it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MappingFlags {
+    /// Others refer to the same data: writing must not change it in place.
+    pub is_shared: bool,
+    /// What lies on the medium is not the data itself, byte by byte: compressed, encrypted.
+    pub is_encoded: bool,
+    /// The file had nothing here before.
+    pub is_new: bool,
+}
+
+/// The moment when a mapping was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cookie(u64);
+
+/// Counts the changes of a file's mappings.
+#[derive(Debug, Default)]
+pub struct MappingSequence(AtomicU64);
+
+impl MappingSequence {
+    /// Before the first change.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The moment now; taken under the filesystem's extent lock together with the mapping.
+    pub fn cookie(&self) -> Cookie {
+        Cookie(self.0.load(Ordering::Acquire))
+    }
+
+    /// Whether no mapping changed since.
+    pub fn is_current(&self, cookie: Cookie) -> bool {
+        self.cookie() == cookie
+    }
+
+    /// A mapping of the file changed. Called under the filesystem's extent lock.
+    pub fn changed(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// What a range of a file is, at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// The range, in whole blocks; holds the first byte asked for, and may reach beyond what was asked for.
+    pub range: FileRange,
+    /// What it is.
+    pub kind: MappingKind,
+    /// More about it.
+    pub flags: MappingFlags,
+    /// When.
+    pub cookie: Cookie,
+    /// Where it lies in the filesystem's address space, in bytes; only ever reported.
+    pub address: Option<u64>,
+    /// The filesystem's own, to find the place again in [`FileSystem::read()`].
+    pub token: u64,
+}
+
+impl Mapping {
+    /// Whether both say the same of the same place, whenever they were taken.
+    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+        Self { cookie: other.cookie, ..*self } == *other
+    }
+}
+
+/// What a mapping is wanted for.
+#[derive(Debug)]
+pub enum Purpose<'a, 'b> {
+    /// To read data.
+    Read,
+    /// To report it: seek, fiemap.
+    Report,
+    /// To make the range dirty in memory. The filesystem reserves space for as much of what was asked for as the mapping holds,
+    /// or fails; see [`FileSystem::unreserve()`].
+    Write,
+    /// To zero the range. Over holes and unwritten space the filesystem fills the batch, under its extent lock, and gives
+    /// a mapping that ends where the batch does.
+    Zero(&'a mut DirtyBatch<'b>),
+}
+
+/// How many runs of dirty blocks a batch holds, so that one call is bounded.
+pub const BATCH_RUNS_MAX: usize = 64;
+
+/// The blocks of a range that were dirty or under writeback, at the moment when the filesystem looked.
+#[derive(Debug)]
+pub struct DirtyBatch<'a> {
+    states: &'a ExtentStates,
+    runs: Vec<FileRange>,
+    covered: Option<FileRange>,
+}
+
+impl<'a> DirtyBatch<'a> {
+    pub(crate) fn new(states: &'a ExtentStates) -> Self {
+        Self { states, runs: Vec::new(), covered: None }
+    }
+
+    /// Notes what of `range` is dirty or under writeback now; returns how much of `range`, from its
+    /// start, was looked at. The mapping given must not reach further. To be called under the lock under which the filesystem
+    /// turns what was written into mappings, which it does before the blocks stop being under writeback. So over what
+    /// the filesystem sees unwritten, all blocks that are not in the batch hold nothing but zeros.
+    pub fn fill(&mut self, range: FileRange) -> FileRange {
+        let want = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
+        self.runs.clear();
+        let mut covered = range;
+        let mut at = range.start;
+        while let Some(found) = self
+            .states
+            .count_range(CountQuery::first_run(FileRange::new(at, range.end), want), None)
+        {
+            if self.runs.len() == BATCH_RUNS_MAX {
+                covered.end = at;
+                break;
+            }
+            at = found.run().end;
+            self.runs.push(found.run());
+        }
+        self.covered = Some(covered);
+        covered
+    }
+
+    /// What was looked at; `None` if the filesystem did not fill the batch.
+    pub(crate) fn covered(&self) -> Option<FileRange> {
+        self.covered
+    }
+
+    pub(crate) fn runs(&self) -> &[FileRange] {
+        &self.runs
+    }
+}
+
+/// Dirty data on its way to the medium.
+#[derive(Debug)]
+pub struct WritebackRun<'a> {
+    /// Whole blocks that touch. Space was reserved for each of them.
+    pub range: FileRange,
+    /// Their bytes, in order. What lies beyond the end of the file is zero.
+    pub buffers: &'a [&'a [u8]],
+    /// Where the file ends.
+    pub size: FileOffset,
+}
+
+/// What plugs in below: a filesystem. All offsets and lengths it is given are whole blocks, sizes of files excepted.
+pub trait FileSystem: Send + Sync + 'static {
+    /// What it keeps of a file.
+    type Inode: Send + Sync + 'static;
+    /// What it says when something fails.
+    type Error: From<crate::Error> + Clone + Send + Sync + std::fmt::Debug + 'static;
+
+    /// The unit in which it allocates, a power of two from 512 to 65536.
+    fn block_bytes(&self) -> u32;
+
+    /// Counts the changes of the file's mappings.
+    fn sequence<'a>(&self, inode: &'a Self::Inode) -> &'a MappingSequence;
+
+    /// What the file is at the start of `range`, and how far.
+    ///
+    /// # Errors
+    /// If that cannot be read; for [`Purpose::Write`] also if there is no space.
+    fn map(
+        &self,
+        inode: &Self::Inode,
+        range: FileRange,
+        purpose: Purpose<'_, '_>,
+    ) -> Result<Mapping, Self::Error>;
+
+    /// Reads data of a mapping that is [`MappingKind::Mapped`] or [`MappingKind::Inline`], from `start` on, into the buffers, one
+    /// after the other. They do not reach beyond the mapping. If the mapping is stale, any bytes or any error
+    /// may come: the caller looks at the cookie then.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn read(
+        &self,
+        inode: &Self::Inode,
+        mapping: &Mapping,
+        start: FileOffset,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<(), Self::Error>;
+
+    /// Brings dirty data to the device, for which space was reserved by [`FileSystem::map()`], and maps it.
+    /// When it returns, mappings show the data, and reads of them give it. Durable only after [`FileSystem::sync()`].
+    /// Uses the reservation up, whether it fails or not. Must not write through the page cache itself: who writes may wait
+    /// for this.
+    ///
+    /// # Errors
+    /// If that fails; the old mappings are then unchanged in at least the part that was not written.
+    fn write_back(&self, inode: &Self::Inode, run: &WritebackRun<'_>) -> Result<(), Self::Error>;
+
+    /// Writes to the device and maps, without a reservation before; else as [`FileSystem::write_back()`].
+    ///
+    /// # Errors
+    /// If there is no space, or it cannot be written.
+    fn write_direct(&self, inode: &Self::Inode, run: &WritebackRun<'_>) -> Result<(), Self::Error>;
+
+    /// Gives back the reservation for `len_bytes`, which were not made dirty, or were thrown away before they were
+    /// written.
+    fn unreserve(&self, inode: &Self::Inode, len_bytes: u64);
+
+    /// Makes the file end at `size`, and drops mappings of blocks wholly beyond it.
+    ///
+    /// # Errors
+    /// If that cannot be recorded.
+    fn set_size(&self, inode: &Self::Inode, size: FileOffset) -> Result<(), Self::Error>;
+
+    /// Makes whole blocks a hole.
+    ///
+    /// # Errors
+    /// If that cannot be recorded.
+    fn punch(&self, inode: &Self::Inode, range: FileRange) -> Result<(), Self::Error>;
+
+    /// Makes durable what was brought to the device and how it is mapped, and that the file ends at `size`.
+    ///
+    /// # Errors
+    /// If it cannot.
+    fn sync(&self, inode: &Self::Inode, size: FileOffset) -> Result<(), Self::Error>;
+}

@@ -1,0 +1,72 @@
+//! Errors of writeback: nobody waits for most writes, so who comes next with an fsync must hear.
+
+/// The errors of a file's writeback.
+#[derive(Debug)]
+pub(crate) struct WritebackErrors<E> {
+    /// How many there were.
+    count: u64,
+    last: Option<E>,
+    /// Whether some open file was told of the last one.
+    is_reported: bool,
+}
+
+/// What an open file was told already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ErrorMark(u64);
+
+impl<E> Default for WritebackErrors<E> {
+    fn default() -> Self {
+        Self { count: 0, last: None, is_reported: true }
+    }
+}
+
+impl<E: Clone> WritebackErrors<E> {
+    pub(crate) fn record(&mut self, error: E) {
+        self.count += 1;
+        self.last = Some(error);
+        self.is_reported = false;
+    }
+
+    /// For a file opened now. An error that nobody was told of yet is told to it, too, so that one between a close and
+    /// the next open is not lost.
+    pub(crate) fn mark(&self) -> ErrorMark {
+        ErrorMark(if self.is_reported { self.count } else { self.count - 1 })
+    }
+
+    /// The last error, if it came after the mark; and the mark behind it.
+    pub(crate) fn since(&mut self, mark: ErrorMark) -> (Option<E>, ErrorMark) {
+        let new = ErrorMark(self.count);
+        if mark == new {
+            return (None, new);
+        }
+        self.is_reported = true;
+        (self.last.clone(), new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_is_reported_once_to_each_open_file() {
+        let mut errors = WritebackErrors::default();
+        let (a, b) = (errors.mark(), errors.mark());
+        errors.record("first");
+        errors.record("second");
+        let (error, a) = errors.since(a);
+        assert_eq!(error, Some("second"));
+        assert_eq!(errors.since(a).0, None);
+        assert_eq!(errors.since(b).0, Some("second"));
+        let opened_later = errors.mark();
+        assert_eq!(errors.since(opened_later).0, None);
+    }
+
+    #[test]
+    fn error_that_nobody_saw_is_reported_to_who_opens_next() {
+        let mut errors = WritebackErrors::default();
+        errors.record("lost");
+        let mark = errors.mark();
+        assert_eq!(errors.since(mark).0, Some("lost"));
+    }
+}

@@ -1,0 +1,302 @@
+//! The memory that holds file data: how much there may be of it, and who gives way.
+//!
+//! Files keep their folios themselves (`pages`). Here is what they share: the budget, the order in which clean folios
+//! are reclaimed and dirty files written back. There are no threads here. Who writes too much writes back before it
+//! goes on, and the owner calls [`PageCache::background_pass()`] from a thread of its own, or from time to time.
+//!
+//! Invariants:
+//! 1. Only clean folios are reclaimed, so memory is bounded as long as writeback does not fail to make progress: a call that
+//!    needs memory writes back where reclaim does not give enough, and goes on with what it needs for itself.
+//! 2. A file with dirty folios is in the list of dirty files, which keeps it alive, or somebody has taken it from there to write
+//!    it back. The list is in the order in which files became dirty.
+//! 3. Lock order: a file's pages, then a list. A list's lock is held to put in or take out one file only.
+//! 4. Who writes while too much is dirty, and all that is dirty is being written back by others, waits for one of them.
+
+mod errors;
+mod lists;
+mod pages;
+mod readahead;
+
+use std::sync::Weak;
+
+use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, Ordering};
+
+use crate::extent_state::Ablation;
+
+use lists::{DirtyFile, DirtyFiles, Listed};
+
+pub(crate) use errors::{ErrorMark, WritebackErrors};
+pub(crate) use lists::{DirtyOrder, ListedSlot};
+pub(crate) use pages::{Blocks, FolioPart, Pages, Source, Usage, zeroed};
+pub(crate) use readahead::Readahead;
+
+/// What the cache may use, and when it writes.
+#[derive(Clone, Debug)]
+pub struct CacheOptions {
+    /// All folios together, in bytes.
+    pub cached_bytes_max: u64,
+    /// With more than this dirty, who writes has to write back first.
+    pub dirty_bytes_max: u64,
+    /// With more than this dirty, a background pass writes back the oldest.
+    pub dirty_bytes_background: u64,
+    /// A background pass writes back files that became dirty longer ago than this, in milliseconds.
+    pub dirty_age_max_ms: u64,
+    /// The largest folio, in bytes; at most 32 blocks.
+    pub folio_bytes_max: u64,
+    /// The most that is read beyond what was asked for, in bytes.
+    pub readahead_bytes_max: u64,
+    /// The most that is given to the filesystem to write back in one call, in bytes.
+    pub writeback_bytes_max: u64,
+    /// Whether clean folios stay: not where somebody above keeps the data anyway, as the kernel does over FUSE.
+    pub keeps_clean: bool,
+    /// Mechanisms turned off for an experiment.
+    #[doc(hidden)]
+    pub ablation: CacheAblation,
+}
+
+/// Turns mechanisms off, so that an experiment can print what it was like without.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheAblation {
+    /// Of the extent states.
+    pub states: Ablation,
+    /// Zeroing writes back what is dirty first, and waits.
+    pub zero_without_batch: bool,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        const MIB: u64 = 1 << 20;
+        Self {
+            cached_bytes_max: 256 * MIB,
+            dirty_bytes_max: 64 * MIB,
+            dirty_bytes_background: 32 * MIB,
+            dirty_age_max_ms: 30_000,
+            folio_bytes_max: MIB / 8,
+            readahead_bytes_max: MIB,
+            writeback_bytes_max: 16 * MIB,
+            keeps_clean: true,
+            ablation: CacheAblation::default(),
+        }
+    }
+}
+
+/// A file as the cache sees it.
+pub(crate) trait CachedFile: Send + Sync {
+    /// Drops clean folios of so many bytes, if nobody else is at work on the file.
+    fn reclaim(&self, wanted_bytes: u64);
+
+    /// Writes back up to about so many bytes, not waiting for what others write; returns how many it wrote.
+    fn write_back_some(&self, bytes_max: u64) -> u64;
+
+    /// Asked of a file that was taken from this place in the list of dirty files: whether it goes back there. If not, it has
+    /// noted that it left.
+    fn is_still_dirty(&self, order: DirtyOrder) -> bool;
+}
+
+/// The memory that holds file data, of all files of a filesystem, or of several.
+pub struct PageCache {
+    options: CacheOptions,
+    usage: Arc<Usage>,
+    listed: Mutex<Listed>,
+    dirty: Mutex<DirtyFiles>,
+    /// A file that was taken from the list of dirty ones was given back.
+    turn_ended: Condvar,
+    now_ms: AtomicU64,
+}
+
+impl std::fmt::Debug for PageCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PageCache")
+            .field("options", &self.options)
+            .field("usage", &self.usage)
+            .finish()
+    }
+}
+
+/// How often reclaim goes round all files: the first time, folios used lately only lose their mark.
+const RECLAIM_ROUNDS: usize = 2;
+
+/// Reclaim goes on beyond what is needed at the moment, so that not each call has to look for folios: a part of the budget, at most.
+const RECLAIM_AHEAD_PART: u64 = 16;
+const RECLAIM_AHEAD_BYTES_MAX: u64 = 1 << 20;
+
+/// What one file is asked to write back before the next one has its turn.
+const TURN_BYTES: u64 = 4 << 20;
+
+impl PageCache {
+    /// An empty one.
+    pub fn new(options: CacheOptions) -> Arc<Self> {
+        Arc::new(Self {
+            options,
+            usage: Arc::new(Usage::default()),
+            listed: Mutex::new(Listed::default()),
+            dirty: Mutex::new(DirtyFiles::default()),
+            turn_ended: Condvar::new(),
+            now_ms: AtomicU64::new(0),
+        })
+    }
+
+    /// As given.
+    pub fn options(&self) -> &CacheOptions {
+        &self.options
+    }
+
+    /// Bytes in folios.
+    pub fn cached_bytes(&self) -> u64 {
+        self.usage.cached_bytes()
+    }
+
+    /// Bytes that are dirty; what is on its way to the medium does not count.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.usage.dirty_bytes()
+    }
+
+    /// What should be written by now is written back: files that have been dirty for too long, and the oldest ones as
+    /// long as too much is dirty. `now_ms` is the owner's clock, never less than before, in milliseconds. Returns the
+    /// time when the next file will have been dirty for too long, if any is dirty. Errors are kept for those that
+    /// have the files open.
+    pub fn background_pass(&self, now_ms: u64) -> Option<u64> {
+        self.now_ms.fetch_max(now_ms, Ordering::Relaxed);
+        let is_due = |file: &DirtyFile| {
+            file.since_ms.saturating_add(self.options.dirty_age_max_ms) <= now_ms
+                || self.usage.dirty_bytes() > self.options.dirty_bytes_background
+        };
+        self.write_back_oldest(is_due, |file| file.write_back_some(u64::MAX));
+        let dirty = self.dirty.lock();
+        dirty.first().map(|file| file.since_ms.saturating_add(self.options.dirty_age_max_ms))
+    }
+
+    pub(crate) fn usage(&self) -> &Arc<Usage> {
+        &self.usage
+    }
+
+    pub(crate) fn list(&self, file: Weak<dyn CachedFile>) -> ListedSlot {
+        self.listed.lock().add(file)
+    }
+
+    pub(crate) fn unlist(&self, slot: ListedSlot) {
+        let file = self.listed.lock().remove(slot);
+        drop(file);
+    }
+
+    pub(crate) fn list_dirty(&self, file: Arc<dyn CachedFile>) -> DirtyOrder {
+        let since_ms = self.now_ms.load(Ordering::Relaxed);
+        self.dirty.lock().add(DirtyFile { since_ms, file })
+    }
+
+    /// A file that is clean leaves the list; `false` if somebody has taken it, who will find out.
+    pub(crate) fn unlist_dirty(&self, order: DirtyOrder) -> bool {
+        let file = self.dirty.lock().remove(order);
+        file.is_some()
+    }
+
+    /// Makes room for so many bytes, if it can. Called without a file's pages locked.
+    pub(crate) fn make_room(&self, len_bytes: u64) {
+        if self.excess(len_bytes) == 0 {
+            return;
+        }
+        self.reclaim(len_bytes);
+        if self.excess(len_bytes) > 0 {
+            let is_needed = || {
+                self.reclaim(len_bytes);
+                self.excess(len_bytes) > 0
+            };
+            self.write_back_while(is_needed);
+        }
+    }
+
+    /// Writes back as long as too much is dirty, or waits for those that do. Called without any lock that a writeback may wait
+    /// for.
+    pub(crate) fn throttle(&self) {
+        let is_needed = || self.usage.dirty_bytes() > self.options.dirty_bytes_max;
+        while is_needed() {
+            if self.write_back_while(is_needed) > 0 {
+                continue;
+            }
+            let mut dirty = self.dirty.lock();
+            if dirty.taken_count() == 0 {
+                return;
+            }
+            if is_needed() {
+                self.turn_ended.wait(&mut dirty);
+            }
+        }
+    }
+
+    /// How far over the budget so many more bytes would be.
+    fn excess(&self, len_bytes: u64) -> u64 {
+        (self.usage.cached_bytes().saturating_add(len_bytes))
+            .saturating_sub(self.options.cached_bytes_max)
+    }
+
+    fn reclaim(&self, len_bytes: u64) {
+        let turns = self.listed.lock().len().saturating_mul(RECLAIM_ROUNDS);
+        let ahead_bytes =
+            (self.options.cached_bytes_max / RECLAIM_AHEAD_PART).min(RECLAIM_AHEAD_BYTES_MAX);
+        for _ in 0..turns {
+            let wanted = self.excess(len_bytes);
+            if wanted == 0 {
+                return;
+            }
+            let file = self.listed.lock().turn();
+            if let Some(file) = file {
+                file.reclaim(wanted.max(ahead_bytes));
+            }
+        }
+    }
+
+    fn write_back_while(&self, is_needed: impl Fn() -> bool) -> u64 {
+        let turn = |file: &dyn CachedFile| {
+            let mut sum_bytes = 0;
+            while is_needed() {
+                match file.write_back_some(TURN_BYTES) {
+                    0 => break,
+                    bytes => sum_bytes += bytes,
+                }
+            }
+            sum_bytes
+        };
+        self.write_back_oldest(|_| is_needed(), turn)
+    }
+
+    /// Gives each dirty file a turn, in the order in which they became dirty, up to the first that is not chosen; returns how
+    /// many bytes were written.
+    fn write_back_oldest(
+        &self,
+        is_chosen: impl Fn(&DirtyFile) -> bool,
+        turn: impl Fn(&dyn CachedFile) -> u64,
+    ) -> u64 {
+        let mut last = None;
+        let mut sum_bytes = 0;
+        let end = self.dirty.lock().end();
+        loop {
+            let taken = self.dirty.lock().take(last, end, &is_chosen);
+            let Some((order, file)) = taken else { return sum_bytes };
+            last = Some(order);
+            let taken = Taken { cache: self, order, file: Some(file) };
+            if let Some(file) = &taken.file {
+                sum_bytes += turn(&*file.file);
+            }
+        }
+    }
+}
+
+/// A file taken from the list of dirty ones, until this is dropped.
+struct Taken<'a> {
+    cache: &'a PageCache,
+    order: DirtyOrder,
+    file: Option<DirtyFile>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let (clean, dirty) = match self.file.take() {
+            Some(file) if file.file.is_still_dirty(self.order) => (None, Some(file)),
+            other => (other, None),
+        };
+        self.cache.dirty.lock().give_back(self.order, dirty);
+        self.cache.turn_ended.notify_all();
+        drop(clean);
+    }
+}

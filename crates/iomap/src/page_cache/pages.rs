@@ -1,0 +1,512 @@
+//! The folios of one file, and which of their blocks are uptodate, dirty and under writeback.
+//!
+//! Invariants:
+//! 1. Folios do not overlap; each is a power of two of blocks and aligned to its length.
+//! 2. A dirty block is uptodate, and so is one under writeback. A folio with either stays. Bytes of blocks that are not uptodate are zero.
+//! 3. Bytes that somebody looks at without the lock (a write on its way, a reader) are never changed: the folio
+//!    gets a copy of its own first.
+//! 4. A read that is under way is void as soon as a block of its range is written, dropped or zeroed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use ubtrfs_rt::{Arc, AtomicU64, Ordering};
+
+use super::{DirtyOrder, ListedSlot};
+
+/// Blocks of a folio are bits of a word.
+pub(super) const FOLIO_BLOCKS_MAX: u64 = 32;
+
+/// A stretch of blocks.
+pub(crate) type Blocks = Range<u64>;
+
+/// Memory that all files use together.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    cached_bytes: AtomicU64,
+    dirty_bytes: AtomicU64,
+}
+
+impl Usage {
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.cached_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add_dirty(&self, len_bytes: u64) {
+        self.dirty_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn subtract_dirty(&self, len_bytes: u64) {
+        self.dirty_bytes.fetch_sub(len_bytes, Ordering::Relaxed);
+    }
+}
+
+/// What a write puts into the cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<'a> {
+    Bytes(&'a [u8]),
+    Zeros,
+    /// What is there already, which becomes dirty.
+    Same,
+}
+
+/// Bytes of a folio, as they are now: who writes to the folio meanwhile gets a copy.
+#[derive(Debug)]
+pub(crate) struct FolioPart {
+    data: Arc<[u8]>,
+    bytes: Range<usize>,
+}
+
+impl FolioPart {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.data[self.bytes.clone()]
+    }
+}
+
+#[derive(Debug)]
+struct Folio {
+    data: Arc<[u8]>,
+    uptodate: u32,
+    dirty: u32,
+    writeback: u32,
+    is_referenced: bool,
+}
+
+#[derive(Debug)]
+struct ReadUnderWay {
+    id: u64,
+    blocks: Blocks,
+    is_valid: bool,
+}
+
+#[derive(Debug)]
+struct WritebackUnderWay {
+    ticket: u64,
+    blocks: Blocks,
+}
+
+/// The folios of one file.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    block_bytes: u64,
+    folio_blocks_max: u64,
+    usage: Arc<Usage>,
+    folios: BTreeMap<u64, Folio>,
+    reads: Vec<ReadUnderWay>,
+    writebacks: Vec<WritebackUnderWay>,
+    next_id: u64,
+    /// Where the search for folios to reclaim goes on.
+    hand: u64,
+    /// Where the cache has the file in its lists: because there are folios, and because some are dirty.
+    pub(crate) listed: Option<ListedSlot>,
+    pub(crate) dirty_order: Option<DirtyOrder>,
+}
+
+/// Bits of the blocks that `blocks` and the folio of `count` blocks at `first` share.
+fn mask(first: u64, count: u64, blocks: &Blocks) -> u32 {
+    let start = blocks.start.clamp(first, first + count) - first;
+    let end = blocks.end.clamp(first, first + count) - first;
+    let ones = |len: u64| if len >= 32 { u64::from(u32::MAX) } else { (1 << len) - 1 };
+    let bits = if end > start { ones(end) & !ones(start) } else { 0 };
+    u32::try_from(bits).unwrap_or(u32::MAX)
+}
+
+fn index(offset_bytes: u64) -> usize {
+    usize::try_from(offset_bytes).expect("an offset in memory")
+}
+
+fn len_u64(bytes: &[u8]) -> u64 {
+    u64::try_from(bytes.len()).unwrap_or(u64::MAX)
+}
+
+/// New bytes, all zero.
+pub(crate) fn zeroed(len_bytes: u64) -> Arc<[u8]> {
+    std::iter::repeat_n(0, index(len_bytes)).collect()
+}
+
+impl Pages {
+    pub(crate) fn new(block_bytes: u64, folio_bytes_max: u64, usage: Arc<Usage>) -> Self {
+        let blocks = (folio_bytes_max / block_bytes).clamp(1, FOLIO_BLOCKS_MAX);
+        let folio_blocks_max =
+            if blocks.is_power_of_two() { blocks } else { blocks.next_power_of_two() / 2 };
+        Self {
+            block_bytes,
+            folio_blocks_max,
+            usage,
+            folios: BTreeMap::new(),
+            reads: Vec::new(),
+            writebacks: Vec::new(),
+            next_id: 0,
+            hand: 0,
+            listed: None,
+            dirty_order: None,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.folios.is_empty()
+    }
+
+    /// The folio that holds `block`, and its first block.
+    fn folio(&self, block: u64) -> Option<(u64, &Folio)> {
+        let (first, folio) = self.folios.range(..=block).next_back()?;
+        (block < first + self.block_count(folio)).then_some((*first, folio))
+    }
+
+    fn folio_mut(&mut self, block: u64) -> Option<(u64, &mut Folio)> {
+        let block_bytes = self.block_bytes;
+        let (first, folio) = self.folios.range_mut(..=block).next_back()?;
+        (block < first + len_u64(&folio.data) / block_bytes).then_some((*first, folio))
+    }
+
+    fn block_count(&self, folio: &Folio) -> u64 {
+        len_u64(&folio.data) / self.block_bytes
+    }
+
+    /// First blocks of the folios that share a block with `blocks`.
+    fn firsts(&self, blocks: &Blocks) -> Vec<u64> {
+        let start = self.folio(blocks.start).map_or(blocks.start, |(first, _)| first);
+        self.folios.range(start..blocks.end.max(start)).map(|(first, _)| *first).collect()
+    }
+
+    pub(crate) fn is_uptodate(&self, block: u64) -> bool {
+        self.folio(block).is_some_and(|(first, folio)| {
+            folio.uptodate & mask(first, 32, &(block..block + 1)) != 0
+        })
+    }
+
+    /// The first run of blocks in `blocks` that are not uptodate.
+    pub(crate) fn missing(&self, blocks: Blocks) -> Option<Blocks> {
+        let mut at = blocks.start;
+        while at < blocks.end && self.is_uptodate(at) {
+            at += 1;
+        }
+        let start = at;
+        while at < blocks.end && !self.is_uptodate(at) {
+            at += 1;
+        }
+        (start < at).then_some(start..at)
+    }
+
+    /// Copies bytes from `at` on, up to the first block that is not uptodate; returns how many.
+    pub(crate) fn copy_out(&mut self, at: u64, buffer: &mut [u8]) -> usize {
+        let block_bytes = self.block_bytes;
+        let mut done = 0;
+        while done < buffer.len() {
+            let offset = at + u64::try_from(done).unwrap_or(u64::MAX);
+            let Some((first, folio)) = self.folio_mut(offset / block_bytes) else { break };
+            let in_folio = offset - first * block_bytes;
+            let from_block = in_folio / block_bytes;
+            let ready = u64::from((folio.uptodate >> from_block).trailing_ones());
+            if ready == 0 {
+                break;
+            }
+            folio.is_referenced = true;
+            let end = ((from_block + ready) * block_bytes).min(len_u64(&folio.data));
+            let part = &folio.data[index(in_folio)..index(end)];
+            let len = part.len().min(buffer.len() - done);
+            buffer[done..done + len].copy_from_slice(&part[..len]);
+            done += len;
+        }
+        done
+    }
+
+    /// Puts bytes into the range, makes its blocks uptodate and dirty. A block that is written in part is uptodate
+    /// before, or reads as zeros: its other bytes become so.
+    pub(crate) fn write(&mut self, start: u64, end: u64, source: Source<'_>) {
+        let block_bytes = self.block_bytes;
+        let blocks = start / block_bytes..end.div_ceil(block_bytes);
+        self.void_reads(&blocks);
+        let mut at = start;
+        while at < end {
+            let block = at / block_bytes;
+            if self.folio(block).is_none() {
+                let count = self.gap_blocks(block, blocks.end.max(self.append_end(block)));
+                let (from, upto) = (block * block_bytes, (block + count) * block_bytes);
+                match source {
+                    Source::Bytes(bytes) if from == at && upto <= end => {
+                        let data = Arc::from(&bytes[index(from - start)..index(upto - start)]);
+                        let all = mask(block, count, &(block..block + count));
+                        self.insert(block, Folio { dirty: all, ..Folio::new(data, all) });
+                        at = upto;
+                        continue;
+                    }
+                    _ => self.insert(block, Folio::new(zeroed(upto - from), 0)),
+                }
+            }
+            let (first, folio) = self.folio_mut(block).expect("a folio was put there");
+            let folio_start = first * block_bytes;
+            let folio_bytes = len_u64(&folio.data);
+            let upto = end.min(folio_start + folio_bytes);
+            let touched =
+                mask(first, folio_bytes / block_bytes, &(block..upto.div_ceil(block_bytes)));
+            let (from, to) = (index(at - folio_start), index(upto - folio_start));
+            match source {
+                Source::Bytes(bytes) => Arc::make_mut(&mut folio.data)[from..to]
+                    .copy_from_slice(&bytes[index(at - start)..index(upto - start)]),
+                Source::Zeros => Arc::make_mut(&mut folio.data)[from..to].fill(0),
+                Source::Same => {}
+            }
+            folio.uptodate |= touched;
+            folio.dirty |= touched;
+            folio.is_referenced = true;
+            at = upto;
+        }
+    }
+
+    /// How far a new folio at `block` may reach beyond what is written now. Dirty data that goes on where the folio before ends is
+    /// likely to go on further, so folios grow.
+    fn append_end(&self, block: u64) -> u64 {
+        let before = block.checked_sub(1).and_then(|last| self.folio(last));
+        let Some((first, folio)) = before.filter(|(_, folio)| folio.dirty != 0) else { return 0 };
+        block + (block - first).min(self.block_count(folio)) * 2
+    }
+
+    /// The blocks of a new folio at `block`, where there is none: as large as alignment, what lies behind and `end` allow.
+    fn gap_blocks(&self, block: u64, end: u64) -> u64 {
+        let next = self.folios.range(block..).next().map_or(u64::MAX, |(first, _)| *first);
+        let mut count = self.folio_blocks_max;
+        while count > 1 && (!block.is_multiple_of(count) || block + count > end.min(next)) {
+            count /= 2;
+        }
+        count
+    }
+
+    /// Empty buffers for the folios that `blocks`, none of which is uptodate, will be read into.
+    pub(crate) fn buffers_for(&self, blocks: Blocks) -> Vec<(u64, Arc<[u8]>)> {
+        let mut buffers = Vec::new();
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let count = self.gap_blocks(at, blocks.end);
+            buffers.push((at, zeroed(count * self.block_bytes)));
+            at += count;
+        }
+        buffers
+    }
+
+    /// Takes over what was read for the blocks from `first` on; blocks that are uptodate stay as they are.
+    pub(crate) fn install(&mut self, first: u64, data: Arc<[u8]>) {
+        let count = len_u64(&data) / self.block_bytes;
+        let blocks = first..first + count;
+        if self.firsts(&blocks).is_empty() {
+            let all = mask(first, count, &blocks);
+            self.insert(first, Folio::new(data, all));
+            return;
+        }
+        for block in blocks.clone() {
+            if self.is_uptodate(block) {
+                continue;
+            }
+            let from = index((block - blocks.start) * self.block_bytes);
+            let bytes = &data[from..from + index(self.block_bytes)];
+            match self.folio_mut(block) {
+                Some((first, folio)) => {
+                    let at = index((block - first) * len_u64(bytes));
+                    Arc::make_mut(&mut folio.data)[at..at + bytes.len()].copy_from_slice(bytes);
+                    folio.uptodate |= mask(first, FOLIO_BLOCKS_MAX, &(block..block + 1));
+                }
+                None => self.insert(block, Folio::new(Arc::from(bytes), 1)),
+            }
+        }
+    }
+
+    /// Zeroes what the block that holds `size` has behind it, if it is in memory.
+    pub(crate) fn zero_tail(&mut self, size: u64) {
+        let block_bytes = self.block_bytes;
+        let block = size / block_bytes;
+        if size.is_multiple_of(block_bytes) || !self.is_uptodate(block) {
+            return;
+        }
+        let Some((first, folio)) = self.folio_mut(block) else { return };
+        let start = first * block_bytes;
+        let tail = index(size - start)..index((block + 1) * block_bytes - start);
+        if folio.data[tail.clone()].iter().any(|byte| *byte != 0) {
+            Arc::make_mut(&mut folio.data)[tail].fill(0);
+        }
+    }
+
+    /// The bytes of `blocks`, all dirty, which are no longer that, but under writeback until
+    /// [`Pages::end_writeback()`] with the ticket.
+    pub(crate) fn begin_writeback(&mut self, blocks: &Blocks) -> (u64, Vec<FolioPart>) {
+        let block_bytes = self.block_bytes;
+        let mut parts = Vec::new();
+        for first in self.firsts(blocks) {
+            let Some(folio) = self.folios.get_mut(&first) else { continue };
+            let count = len_u64(&folio.data) / block_bytes;
+            let bits = mask(first, count, blocks);
+            debug_assert!(folio.dirty & bits == bits, "writeback of blocks that are not dirty");
+            debug_assert!(folio.writeback & bits == 0, "two writebacks of a block at once");
+            folio.dirty &= !bits;
+            folio.writeback |= bits;
+            let from = blocks.start.max(first) - first;
+            let upto = blocks.end.min(first + count) - first;
+            let bytes = index(from * block_bytes)..index(upto * block_bytes);
+            parts.push(FolioPart { data: Arc::clone(&folio.data), bytes });
+        }
+        let ticket = self.next_id;
+        self.next_id += 1;
+        self.writebacks.push(WritebackUnderWay { ticket, blocks: blocks.clone() });
+        (ticket, parts)
+    }
+
+    /// What was under writeback is not any more. If it failed, memory must not go on to show what the medium does not hold:
+    /// blocks that were not written again since are dropped.
+    pub(crate) fn end_writeback(&mut self, ticket: u64, has_failed: bool) {
+        let Some(at) = self.writebacks.iter().position(|other| other.ticket == ticket) else {
+            return;
+        };
+        let blocks = self.writebacks.swap_remove(at).blocks;
+        for first in self.firsts(&blocks) {
+            let Some(folio) = self.folios.get_mut(&first) else { continue };
+            let bits = mask(first, FOLIO_BLOCKS_MAX, &blocks);
+            folio.writeback &= !bits;
+            if has_failed {
+                let lost = bits & !folio.dirty;
+                self.forget(first, lost);
+            }
+        }
+    }
+
+    /// Whether a writeback that began before `ticket` is under way in `blocks`.
+    pub(crate) fn has_writeback(&self, blocks: &Blocks, ticket: u64) -> bool {
+        self.writebacks.iter().any(|other| {
+            other.ticket < ticket
+                && other.blocks.start < blocks.end
+                && blocks.start < other.blocks.end
+        })
+    }
+
+    /// The ticket that the next writeback will have.
+    pub(crate) fn next_ticket(&self) -> u64 {
+        self.next_id
+    }
+
+    /// Drops blocks, dirty ones too; none of them is under writeback.
+    pub(crate) fn drop_blocks(&mut self, blocks: &Blocks) {
+        self.void_reads(blocks);
+        for first in self.firsts(blocks) {
+            let Some(folio) = self.folios.get_mut(&first) else { continue };
+            let bits = mask(first, FOLIO_BLOCKS_MAX, blocks);
+            debug_assert!(folio.writeback & bits == 0, "dropped under writeback");
+            folio.dirty &= !bits;
+            self.forget(first, bits);
+        }
+    }
+
+    /// Drops folios in `blocks` that are neither dirty nor under writeback.
+    pub(crate) fn drop_clean(&mut self, blocks: &Blocks) {
+        for first in self.firsts(blocks) {
+            if self.folios.get(&first).is_some_and(Folio::is_clean) {
+                self.remove(first);
+            }
+        }
+    }
+
+    /// Drops clean folios that were not used since the last time, until so many bytes are free; returns how many are.
+    pub(crate) fn reclaim(&mut self, wanted_bytes: u64) -> u64 {
+        let mut freed = 0;
+        let mut gone = Vec::new();
+        let (before, from) = (0..self.hand, self.hand..);
+        let mut hand = 0;
+        // The rest first, then from the beginning up to the hand.
+        for range in [(from.start, u64::MAX), (before.start, before.end)] {
+            for (first, folio) in self.folios.range_mut(range.0..range.1) {
+                if freed >= wanted_bytes {
+                    break;
+                }
+                hand = first + 1;
+                if !folio.is_clean() {
+                    continue;
+                }
+                if std::mem::take(&mut folio.is_referenced) {
+                    continue;
+                }
+                freed += len_u64(&folio.data);
+                gone.push(*first);
+            }
+        }
+        self.hand = hand;
+        for first in gone {
+            self.remove(first);
+        }
+        freed
+    }
+
+    /// Notes that `blocks` are being read. `None` if somebody else reads some of them already.
+    pub(crate) fn begin_read(&mut self, blocks: Blocks) -> Option<u64> {
+        let overlaps = |read: &ReadUnderWay| {
+            read.is_valid && read.blocks.start < blocks.end && blocks.start < read.blocks.end
+        };
+        if self.reads.iter().any(overlaps) {
+            return None;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        self.reads.push(ReadUnderWay { id, blocks, is_valid: true });
+        Some(id)
+    }
+
+    /// The read ended; whether what it read still is what the blocks hold.
+    pub(crate) fn end_read(&mut self, id: u64) -> bool {
+        let Some(at) = self.reads.iter().position(|read| read.id == id) else { return false };
+        self.reads.swap_remove(at).is_valid
+    }
+
+    fn void_reads(&mut self, blocks: &Blocks) {
+        for read in &mut self.reads {
+            if read.blocks.start < blocks.end && blocks.start < read.blocks.end {
+                read.is_valid = false;
+            }
+        }
+    }
+
+    fn insert(&mut self, first: u64, folio: Folio) {
+        self.usage.cached_bytes.fetch_add(len_u64(&folio.data), Ordering::Relaxed);
+        let old = self.folios.insert(first, folio);
+        debug_assert!(old.is_none(), "a folio in place of another");
+    }
+
+    fn remove(&mut self, first: u64) {
+        if let Some(folio) = self.folios.remove(&first) {
+            self.usage.cached_bytes.fetch_sub(len_u64(&folio.data), Ordering::Relaxed);
+        }
+    }
+
+    /// Blocks of a folio are not uptodate any more; bytes of such blocks are zero.
+    fn forget(&mut self, first: u64, bits: u32) {
+        let block_bytes = index(self.block_bytes);
+        let Some(folio) = self.folios.get_mut(&first) else { return };
+        folio.uptodate &= !bits;
+        if folio.uptodate == 0 {
+            self.remove(first);
+            return;
+        }
+        let data = Arc::make_mut(&mut folio.data);
+        for (at, block) in data.chunks_exact_mut(block_bytes).enumerate() {
+            if bits >> at & 1 == 1 {
+                block.fill(0);
+            }
+        }
+    }
+}
+
+impl Folio {
+    fn new(data: Arc<[u8]>, uptodate: u32) -> Self {
+        Self { data, uptodate, dirty: 0, writeback: 0, is_referenced: true }
+    }
+
+    fn is_clean(&self) -> bool {
+        self.dirty == 0 && self.writeback == 0
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let cached: u64 = self.folios.values().map(|folio| len_u64(&folio.data)).sum();
+        self.usage.cached_bytes.fetch_sub(cached, Ordering::Relaxed);
+    }
+}

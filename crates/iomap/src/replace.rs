@@ -1,0 +1,52 @@
+//! What a filesystem does to a file by itself: whole blocks become something else, and memory must not go on to show what they were.
+
+use crate::address_space::AddressSpace;
+use crate::mapping::FileSystem;
+use crate::offset::{FileOffset, FileRange};
+
+impl<F: FileSystem> AddressSpace<F> {
+    /// Runs `change`, which gives whole blocks other contents: a clone into the file, say. Nobody reads or writes the range
+    /// meanwhile. What memory has of it is dropped, dirty or not. The file is made longer where it ends before `size_min`.
+    ///
+    /// # Errors
+    /// That of `change`, or of zeroing what the old last block has behind the old end.
+    pub fn replace_range<T>(
+        &self,
+        range: FileRange,
+        size_min: FileOffset,
+        change: impl FnOnce() -> Result<T, F::Error>,
+    ) -> Result<T, F::Error> {
+        let range = range.round_out(self.block_bytes);
+        let reach = FileRange::new(range.start, range.end.max(size_min));
+        let _locked = self.lock_for_write(reach);
+        if size_min > self.size() {
+            self.zero_old_tail(size_min)?;
+        }
+        let result = self.replace_locked(range, change)?;
+        let pages = self.pages.lock();
+        self.set_size(&pages, self.size().max(size_min));
+        Ok(result)
+    }
+
+    /// The same for a range that the caller has locked, and that lies in the file.
+    pub(crate) fn replace_locked<T>(
+        &self,
+        range: FileRange,
+        change: impl FnOnce() -> Result<T, F::Error>,
+    ) -> Result<T, F::Error> {
+        self.discard(range);
+        let result = change();
+        // A read ahead of another range may have brought in what was there.
+        self.discard(range);
+        result
+    }
+
+    /// Drops what memory has of whole blocks, dirty or not; the caller has them locked.
+    fn discard(&self, range: FileRange) {
+        let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), range);
+        drop(pages);
+        if dropped_bytes > 0 {
+            self.filesystem.unreserve(&self.inode, dropped_bytes);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Making a file shorter or longer.
+
+use crate::address_space::{AddressSpace, OpenFile};
+use crate::extent_state::LockMode;
+use crate::mapping::FileSystem;
+use crate::offset::{FileOffset, FileRange};
+
+impl<F: FileSystem> OpenFile<F> {
+    /// Makes the file end at `size`; bytes that it gains are zero. Nothing is written for it, and only what is on its way
+    /// beyond the new end is waited for. Durable with [`OpenFile::fsync()`].
+    ///
+    /// # Errors
+    /// [`crate::Error::TooLarge`], or what the filesystem said. If it said so when it was told the size, the file has the
+    /// new size in memory.
+    pub fn truncate(&self, size: FileOffset) -> Result<(), F::Error> {
+        let size = AddressSpace::<F>::checked_range(size, 0)?.start;
+        self.space.truncate(size)
+    }
+}
+
+impl<F: FileSystem> AddressSpace<F> {
+    fn truncate(&self, new: FileOffset) -> Result<(), F::Error> {
+        let (_locked, old) = loop {
+            let old = self.size();
+            let wanted = FileRange::from(new.min(old).round_down(self.block_bytes));
+            let locked = self.states.lock(wanted, LockMode::Exclusive);
+            if self.size() == old {
+                break (locked, old);
+            }
+        };
+        if new < old {
+            return self.shrink(new);
+        }
+        if new == old {
+            return Ok(());
+        }
+        self.zero_old_tail(new)?;
+        let pages = self.pages.lock();
+        self.set_size(&pages, new);
+        drop(pages);
+        self.filesystem.set_size(&self.inode, new)
+    }
+
+    fn shrink(&self, new: FileOffset) -> Result<(), F::Error> {
+        let kept = new.round_up(self.block_bytes);
+        self.zero_locked(FileRange::new(new, kept))?;
+        let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), FileRange::from(kept));
+        // In one step with the drop: whoever reads sees either both or none.
+        self.set_size(&pages, new);
+        drop(pages);
+        if dropped_bytes > 0 {
+            self.filesystem.unreserve(&self.inode, dropped_bytes);
+        }
+        self.filesystem.set_size(&self.inode, new)
+    }
+}

@@ -1,0 +1,28 @@
+//! Giving a file space of its own for what it shares with others.
+
+use crate::address_space::{AddressSpace, OpenFile, Reach};
+use crate::iter::MappingIter;
+use crate::mapping::{FileSystem, Purpose};
+use crate::offset::{FileOffset, FileRange};
+use crate::page_cache::Source;
+
+impl<F: FileSystem> OpenFile<F> {
+    /// Makes what the file shares in the range dirty, so that writeback gives it space of its own.
+    ///
+    /// # Errors
+    /// What the filesystem said.
+    pub fn unshare(&self, offset: FileOffset, len_bytes: u64) -> Result<(), F::Error> {
+        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
+        let space = &*self.space;
+        let _locked = space.lock_for_write(range);
+        let in_file = FileRange::new(range.start, range.end.min(space.size()));
+        let mut iter = MappingIter::new(space, in_file.round_out(space.block_bytes));
+        while let Some((mapping, part)) = iter.next(Purpose::Report)? {
+            if mapping.flags.is_shared && !mapping.kind.is_zeros() {
+                space.write_range(part, Source::Same, Reach::Stays).map_err(|(_, error)| error)?;
+            }
+            iter.advance_to(part.end);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! Zeroing a range without writing back what is dirty in it first.
+//!
+//! Over a hole or unwritten space only what is dirty in memory, or on its way, can be anything but zeros. The filesystem hands that over
+//! as a batch, looked up under its extent lock together with the mapping. Only the batch is zeroed, and the
+//! mapping ends where the batch does. To look the folios up here, after the mapping, would be wrong: writeback may
+//! have ended and reclaim have dropped the folio in between, so that nothing is found while the medium holds data.
+
+use crate::address_space::{AddressSpace, OpenFile, Reach};
+use crate::extent_state::{CountQuery, StateBits, Want};
+use crate::iter::MappingIter;
+use crate::mapping::{DirtyBatch, FileSystem, Purpose};
+use crate::offset::{FileOffset, FileRange};
+use crate::page_cache::Source;
+
+impl<F: FileSystem> OpenFile<F> {
+    /// Makes the bytes of the range that lie in the file zero; the file's size stays. Space that is the file's stays
+    /// so. In memory only.
+    ///
+    /// # Errors
+    /// What the filesystem said; then any part of the range may be zero.
+    pub fn zero_range(&self, offset: FileOffset, len_bytes: u64) -> Result<(), F::Error> {
+        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
+        let _locked = self.space.lock_for_write(range);
+        let in_file = FileRange::new(range.start, range.end.min(self.space.size()));
+        self.space.zero_locked(in_file)
+    }
+
+    /// Makes the range a hole; the file's size stays. What is dirty of whole blocks is thrown away. Durable with
+    /// [`OpenFile::fsync()`].
+    ///
+    /// # Errors
+    /// What the filesystem said; then any part of the range may be zero.
+    pub fn punch_hole(&self, offset: FileOffset, len_bytes: u64) -> Result<(), F::Error> {
+        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
+        let _locked = self.space.lock_for_write(range);
+        self.space.punch_locked(range)
+    }
+}
+
+impl<F: FileSystem> AddressSpace<F> {
+    fn punch_locked(&self, range: FileRange) -> Result<(), F::Error> {
+        let (size, block_bytes) = (self.size(), self.block_bytes);
+        let inner =
+            FileRange::new(range.start.round_up(block_bytes), range.end.round_down(block_bytes));
+        let (head, tail) = if inner.is_empty() {
+            (range, FileRange::default())
+        } else {
+            (FileRange::new(range.start, inner.start), FileRange::new(inner.end, range.end))
+        };
+        for edge in [head, tail] {
+            self.zero_locked(FileRange::new(edge.start, edge.end.min(size)))?;
+        }
+        if inner.is_empty() {
+            return Ok(());
+        }
+        self.replace_locked(inner, || self.filesystem.punch(&self.inode, inner))
+    }
+
+    /// Zeroes a range that the caller has locked, whether in the file or in its last block behind its end.
+    pub(crate) fn zero_locked(&self, range: FileRange) -> Result<(), F::Error> {
+        let zero = |range: FileRange| {
+            self.write_range(range, Source::Zeros, Reach::Stays).map_err(|(_, error)| error)
+        };
+        let mut iter = MappingIter::new(self, range);
+        loop {
+            let mut batch = DirtyBatch::new(&self.states);
+            let Some((mapping, part)) = iter.next(Purpose::Zero(&mut batch))? else {
+                return Ok(());
+            };
+            if !mapping.kind.is_zeros() {
+                zero(part)?;
+                iter.advance_to(part.end);
+                continue;
+            }
+            let covered = match batch.covered() {
+                Some(covered) if !self.cache.options().ablation.zero_without_batch => covered,
+                _ => {
+                    // Written, then mapped anew: what is dirty or on its way has become data of a mapping.
+                    let any = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
+                    let in_memory = CountQuery::first_run(part.round_out(self.block_bytes), any);
+                    if self.states.count_range(in_memory, None).is_none() {
+                        iter.advance_to(part.end);
+                    } else {
+                        self.flush(part);
+                    }
+                    continue;
+                }
+            };
+            let part = part.intersection(covered);
+            for run in batch.runs() {
+                let dirty = run.intersection(part);
+                if !dirty.is_empty() {
+                    zero(dirty)?;
+                }
+            }
+            iter.advance_to(part.end);
+        }
+    }
+}

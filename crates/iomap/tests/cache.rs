@@ -1,0 +1,353 @@
+//! Memory: how much, who gives way, what is read ahead and written back.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::{BLOCK, MemoryFs, Random, at, contents, new_file};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn memory_stays_within_the_budget_while_much_is_written_and_read() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions {
+        cached_bytes_max: 2 * MIB,
+        dirty_bytes_max: MIB,
+        writeback_bytes_max: MIB / 2,
+        readahead_bytes_max: MIB / 4,
+        ..CacheOptions::default()
+    };
+    let cache = PageCache::new(options);
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let file = space.open();
+    let mut chunk = vec![0; 100_000];
+    let mut most = 0;
+    for round in 0..300_u64 {
+        chunk.fill(u8::try_from(round % 251).unwrap());
+        file.write(at(round * 100_000), &chunk).unwrap();
+        assert!(cache.dirty_bytes() <= MIB);
+        most = most.max(cache.cached_bytes());
+    }
+    for round in 0..300_u64 {
+        assert_eq!(file.read(at(round * 100_000), &mut chunk), Ok(100_000));
+        assert!(chunk.iter().all(|byte| u64::from(*byte) == round % 251));
+        most = most.max(cache.cached_bytes());
+    }
+    assert!(most <= 2 * MIB + MIB / 2, "{most} bytes in memory");
+    assert!(most >= MIB);
+}
+
+/// Writers in threads, at one file and at several, on a slow device: nobody gets far ahead of writeback, also where all that is dirty is
+/// being written by somebody else already.
+#[test]
+fn writers_in_threads_wait_while_too_much_is_dirty() {
+    const LIMIT: u64 = 64 * BLOCK;
+    for is_one_file in [true, false] {
+        let fs = MemoryFs::new();
+        let options = CacheOptions {
+            dirty_bytes_max: LIMIT,
+            writeback_bytes_max: 16 * BLOCK,
+            ..CacheOptions::default()
+        };
+        let cache = PageCache::new(options);
+        let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+        let spaces: Vec<_> = (0..3).map(|_| new()).collect();
+        let most = Arc::new(AtomicU64::new(0));
+        let (cache_there, most_there) = (Arc::clone(&cache), Arc::clone(&most));
+        fs.before_mapping(move || {
+            for _ in 0..50 {
+                most_there.fetch_max(cache_there.dirty_bytes(), Ordering::Relaxed);
+                std::thread::yield_now();
+            }
+        });
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let space = &spaces[if is_one_file { 0 } else { thread }];
+                scope.spawn(move || {
+                    let file = space.open();
+                    for round in 0..200 {
+                        let block = u64::try_from(thread).unwrap() * 1000 + round * 4;
+                        file.write(at(block * BLOCK), &[1; 4 * 4096]).unwrap();
+                    }
+                });
+            }
+        });
+        // Each writer sees the limit after what it wrote.
+        let most = most.load(Ordering::Relaxed);
+        assert!((LIMIT / 2..=LIMIT + 3 * 4 * BLOCK).contains(&most), "{most} bytes dirty");
+        spaces.iter().for_each(|space| space.flush(FileRange::from(at(0))));
+        assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+    }
+}
+
+/// Files that came and went leave nothing behind in the cache, whether or not a pass ever runs.
+#[test]
+fn files_that_are_closed_are_forgotten() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions::default());
+    let mut weak = Vec::new();
+    for _ in 0..100 {
+        let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+        space.open().write(at(0), &[1; 5000]).unwrap();
+        space.open().fsync().unwrap();
+        weak.push(Arc::downgrade(&space));
+    }
+    assert!(weak.iter().all(|space| space.upgrade().is_none()));
+    assert_eq!(cache.cached_bytes(), 0);
+}
+
+#[test]
+fn range_replaced_by_the_filesystem_shows_the_new_bytes() {
+    let fs = MemoryFs::new();
+    let (from, to) =
+        (new_file(&fs, CacheOptions::default()), new_file(&fs, CacheOptions::default()));
+    let (source, target) = (from.open(), to.open());
+    source.write(at(0), &[1; 8192]).unwrap();
+    source.fsync().unwrap();
+    target.write(at(0), &[2; 5000]).unwrap();
+    to.replace_range(common::range(0, 8192), at(8192), || {
+        fs.share(from.inode(), to.inode());
+        Ok(())
+    })
+    .unwrap();
+    assert!(contents(&target) == vec![1; 8192]);
+    assert_eq!((fs.used_blocks(), fs.reserved_blocks()), (2, 0));
+    target.write(at(0), &[3]).unwrap();
+    target.fsync().unwrap();
+    assert!(contents(&source) == vec![1; 8192]);
+}
+
+/// Folios that were used lately stay, others go first.
+#[test]
+fn reclaim_takes_folios_that_were_not_used_lately() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions {
+        cached_bytes_max: 32 * BLOCK,
+        folio_bytes_max: BLOCK,
+        readahead_bytes_max: 0,
+        ..CacheOptions::default()
+    };
+    let cache = PageCache::new(options);
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), cache);
+    let file = space.open();
+    file.write(at(0), &vec![1; 256 * 4096]).unwrap();
+    file.fsync().unwrap();
+    let read = |block: u64| file.read(at(block * BLOCK), &mut [0; 4096]).unwrap();
+    read(0);
+    let mut misses = 0;
+    for block in 40..240 {
+        read(block);
+        let before = fs.read_count.load(Ordering::Relaxed);
+        read(0);
+        misses += fs.read_count.load(Ordering::Relaxed) - before;
+    }
+    assert!(misses <= 20, "{misses} of 200");
+}
+
+#[test]
+fn sequential_reads_are_read_ahead_and_random_ones_are_not() {
+    let fs = MemoryFs::new();
+    let space =
+        new_file(&fs, CacheOptions { cached_bytes_max: 4 * MIB, ..CacheOptions::default() });
+    let file = space.open();
+    file.write(at(0), &vec![1; 8 << 20]).unwrap();
+    file.fsync().unwrap();
+    let reads = || fs.read_count.swap(0, Ordering::Relaxed);
+    reads();
+    let sequential = space.open();
+    for block in 0..1024 {
+        sequential.read(at(block * BLOCK), &mut [0; 4096]).unwrap();
+    }
+    let with_readahead = reads();
+    assert!(with_readahead <= 16, "{with_readahead} requests for 1024 blocks in order");
+    let space = new_file(&fs, CacheOptions::default());
+    let random_file = space.open();
+    random_file.write(at(0), &vec![1; 8 << 20]).unwrap();
+    random_file.fsync().unwrap();
+    assert_eq!(reads(), 0);
+    let other = AddressSpace::new(
+        Arc::clone(&fs),
+        Arc::clone(space.inode()),
+        at(8 * MIB),
+        PageCache::new(CacheOptions::default()),
+    );
+    let (file, mut random) = (other.open(), Random(3));
+    for _ in 0..100 {
+        file.read(at((random.below(1000) + 1) * 2 * BLOCK), &mut [0; 4096]).unwrap();
+    }
+    assert!(reads() >= 90);
+}
+
+/// A long sequential write comes down as few large runs, whatever the sizes of the writes.
+#[test]
+fn writeback_gives_the_filesystem_long_runs() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    for round in 0..1000 {
+        file.write(at(round * 10_000), &[1; 10_000]).unwrap();
+    }
+    file.fsync().unwrap();
+    assert_eq!(fs.write_count.load(Ordering::Relaxed), 1);
+    assert!(contents(&file) == vec![1; 10_000_000]);
+}
+
+#[test]
+fn background_pass_writes_what_is_old_and_what_is_too_much() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions {
+        dirty_bytes_background: 10 * BLOCK,
+        dirty_age_max_ms: 30_000,
+        ..CacheOptions::default()
+    };
+    let cache = PageCache::new(options);
+    let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let (old, young, large) = (new(), new(), new());
+    assert_eq!(cache.background_pass(1000), None);
+    old.open().write(at(0), &[1; 4096]).unwrap();
+    assert_eq!(cache.background_pass(20_000), Some(31_000));
+    young.open().write(at(0), &[1; 4096]).unwrap();
+    assert_eq!(cache.background_pass(30_999), Some(31_000));
+    assert_eq!(cache.dirty_bytes(), 2 * BLOCK);
+    assert_eq!(cache.background_pass(31_000), Some(50_000));
+    assert_eq!(cache.dirty_bytes(), BLOCK);
+    large.open().write(at(0), &vec![1; 20 * 4096]).unwrap();
+    // The oldest first, until no more than the limit is dirty.
+    assert_eq!(cache.background_pass(31_001), None);
+    assert_eq!(cache.dirty_bytes(), 0);
+    old.open().write(at(0), &[2; 4096]).unwrap();
+    old.flush(FileRange::from(at(0)));
+    assert_eq!(cache.dirty_bytes(), 0);
+}
+
+/// While a read brings in blocks ahead of what was asked for, one of them is written, written back and reclaimed. What the read
+/// brings then is old. With data overwritten in place, mappings do not tell.
+#[test]
+fn read_ahead_of_a_block_that_is_written_meanwhile_is_void() {
+    for is_in_place in [0, 1] {
+        let fs = MemoryFs::new();
+        fs.is_in_place.store(is_in_place, Ordering::Relaxed);
+        let options = CacheOptions {
+            cached_bytes_max: 8 * BLOCK,
+            folio_bytes_max: BLOCK,
+            ..CacheOptions::default()
+        };
+        let cache = PageCache::new(options);
+        let new =
+            |size| AddressSpace::new(Arc::clone(&fs), Arc::default(), at(size), Arc::clone(&cache));
+        let (space, other) = (new(0), new(64 * BLOCK));
+        let file = space.open();
+        file.write(at(0), &vec![1; 8 * 4096]).unwrap();
+        file.fsync().unwrap();
+        let weak = Arc::downgrade(&space);
+        // All clean folios of the file go.
+        other.open().read(at(0), &mut vec![0; 32 * 4096]).unwrap();
+        fs.after_next_read(move || {
+            let space = weak.upgrade().unwrap();
+            space.open().write(at(3 * BLOCK), &[2; 4096]).unwrap();
+            space.flush(FileRange::from(at(0)));
+            other.open().read(at(0), &mut vec![0; 32 * 4096]).unwrap();
+        });
+        // Begins at the start of the file, so it counts as sequential.
+        let mut bytes = [0; 100];
+        space.open().read(at(0), &mut bytes).unwrap();
+        assert_eq!(bytes, [1; 100]);
+        space.open().read(at(3 * BLOCK), &mut bytes).unwrap();
+        assert_eq!(bytes, [2; 100]);
+    }
+}
+
+/// Balance moves data between the look at the mapping and the read, and the old place is given to others.
+#[test]
+fn read_of_data_that_moves_meanwhile_reads_it_where_it_went() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions { keeps_clean: false, ..CacheOptions::default() });
+    let file = space.open();
+    file.write(at(0), &vec![1; 8 * 4096]).unwrap();
+    file.fsync().unwrap();
+    for is_direct in [false, true] {
+        let (armed, weak) = (AtomicBool::new(true), Arc::downgrade(&fs));
+        let inode = Arc::clone(space.inode());
+        fs.after_map(move || {
+            if armed.swap(false, Ordering::Relaxed) {
+                weak.upgrade().unwrap().relocate(&inode);
+            }
+        });
+        let mut bytes = vec![0; 8 * 4096];
+        if is_direct {
+            file.direct_read(at(0), &mut bytes).unwrap();
+        } else {
+            file.read(at(0), &mut bytes).unwrap();
+        }
+        assert!(bytes == vec![1; 8 * 4096]);
+    }
+}
+
+/// A read ahead brings in blocks of a range that is being punched, or written past the cache, after the range was dropped from
+/// memory and before the filesystem changed it.
+#[test]
+fn read_ahead_into_a_range_being_punched_leaves_nothing_stale() {
+    for is_punch in [true, false] {
+        let fs = MemoryFs::new();
+        let options = CacheOptions {
+            cached_bytes_max: 16 * BLOCK,
+            folio_bytes_max: BLOCK,
+            ..CacheOptions::default()
+        };
+        let cache = PageCache::new(options);
+        let new =
+            |size| AddressSpace::new(Arc::clone(&fs), Arc::default(), at(size), Arc::clone(&cache));
+        let (space, other) = (new(0), new(64 * BLOCK));
+        let file = space.open();
+        file.write(at(0), &vec![1; 8 * 4096]).unwrap();
+        file.fsync().unwrap();
+        // All clean folios of the file go, so that the first block must be read.
+        other.open().read(at(0), &mut vec![0; 60 * 4096]).unwrap();
+        let weak = Arc::downgrade(&space);
+        fs.before_change(move || {
+            // Sequential from the start of the file, so blocks of the range come with it.
+            let mut bytes = [0; 100];
+            weak.upgrade().unwrap().open().read(at(0), &mut bytes).unwrap();
+            assert_eq!(bytes, [1; 100]);
+        });
+        if is_punch {
+            file.punch_hole(at(4 * BLOCK), 4 * BLOCK).unwrap();
+        } else {
+            file.direct_write(at(4 * BLOCK), &vec![0; 4 * 4096]).unwrap();
+        }
+        let mut expected = vec![1; 8 * 4096];
+        expected[4 * 4096..].fill(0);
+        assert!(contents(&file) == expected);
+    }
+}
+
+/// Over FUSE the kernel keeps what is clean.
+#[test]
+fn clean_folios_go_at_once_where_somebody_else_keeps_them() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions { keeps_clean: false, ..CacheOptions::default() });
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let file = space.open();
+    file.write(at(0), &vec![1; 100_000]).unwrap();
+    assert!(cache.cached_bytes() >= 100_000);
+    file.fsync().unwrap();
+    assert_eq!(cache.cached_bytes(), 0);
+    assert!(contents(&file) == vec![1; 100_000]);
+    assert_eq!(cache.cached_bytes(), 0);
+}
+
+/// A file that nobody has open any more, but that is dirty, is still written.
+#[test]
+fn dirty_file_is_kept_until_it_is_written() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions::default());
+    let inode = Arc::default();
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::clone(&inode), at(0), Arc::clone(&cache));
+    space.open().write(at(0), &[5; 4096]).unwrap();
+    drop(space);
+    cache.background_pass(u64::MAX);
+    assert!(fs.stored(&inode, 4096) == vec![5; 4096]);
+    assert_eq!((cache.dirty_bytes(), cache.cached_bytes()), (0, 0));
+}

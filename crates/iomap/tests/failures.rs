@@ -1,0 +1,184 @@
+//! Devices that fail, space that ends, requests that cannot be met.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use common::{BLOCK, Failure, MemoryFs, at, contents, new_file, range};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, Error, FileOffset, FileRange, PageCache};
+
+/// Two files; the device fails in the middle of writing the first one back.
+#[test]
+fn writeback_that_fails_is_reported_once_to_each_open_file() {
+    let fs = MemoryFs::new();
+    let cache =
+        PageCache::new(CacheOptions { writeback_bytes_max: BLOCK, ..CacheOptions::default() });
+    let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let (space, other) = (new(), new());
+    let (file, same, other) = (space.open(), space.open(), other.open());
+    file.write(at(0), &[1; 4 * 4096]).unwrap();
+    file.fsync().unwrap();
+    other.write(at(0), &[3; 4096]).unwrap();
+    file.write(at(0), &[2; 4 * 4096]).unwrap();
+    fs.writes_left.store(2, Ordering::Relaxed);
+    space.flush(FileRange::from(at(0)));
+    fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    // Nobody was told yet. Who asks first, or was open then, is told; who comes later is not.
+    assert_eq!(file.fsync(), Err(Failure::Io));
+    assert_eq!(file.fsync(), Ok(()));
+    let later = space.open();
+    assert_eq!(later.fsync(), Ok(()));
+    assert_eq!(same.fsync(), Err(Failure::Io));
+    assert_eq!(same.fsync(), Ok(()));
+    assert_eq!(other.fsync(), Ok(()));
+    assert!(contents(&other) == vec![3; 4096]);
+    // Memory does not show what the medium does not hold.
+    let mut expected = vec![2; 2 * 4096];
+    expected.resize(4 * 4096, 1);
+    assert!(contents(&file) == expected);
+    assert!(fs.stored(space.inode(), 4 * BLOCK) == expected);
+    assert_eq!((fs.reserved_blocks(), cache.dirty_bytes()), (0, 0));
+    file.write(at(0), &[4; 4 * 4096]).unwrap();
+    file.fsync().unwrap();
+    assert!(fs.stored(space.inode(), 4 * BLOCK) == vec![4; 4 * 4096]);
+}
+
+/// What is written again while its older version is on its way is not lost when that fails.
+#[test]
+fn write_during_writeback_that_fails_stays() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &[1; 8192]).unwrap();
+    let weak = Arc::downgrade(&space);
+    let armed = std::sync::atomic::AtomicBool::new(true);
+    let device = Arc::downgrade(&fs);
+    fs.after_map(|| {});
+    fs.before_mapping(move || {
+        if armed.swap(false, Ordering::Relaxed) {
+            let space = weak.upgrade().unwrap();
+            space.open().write(at(100), &[2; 200]).unwrap();
+            // This one arrives; the next one does not.
+            device.upgrade().unwrap().writes_left.store(0, Ordering::Relaxed);
+        }
+    });
+    file.fsync().unwrap();
+    assert_eq!(file.fsync(), Err(Failure::Io));
+    fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    let mut expected = vec![1; 8192];
+    assert!(contents(&file) == expected, "the second version is lost, the first one stays");
+    file.write(at(100), &[2; 200]).unwrap();
+    file.fsync().unwrap();
+    expected[100..300].fill(2);
+    assert!(contents(&file) == expected);
+    assert!(fs.stored(space.inode(), 8192) == expected);
+}
+
+#[test]
+fn read_that_fails_says_so_and_can_be_made_again() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions { keeps_clean: false, ..CacheOptions::default() };
+    let file = new_file(&fs, options).open();
+    file.write(at(0), &[1; 3 * 4096]).unwrap();
+    file.fsync().unwrap();
+    fs.reads_left.store(0, Ordering::Relaxed);
+    assert_eq!(file.read(at(0), &mut [0; 100]), Err(Failure::Io));
+    assert_eq!(file.direct_read(at(0), &mut [0; 4096]), Err(Failure::Io));
+    // A write of a part of a block needs the rest; a write of a whole block does not.
+    assert_eq!(file.write(at(10), &[2; 20]), Err(Failure::Io));
+    assert_eq!(file.write(at(4096), &[2; 4096]), Ok(4096));
+    // The first of these blocks is written, for the rest of the second one the device is needed.
+    assert_eq!(file.write(at(4096), &[3; 5000]), Err(Failure::Io));
+    assert_eq!(file.truncate(at(100)), Err(Failure::Io));
+    assert_eq!(file.size(), at(3 * BLOCK));
+    fs.reads_left.store(u64::MAX, Ordering::Relaxed);
+    let mut expected = vec![1; 3 * 4096];
+    expected[4096..8192].fill(2);
+    assert!(contents(&file) == expected);
+    file.fsync().unwrap();
+    assert_eq!(fs.reserved_blocks(), 0);
+}
+
+#[test]
+fn write_without_space_is_short_then_refused_and_space_comes_back() {
+    let fs = MemoryFs::with_capacity(10);
+    fs.cut_mappings(1);
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    // Into unwritten space of three blocks, where mappings are cut; then there is a hole, for which there is no space.
+    fs.allocate(space.inode(), range(0, 3 * BLOCK));
+    assert_eq!(file.write(at(0), &[1; 20 * 4096]), Ok(3 * 4096));
+    assert_eq!(file.size(), at(3 * BLOCK));
+    assert_eq!(file.write(at(3 * BLOCK), &[1; 20 * 4096]), Err(Failure::NoSpace));
+    assert_eq!(fs.reserved_blocks(), 3);
+    // What is dirty already needs no more space.
+    assert_eq!(file.write(at(5), &[2; 4096]), Ok(4096));
+    file.truncate(at(0)).unwrap();
+    assert_eq!((fs.reserved_blocks(), fs.used_blocks()), (0, 0));
+    assert_eq!(file.write(at(0), &[3; 10 * 4096]), Ok(10 * 4096));
+    assert_eq!(file.direct_write(at(10 * BLOCK), &[3; 4096]), Err(Failure::NoSpace));
+    assert_eq!(file.size(), at(10 * BLOCK));
+    let map = file.map(at(0), 1 << 20).unwrap();
+    map.store(at(0), &[4; 100]).unwrap();
+    file.truncate(at(11 * BLOCK)).unwrap();
+    assert_eq!(map.fault_for_write(at(10 * BLOCK)), Err(Failure::NoSpace));
+}
+
+#[test]
+fn offsets_at_the_limits_are_answered_as_linux_does() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    let max = FileOffset::MAX;
+    let too_large = |offset, len_bytes| Failure::Request(Error::TooLarge { offset, len_bytes });
+    assert_eq!(file.write(max, &[1]), Err(too_large(max, 1)));
+    assert_eq!(file.write(at(u64::MAX), &[1]), Err(too_large(at(u64::MAX), 1)));
+    let beyond = at(max.bytes() + 1);
+    assert_eq!(file.truncate(beyond), Err(too_large(beyond, 0)));
+    assert_eq!(file.zero_range(max, 1), Err(too_large(max, 1)));
+    assert_eq!(file.punch_hole(at(5), u64::MAX), Err(too_large(at(5), u64::MAX)));
+    assert!(matches!(
+        file.map(at(1), 10).map(|_| ()),
+        Err(Failure::Request(Error::Unaligned { .. }))
+    ));
+    let unaligned =
+        Failure::Request(Error::Unaligned { offset: at(512), len_bytes: 4096, block_bytes: BLOCK });
+    assert_eq!(file.direct_read(at(512), &mut [0; 4096]), Err(unaligned.clone()));
+    assert_eq!(file.direct_write(at(512), &[0; 4096]), Err(unaligned));
+    assert_eq!(file.read(max, &mut [0; 10]), Ok(0));
+    assert_eq!(file.read(at(u64::MAX), &mut [0; 10]), Ok(0));
+    assert_eq!(file.size(), at(0));
+    assert_eq!(file.write(at(0), &[]), Ok(0));
+    assert_eq!(file.write(at(77), &[]), Ok(0));
+    assert_eq!(file.size(), at(0));
+    // The last bytes that a file can have.
+    assert_eq!(file.write(at(max.bytes() - 3), &[7; 10]), Ok(3));
+    assert_eq!(file.size(), max);
+    let mut bytes = [0; 10];
+    assert_eq!(file.read(at(max.bytes() - 5), &mut bytes), Ok(5));
+    assert_eq!(bytes, [0, 0, 7, 7, 7, 0, 0, 0, 0, 0]);
+    assert_eq!(file.append(&[1]), Err(too_large(max, 1)));
+    file.fsync().unwrap();
+    file.space().flush(FileRange::from(at(0)));
+    file.truncate(at(0)).unwrap();
+    assert_eq!(fs.used_blocks(), 0);
+}
+
+#[test]
+fn mapped_access_wholly_beyond_the_end_is_refused() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    file.write(at(0), &[1; 5000]).unwrap();
+    let map = file.map(at(0), 10 * BLOCK).unwrap();
+    let beyond =
+        |offset| Err(Failure::Request(Error::BeyondEnd { offset: at(offset), size: at(5000) }));
+    assert_eq!(map.load(at(8192), &mut [0; 1]), beyond(8192));
+    assert_eq!(map.store(at(8190), &[0; 3]), beyond(8190));
+    assert_eq!(map.store(at(8190), &[9; 2]), Ok(()));
+    let mut bytes = [1; 4];
+    map.load(at(8188), &mut bytes).unwrap();
+    assert_eq!(bytes, [0, 0, 9, 9]);
+    file.truncate(at(100)).unwrap();
+    assert!(map.load(at(4096), &mut [0; 1]).is_err());
+    map.msync(map.range()).unwrap();
+}

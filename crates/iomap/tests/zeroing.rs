@@ -1,0 +1,196 @@
+//! Zeroing that knows the page cache.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{BLOCK, MemoryFs, Random, at, contents, new_file, range};
+use ubtrfs_iomap::{
+    AddressSpace, BATCH_RUNS_MAX, CacheAblation, CacheOptions, FileRange, OpenFile, PageCache,
+};
+
+/// Little enough that whatever is clean goes with the next read or write.
+fn little_memory() -> CacheOptions {
+    CacheOptions { cached_bytes_max: BLOCK, folio_bytes_max: BLOCK, ..CacheOptions::default() }
+}
+
+fn reopen(fs: &Arc<MemoryFs>, file: &OpenFile<MemoryFs>) -> OpenFile<MemoryFs> {
+    file.fsync().unwrap();
+    let inode = Arc::clone(file.space().inode());
+    let cache = PageCache::new(CacheOptions::default());
+    AddressSpace::new(Arc::clone(fs), inode, file.size(), cache).open()
+}
+
+/// A mapped store behind the end of the file is in a dirty block over unwritten space. Zeroing on extension that
+/// takes unwritten space for zeros makes the bytes a part of the file.
+#[test]
+fn mapped_store_beyond_end_then_extension_reads_zeros() {
+    for zero_without_batch in [false, true] {
+        let fs = MemoryFs::new();
+        let ablation = CacheAblation { zero_without_batch, ..CacheAblation::default() };
+        let space = new_file(&fs, CacheOptions { ablation, ..CacheOptions::default() });
+        let file = space.open();
+        fs.allocate(space.inode(), range(0, 1024));
+        file.truncate(at(1024)).unwrap();
+        file.write(at(0), &[1; 1024]).unwrap();
+        let map = file.map(at(0), BLOCK).unwrap();
+        map.store(at(3072), &[2; 1024]).unwrap();
+        let mut seen = [0; 1024];
+        map.load(at(3072), &mut seen).unwrap();
+        assert_eq!(seen, [2; 1024]);
+        file.write(at(32768), &[3; 4096]).unwrap();
+        let mut expected = vec![0; 36864];
+        expected[..1024].fill(1);
+        expected[32768..].fill(3);
+        assert!(contents(&file) == expected);
+        file.fsync().unwrap();
+        assert!(contents(&file) == expected);
+        assert!(contents(&reopen(&fs, &file)) == expected);
+    }
+}
+
+/// The same where the block is written back, with its tail zeroed, and stored to again, before the file grows.
+#[test]
+fn mapped_store_beyond_end_after_writeback_then_extension_reads_zeros() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &[1; 1000]).unwrap();
+    let map = file.map(at(0), BLOCK).unwrap();
+    for _ in 0..3 {
+        map.store(at(1000), &[2; 3096]).unwrap();
+        // The filesystem asserts that no byte behind the end comes down.
+        file.fsync().unwrap();
+    }
+    map.store(at(1000), &[2; 3096]).unwrap();
+    file.truncate(at(5000)).unwrap();
+    let mut expected = vec![0; 5000];
+    expected[..1000].fill(1);
+    assert!(contents(&file) == expected);
+    assert!(contents(&reopen(&fs, &file)) == expected);
+}
+
+/// What the posted patch gets wrong: between the mapping (unwritten) and the look at the page cache, the dirty block is written
+/// back and its folio reclaimed. Absent then does not mean zero: the medium has data.
+#[test]
+fn zeroing_while_block_is_written_back_and_reclaimed_zeroes_it() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(little_memory());
+    let new =
+        |size| AddressSpace::new(Arc::clone(&fs), Arc::default(), at(size), Arc::clone(&cache));
+    let (space, other) = (new(0), new(8 * BLOCK));
+    let file = space.open();
+    fs.allocate(space.inode(), range(0, 32768));
+    file.write(at(0), &[1; 4096]).unwrap();
+    file.truncate(at(8192)).unwrap();
+    let (weak, armed) = (Arc::downgrade(&space), AtomicBool::new(true));
+    fs.after_map(move || {
+        if let Some(space) = weak.upgrade()
+            && armed.swap(false, Ordering::Relaxed)
+        {
+            space.flush(FileRange::from(at(0)));
+            // Needs memory, which only the now clean folio can give.
+            other.open().read(at(0), &mut [0; 4096]).unwrap();
+        }
+    });
+    file.zero_range(at(2048), 2048).unwrap();
+    assert!(
+        fs.write_count.load(Ordering::Relaxed) > 0 && fs.read_count.load(Ordering::Relaxed) > 0
+    );
+    let mut expected = vec![0; 8192];
+    expected[..2048].fill(1);
+    assert!(contents(&file) == expected);
+    assert!(contents(&reopen(&fs, &file)) == expected);
+}
+
+/// The race as it was found: fallocate 32 KiB, write 4 KiB, truncate to 2 KiB, against writeback and reclaim.
+#[test]
+fn truncate_against_flush_and_reclaim_leaves_no_stale_bytes() {
+    const ROUNDS: usize = 20_000;
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(little_memory());
+    let new =
+        |size| AddressSpace::new(Arc::clone(&fs), Arc::default(), at(size), Arc::clone(&cache));
+    let (space, other) = (new(0), new(64 * BLOCK));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (other, mut random) = (other.open(), Random(1));
+            while !stop.load(Ordering::Relaxed) {
+                space.flush(FileRange::from(at(0)));
+                other.read(at(random.below(64) * BLOCK), &mut [0; 100]).unwrap();
+            }
+        });
+        let file = space.open();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 0..ROUNDS {
+                fs.allocate(space.inode(), range(0, 32768));
+                file.write(at(0), &[1; 4096]).unwrap();
+                file.truncate(at(2048)).unwrap();
+                file.truncate(at(6000)).unwrap();
+                let bytes = contents(&file);
+                assert!(bytes[..2048].iter().all(|byte| *byte == 1), "lost, round {round}");
+                assert!(bytes[2048..].iter().all(|byte| *byte == 0), "stale, round {round}");
+                file.truncate(at(0)).unwrap();
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        result.unwrap();
+    });
+    assert_eq!(fs.reserved_blocks(), 0);
+}
+
+/// Experiment 5: a block is written, and the file cut to one byte less than its end. Nothing goes to the device for it.
+#[test]
+fn truncate_down_over_dirty_blocks_writes_nothing() {
+    let writes = |zero_without_batch| {
+        let fs = MemoryFs::new();
+        let ablation = CacheAblation { zero_without_batch, ..CacheAblation::default() };
+        let file = new_file(&fs, CacheOptions { ablation, ..CacheOptions::default() }).open();
+        for round in 0..100 {
+            file.write(at(round * BLOCK), &[7; 4096]).unwrap();
+            file.truncate(at((round + 1) * BLOCK - 1)).unwrap();
+        }
+        let bytes = contents(&file);
+        let is_right = |(at, byte): (usize, &u8)| *byte == if at % 4096 == 4095 { 0 } else { 7 };
+        assert!(bytes.iter().enumerate().all(is_right));
+        fs.write_count.load(Ordering::Relaxed)
+    };
+    assert_eq!(writes(false), 0);
+    assert!(writes(true) >= 100, "the ablation shows what it was like before");
+}
+
+/// More dirty runs than a batch holds, over unwritten space and holes: the mapping is trimmed to the batch, and the next one begins
+/// there.
+#[test]
+fn zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all() {
+    for ignores_batch in [0, 1] {
+        let fs = MemoryFs::new();
+        fs.ignores_batch.store(ignores_batch, Ordering::Relaxed);
+        let space = new_file(&fs, CacheOptions::default());
+        let file = space.open();
+        let runs = u64::try_from(BATCH_RUNS_MAX).unwrap() * 3 + 5;
+        fs.allocate(space.inode(), range(0, runs * BLOCK));
+        for run in 0..runs {
+            file.write(at(run * 2 * BLOCK), &[9; 4096]).unwrap();
+        }
+        file.zero_range(at(100), runs * 2 * BLOCK).unwrap();
+        let bytes = contents(&file);
+        assert!(bytes[..100].iter().all(|byte| *byte == 9));
+        assert!(bytes[100..].iter().all(|byte| *byte == 0));
+        assert!(contents(&reopen(&fs, &file)) == bytes);
+        assert_eq!(fs.reserved_blocks(), 0);
+    }
+}
+
+#[test]
+fn zero_range_over_hole_makes_no_data() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    file.truncate(at(1 << 40)).unwrap();
+    file.zero_range(at(10), 1 << 39).unwrap();
+    file.fsync().unwrap();
+    assert!(file.seek_data(at(0)).is_err());
+    assert_eq!((fs.used_blocks(), fs.reserved_blocks()), (0, 0));
+}
