@@ -15,6 +15,7 @@ mod size;
 mod target;
 mod unfinished;
 mod walk;
+mod whole;
 mod words;
 
 use std::process::ExitCode;

@@ -15,6 +15,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::image::{ImageArgs, Place};
 use crate::output::Output;
 use crate::walk::{self, Walk};
+use crate::whole;
 
 /// Copy files inside an image, and with -r directories
 ///
@@ -189,38 +190,46 @@ impl Copy<'_> {
         }
         let keeps_links = self.args.archive && inode.nlink > 1;
         if keeps_links && let Some(copy) = self.copied.get(&inode.id) {
-            if there.is_some() {
-                self.edit.unlink(place, path)?;
-            }
             let copy = *copy;
-            return self.edit.under_handle("linking", path, Reservation::create(0), |handle| {
-                handle.link(place.dir, &place.name, copy)
+            return whole::named(self.edit, place, path, |place| {
+                self.edit.under_handle("linking", path, Reservation::create(0), |handle| {
+                    handle.link(place.dir, &place.name, copy)
+                })
             });
         }
-        let kind = inode.file_type();
+        let there = there.map(|id| image.inode(id, path)).transpose()?;
         let id = match there {
-            Some(id) if kind == FileType::Regular && self.is_regular(id, path)? => {
-                self.truncate(id, path)?;
+            _ if inode.file_type() != FileType::Regular => {
+                let id = whole::named(self.edit, place, path, |place| {
+                    self.make(inode, source, place, path)
+                })?;
+                self.finish(inode, id, path)?;
                 id
             }
-            there => {
-                if there.is_some() {
-                    self.edit.unlink(place, path)?;
-                }
-                self.make(inode, source, place, path)?
+            Some(there) if there.file_type() == FileType::Regular => {
+                let id = whole::contents(self.edit, &there, path, |id| self.fill(inode, id, path))?;
+                self.finish(inode, id, path)?;
+                id
+            }
+            _ => {
+                let new = self.edit.new_inode(place.dir, self.new_mode(inode), path)?;
+                whole::file(self.edit, place, &new, path, |id| {
+                    self.fill(inode, id, path)?;
+                    self.finish(inode, id, path)
+                })?
             }
         };
-        if kind == FileType::Regular {
-            let all = FileOffset(0)..FileOffset(inode.size_bytes);
-            self.edit
-                .filesystem()
-                .copy_range(inode.id, all, id, FileOffset(0))
-                .map_err(|error| image.failure("copying", path, error))?;
-        }
         if keeps_links {
             self.copied.insert(inode.id, id);
         }
-        self.finish(inode, id, path)
+        Ok(())
+    }
+
+    /// Copies the data.
+    fn fill(&self, inode: &Inode, id: InodeId, path: &[u8]) -> Result<()> {
+        let all = FileOffset(0)..FileOffset(inode.size_bytes);
+        let copied = self.edit.filesystem().copy_range(inode.id, all, id, FileOffset(0));
+        copied.map(drop).map_err(|error| self.edit.image().failure("copying", path, error))
     }
 
     /// What has the name. A file is written through a symbolic link to another.
@@ -237,15 +246,6 @@ impl Copy<'_> {
                 .at_name(path)
                 .at_path(image.path())),
         }
-    }
-
-    fn is_regular(&self, id: InodeId, path: &[u8]) -> Result<bool> {
-        Ok(self.edit.image().inode(id, path)?.file_type() == FileType::Regular)
-    }
-
-    fn truncate(&self, id: InodeId, path: &[u8]) -> Result<()> {
-        let result = self.edit.filesystem().truncate(id, 0);
-        result.map_err(|error| self.edit.image().failure("overwriting", path, error))
     }
 
     fn make(&self, inode: &Inode, source: &[u8], place: &Place, path: &[u8]) -> Result<InodeId> {
@@ -344,27 +344,36 @@ impl Change for ReflinkArgs {
                 .at_path(image.path()));
         }
         let (place, path) = edit.destination(dest, base_name(source))?;
-        let failed = |error| image.failure("sharing data", &path, error);
-        let target = match image.entry(&place, &path)? {
-            Some(target) if target == id => {
-                return Err(Failure::new(Exit::Io, "sharing data", "source and copy are one file")
-                    .at_name(&path)
-                    .at_path(image.path()));
+        let refused = |why: &str| {
+            Err(Failure::new(Exit::Io, "sharing data", why).at_name(&path).at_path(image.path()))
+        };
+        let share = |target: InodeId| {
+            if inode.has_csums() != image.inode(target, &path)?.has_csums() {
+                return refused("one of the files has checksums, the other has none")
+                    .map_err(|failure| failure.advice("`ubtrfs cp` copies the data instead."));
             }
+            if inode.size_bytes == 0 {
+                return Ok(());
+            }
+            let all = FileOffset(0)..FileOffset(inode.size_bytes);
+            edit.filesystem()
+                .clone_range(id, all, target, FileOffset(0))
+                .map_err(|error| image.failure("sharing data", &path, error))
+        };
+        match image.entry(&place, &path)? {
+            Some(target) if target == id => refused("source and copy are one file"),
             Some(target) => {
-                edit.filesystem().truncate(target, 0).map_err(failed)?;
-                target
+                let target = image.inode(target, &path)?;
+                if target.file_type() != FileType::Regular {
+                    return refused("it is no regular file");
+                }
+                whole::contents(edit, &target, &path, share).map(drop)
             }
             None => {
-                let new =
-                    edit.new_inode(place.dir, 0o100_000 | inode.mode & 0o777 & !UMASK, &path)?;
-                edit.create(&place, &new, &path)?
+                let mode = 0o100_000 | inode.mode & 0o777 & !UMASK;
+                let new = edit.new_inode(place.dir, mode, &path)?;
+                whole::file(edit, &place, &new, &path, share).map(drop)
             }
-        };
-        if inode.size_bytes == 0 {
-            return Ok(());
         }
-        let all = FileOffset(0)..FileOffset(inode.size_bytes);
-        edit.filesystem().clone_range(id, all, target, FileOffset(0)).map_err(failed)
     }
 }

@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::ArgAction;
-use ubtrfs_engine::{NewInode, Reservation};
+use ubtrfs_engine::{InodeId, Reservation};
 
 use super::Change;
 use crate::edit::Edit;
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{ImageArgs, Place};
 use crate::output::Output;
+use crate::whole;
 
 /// Give files in an image another name, or make symbolic links
 ///
@@ -73,24 +74,33 @@ impl Args {
             edit.destination(link, super::base_name(target))?
         };
         let source = if self.symbolic { None } else { Some(image.resolve(target)?) };
-        if self.force {
-            match image.entry(&place, &path)? {
-                Some(id) if Some(id) == source => return Ok(()),
-                Some(_) => edit.unlink(&place, &path)?,
-                None => {}
-            }
+        let there = image.entry(&place, &path)?;
+        if there.is_some() && there == source && self.force {
+            return Ok(());
         }
-        let Place { dir, name } = &place;
+        let make = |place: &Place| self.make(edit, source, target, place, &path);
+        if self.force { whole::named(edit, &place, &path, make) } else { make(&place) }
+    }
+
+    fn make(
+        &self,
+        edit: &Edit<'_>,
+        source: Option<InodeId>,
+        target: &[u8],
+        place: &Place,
+        path: &[u8],
+    ) -> Result<()> {
+        let Place { dir, name } = place;
         match source {
-            Some(id) => edit.under_handle("linking", &path, Reservation::create(0), |handle| {
+            Some(id) => edit.under_handle("linking", path, Reservation::create(0), |handle| {
                 handle.link(*dir, name, id)
             }),
             None if target.is_empty() => {
                 Err(Failure::new(Exit::Usage, "linking", "a symbolic link leads somewhere"))
             }
             None => {
-                let new = NewInode { ..edit.new_inode(*dir, 0o120_777, &path)? };
-                edit.under_handle("linking", &path, Reservation::create(0), |handle| {
+                let new = edit.new_inode(*dir, 0o120_777, path)?;
+                edit.under_handle("linking", path, Reservation::create(0), |handle| {
                     handle.symlink(*dir, name, target, &new).map(|_| ())
                 })
             }

@@ -7,17 +7,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use ubtrfs_engine::{InodeId, RenameMode, Reservation, SetAttributes};
+use ubtrfs_engine::SetAttributes;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::Time;
 
 use super::chmod::Mode;
 use super::chown::Owner;
 use super::{Change, only_into_a_directory};
-use crate::edit::{Edit, INHERITED_XATTRS, UMASK};
+use crate::edit::{Edit, UMASK};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{ImageArgs, Place};
 use crate::output::Output;
+use crate::whole;
 
 /// Put files of this machine into an image
 ///
@@ -133,7 +134,6 @@ impl Args {
         self.bring(edit, &mut io::stdin().lock(), &about, &place, path, &read_failed)
     }
 
-    /// Makes the file without a name, fills it, and gives it the name last.
     fn bring(
         &self,
         edit: &Edit<'_>,
@@ -143,14 +143,6 @@ impl Args {
         path: &[u8],
         read_failed: &dyn Fn(&io::Error) -> Failure,
     ) -> Result<()> {
-        let image = edit.image();
-        if let Some(id) = image.entry(place, path)?
-            && image.inode(id, path)?.is_dir()
-        {
-            return Err(Failure::new(Exit::Io, "replacing", "it is a directory")
-                .at_name(path)
-                .at_path(image.path()));
-        }
         let mut new = edit.new_inode(place.dir, 0o100_000 | about.mode & 0o7777, path)?;
         if let Some(mode) = &self.mode {
             new.mode = 0o100_000 | mode.applied_to(new.mode, FileType::Regular);
@@ -159,56 +151,16 @@ impl Args {
             new.uid = owner.uid.unwrap_or(new.uid);
             new.gid = owner.gid.unwrap_or(new.gid);
         }
-        let reservation = Reservation::create(INHERITED_XATTRS);
-        let id = edit.under_handle("creating", path, reservation, |handle| {
-            handle.create_unlinked(place.dir, &new)
+        whole::file(edit, place, &new, path, |id| {
+            edit.fill(id, source, about.len_bytes, path, read_failed)?;
+            let (atime, mtime) = about.times.unwrap_or((edit.now(), edit.now()));
+            let times = SetAttributes {
+                atime: Some(atime),
+                mtime: Some(mtime),
+                ..SetAttributes::default()
+            };
+            edit.set_attributes(id, &times, path)
         })?;
-        let result = edit
-            .fill(id, source, about.len_bytes, path, read_failed)
-            .and_then(|_| {
-                let (atime, mtime) = about.times.unwrap_or((edit.now(), edit.now()));
-                let attributes = SetAttributes {
-                    atime: Some(atime),
-                    mtime: Some(mtime),
-                    ..SetAttributes::default()
-                };
-                edit.set_attributes(id, &attributes, path)
-            })
-            .and_then(|()| give_name(edit, id, place, path));
-        if result.is_err() {
-            // The failure is what is reported; the next session removes what stays.
-            let _ = edit.filesystem().evict(id);
-        }
-        result
+        Ok(())
     }
-}
-
-/// Links a file without a name, in place of what has that name.
-pub fn give_name(edit: &Edit<'_>, id: InodeId, place: &Place, path: &[u8]) -> Result<()> {
-    let image = edit.image();
-    let link = |name: &[u8]| {
-        edit.under_handle("creating", path, Reservation::create(0), |handle| {
-            handle.link(place.dir, name, id)
-        })
-    };
-    if image.entry(place, path)?.is_none() {
-        return link(&place.name);
-    }
-    let between = free_name(edit, place, path)?;
-    link(&between)?;
-    edit.filesystem()
-        .rename(place.dir, &between, place.dir, &place.name, RenameMode::Replace)
-        .map_err(|error| image.failure("replacing", path, error))
-}
-
-/// A name that the directory does not have.
-fn free_name(edit: &Edit<'_>, place: &Place, path: &[u8]) -> Result<Vec<u8>> {
-    for number in 0_u32.. {
-        let name = format!(".ubtrfs-{number}").into_bytes();
-        let candidate = Place { dir: place.dir, name };
-        if edit.image().entry(&candidate, path)?.is_none() {
-            return Ok(candidate.name);
-        }
-    }
-    Err(Failure::new(Exit::Io, "replacing", "no free name").at_name(path))
 }
