@@ -2,6 +2,8 @@
 
 use std::io;
 
+use ubtrfs_ondisk::superblock::{MAGIC, SUPERBLOCK_OFFSETS};
+
 /// Magic bytes, where they lie, and what they say.
 struct Magic {
     at_bytes: u64,
@@ -78,36 +80,38 @@ const BCACHE: &[u8] = &[
 const ZFS_UBERBLOCKS_AT: std::ops::Range<u64> = 128 * 1024..256 * 1024;
 const ZFS_MAGIC: u64 = 0x00ba_b10c;
 
+/// Where a superblock has its magic.
+const SUPERBLOCK_MAGIC_AT: u64 = 64;
+
 /// The head of the target: everything above lies in it.
 const HEAD_BYTES: usize = 256 * 1024;
 
-/// What was found on a target.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Finding {
-    /// Something with a name.
-    Known(&'static str),
-    /// Bytes that are not zero, of no kind we know.
-    Unknown,
-}
-
-/// Looks at a target of `len_bytes` through `read`, which fills its buffer from an offset.
+/// Looks at a target of `len_bytes` through `read`, which fills its buffer from an offset. Returns
+/// what it holds, if that has a name.
 ///
 /// # Errors
 /// Those of `read`.
 pub fn find(
     len_bytes: u64,
     mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
-) -> io::Result<Option<Finding>> {
+) -> io::Result<Option<&'static str>> {
     let head_len = usize::try_from(len_bytes).unwrap_or(usize::MAX).min(HEAD_BYTES);
     let mut head = vec![0; head_len];
     read(0, &mut head)?;
     if let Some(name) = name_of_head(&head) {
-        return Ok(Some(Finding::Known(name)));
+        return Ok(Some(name));
     }
     if let Some(name) = name_of_tail(len_bytes, &mut read)? {
-        return Ok(Some(Finding::Known(name)));
+        return Ok(Some(name));
     }
-    Ok(head.iter().any(|byte| *byte != 0).then_some(Finding::Unknown))
+    // Where the first copy was overwritten, the others still lead to the files.
+    for copy in SUPERBLOCK_OFFSETS {
+        let at = copy.0 + SUPERBLOCK_MAGIC_AT;
+        if at + 8 <= len_bytes && read_array::<8>(at, &mut read)? == MAGIC.to_le_bytes() {
+            return Ok(Some("a btrfs filesystem, whose first superblock is overwritten"));
+        }
+    }
+    Ok(None)
 }
 
 fn name_of_head(head: &[u8]) -> Option<&'static str> {
@@ -176,7 +180,7 @@ fn read_array<const N: usize>(
 mod tests {
     use super::*;
 
-    fn find_in(bytes: &[u8]) -> Option<Finding> {
+    fn find_in(bytes: &[u8]) -> Option<&'static str> {
         find(bytes.len() as u64, |at, buf| {
             let at = usize::try_from(at).unwrap();
             buf.copy_from_slice(&bytes[at..at + buf.len()]);
@@ -191,7 +195,7 @@ mod tests {
             let mut bytes = vec![0; 1 << 20];
             let at = usize::try_from(magic.at_bytes).unwrap();
             bytes[at..at + magic.bytes.len()].copy_from_slice(magic.bytes);
-            assert_eq!(find_in(&bytes), Some(Finding::Known(magic.name)));
+            assert_eq!(find_in(&bytes), Some(magic.name));
         }
     }
 
@@ -203,8 +207,17 @@ mod tests {
     }
 
     #[test]
-    fn find_text_is_unknown_data() {
-        assert_eq!(find_in(b"my notes"), Some(Finding::Unknown));
+    fn find_btrfs_by_any_copy_of_its_superblock() {
+        for copy in SUPERBLOCK_OFFSETS {
+            let found = find(1 << 40, |at, buf| {
+                buf.fill(0);
+                if at == copy.0 + SUPERBLOCK_MAGIC_AT {
+                    buf.copy_from_slice(&MAGIC.to_le_bytes());
+                }
+                Ok(())
+            });
+            assert!(found.unwrap().unwrap().starts_with("a btrfs filesystem"), "{copy}");
+        }
     }
 
     #[test]
@@ -212,25 +225,25 @@ mod tests {
         let mut mbr = vec![0; 1 << 20];
         mbr[510] = 0x55;
         mbr[511] = 0xaa;
-        assert_eq!(find_in(&mbr), Some(Finding::Unknown));
+        assert_eq!(find_in(&mbr), None);
         mbr[446 + 4] = 0x83;
-        assert_eq!(find_in(&mbr), Some(Finding::Known("a partition table (MBR)")));
+        assert_eq!(find_in(&mbr), Some("a partition table (MBR)"));
 
         let mut gpt = vec![0; 1 << 20];
         let at = gpt.len() - 512;
         gpt[at..at + 8].copy_from_slice(b"EFI PART");
-        assert_eq!(find_in(&gpt), Some(Finding::Known(GPT)));
+        assert_eq!(find_in(&gpt), Some(GPT));
 
         let mut raid = vec![0; 1 << 20];
         let at = raid.len() - 8192;
         raid[at..at + 4].copy_from_slice(&0xa92b_4efc_u32.to_le_bytes());
-        assert_eq!(find_in(&raid), Some(Finding::Known(RAID)));
+        assert_eq!(find_in(&raid), Some(RAID));
     }
 
     #[test]
     fn find_zfs_by_any_uberblock() {
         let mut zfs = vec![0; 1 << 20];
         zfs[130 * 1024..130 * 1024 + 8].copy_from_slice(&ZFS_MAGIC.to_be_bytes());
-        assert_eq!(find_in(&zfs), Some(Finding::Known("a ZFS pool member")));
+        assert_eq!(find_in(&zfs), Some("a ZFS pool member"));
     }
 }

@@ -10,7 +10,7 @@ use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
 
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{WindowArgs, open_device};
-use crate::signature::{self, Finding};
+use crate::signature;
 use crate::size;
 use crate::unfinished::Unfinished;
 
@@ -54,16 +54,29 @@ impl Target {
                 let is_empty_file = metadata.is_file() && metadata.len() == 0;
                 Self::open_existing(path, window, length, existing, is_empty_file)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::make(path, length),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Self::make(path, window, length)
+            }
             Err(error) => Err(Failure::io("opening", &error).at_path(path)),
         }
     }
 
-    fn make(path: &Path, length: Length) -> Result<Self> {
+    fn make(path: &Path, window: &WindowArgs, length: Length) -> Result<Self> {
         let Length::Bytes(len_bytes) = length else {
             return Err(no_length(path, "it does not exist"));
         };
-        let device = open_device(path, OpenMode::CreateNew { len_bytes }, Window::Whole)?;
+        let window = window.window();
+        let len_bytes = match window {
+            Window::Offset { start_bytes, .. } => start_bytes
+                .checked_add(len_bytes)
+                .ok_or_else(|| Failure::usage("--offset", "too large"))?,
+            Window::Partition(_) => {
+                let why = "it does not exist, and so has no partitions";
+                return Err(Failure::new(Exit::Io, "opening", why).at_path(path));
+            }
+            Window::Whole => len_bytes,
+        };
+        let device = open_device(path, OpenMode::CreateNew { len_bytes }, window)?;
         Ok(Self { device: Arc::new(device), made: Some(Unfinished::new(path.into())) })
     }
 
@@ -81,6 +94,10 @@ impl Target {
         let want_bytes = match length {
             Length::Bytes(bytes) => bytes,
             Length::AsItIs if is_empty_file => return Err(no_length(path, "it is empty")),
+            Length::AsItIs if !device.is_end_known() => {
+                let why = "where the filesystem is to end is not known: no partition begins there";
+                return Err(no_length(path, why));
+            }
             Length::AsItIs => device.len_bytes(),
         };
         let device = fit(device, path, want_bytes)?;
@@ -107,16 +124,18 @@ fn no_length(path: &Path, why: &str) -> Failure {
 }
 
 fn refuse_what_holds_something(device: &FileDevice, path: &Path) -> Result<()> {
+    let failed = |error: io::Error| Failure::io("reading", &error).at_path(path);
     let found =
         signature::find(device.len_bytes(), |at, buf| device.read_at(PhysicalAddr(at), buf))
-            .map_err(|error| Failure::io("reading", &error).at_path(path))?;
+            .map_err(failed)?;
     let what = match found {
-        Some(Finding::Known(name)) => format!("it holds {name}"),
-        // Disks often carry remains of what they once were; a file with content is somebody's.
-        Some(Finding::Unknown) if !device.is_block_device() => {
+        Some(name) => format!("it holds {name}"),
+        // Disks often carry remains of what they once were; a file with content is somebody's,
+        // wherever in it the content lies.
+        None if !device.is_block_device() && device.holds_data().map_err(failed)? => {
             "it is not empty, and holds no image that is known".to_owned()
         }
-        _ => return Ok(()),
+        None => return Ok(()),
     };
     Err(Failure::new(Exit::Io, "making a filesystem", format!("{what}; nothing was changed"))
         .at_path(path)

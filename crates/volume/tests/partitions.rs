@@ -7,7 +7,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 
 use common::{READ_ONLY, judge, mkfs, run_with};
 use ubtrfs_volume::partition::partitions;
-use ubtrfs_volume::{Error, FileDevice, MemDevice, OpenMode, Volume, Window};
+use ubtrfs_volume::{Device, Error, FileDevice, MemDevice, OpenMode, Volume, Window};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -73,6 +73,67 @@ fn open_of_a_filesystem_in_a_partition_reads_its_superblock() {
         let error = volume(window).unwrap_err();
         assert!(matches!(error, Error::Partition { .. }), "{error}");
     }
+}
+
+/// A window from an offset on ran to the end of the file, other partitions included, and could cut
+/// the file off or grow over them.
+#[test]
+fn window_from_an_offset_on_ends_with_its_partition_and_keeps_the_file() {
+    if !judge(&["sfdisk"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+    let table = "label: gpt\nstart=2048,size=20480\nstart=40960,size=20480\n";
+    run_with("sfdisk", &["-q", disk.to_str().unwrap()], table);
+    let open = |start_bytes, len_bytes| {
+        let window = Window::Offset { start_bytes, len_bytes };
+        FileDevice::open(&disk, OpenMode::ReadWrite, window).unwrap()
+    };
+    for (start, len, expect, is_known) in [
+        (1 << 20, None, 10 << 20, true),
+        (2 << 20, None, 9 << 20, true),
+        (20 << 20, None, 10 << 20, true),
+        (15 << 20, None, 49 << 20, false),
+        (1 << 20, Some(63 << 20), 63 << 20, true),
+    ] {
+        let device = open(start, len);
+        assert_eq!((device.len_bytes(), device.is_end_known()), (expect, is_known), "{start}");
+        for len_bytes in [1 << 20, 100 << 20] {
+            let error = device.resize(len_bytes).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
+        }
+    }
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), 64 << 20);
+
+    // A file that was made for it is the filesystem's to its end.
+    let (new, window) =
+        (dir.path().join("new"), Window::Offset { start_bytes: 4096, len_bytes: None });
+    let device =
+        FileDevice::open(&new, OpenMode::CreateNew { len_bytes: 1 << 20 }, window).unwrap();
+    device.resize(2 << 20).unwrap();
+    assert_eq!(std::fs::metadata(&new).unwrap().len(), (2 << 20) + 4096);
+}
+
+#[test]
+fn data_in_a_window_is_found_wherever_it_lies() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let file = File::create(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    let holds = |start_bytes, len_bytes| {
+        let window = Window::Offset { start_bytes, len_bytes: Some(len_bytes) };
+        FileDevice::open(&path, OpenMode::ReadOnly, window).unwrap().holds_data().unwrap()
+    };
+    assert!(!holds(0, 64 << 20));
+    // Written zeros are data to the system, and none to us.
+    file.write_all_at(&[0; 3 << 20], 5 << 20).unwrap();
+    assert!(!holds(0, 64 << 20));
+    file.write_all_at(&[1], 40 << 20).unwrap();
+    assert!(holds(0, 64 << 20) && holds(40 << 20, 1) && holds((40 << 20) - 1, 2));
+    assert!(!holds(0, 40 << 20) && !holds((40 << 20) + 1, 20 << 20));
 }
 
 #[test]

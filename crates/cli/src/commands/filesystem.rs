@@ -193,7 +193,15 @@ impl Change for ResizeArgs {
         let wanted = match self.size.length {
             Length::Is(bytes) => bytes,
             Length::Grows(bytes) => now.saturating_add(bytes),
-            Length::Max => volume.device(devid).map_or(now, |device| device.len_bytes()),
+            Length::Max => match volume.device(devid) {
+                Some(device) if !device.is_end_known() => {
+                    let why = "with --offset, and no partition there, how far it may reach is not \
+                               known: give a length";
+                    return Err(failed(Exit::Usage, why.to_owned()));
+                }
+                Some(device) => device.len_bytes(),
+                None => now,
+            },
         };
         let wanted = wanted / sector * sector;
         if wanted < now {

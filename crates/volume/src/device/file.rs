@@ -18,6 +18,9 @@ use crate::{lock, partition};
 /// Buffers in one system call, the kernel's limit.
 const IOV_COUNT_MAX: usize = 1024;
 
+/// Bytes that are looked through at a time.
+const SCAN_BYTES: usize = 1 << 20;
+
 /// What a file is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenMode {
@@ -42,7 +45,8 @@ pub enum Window {
     Offset {
         /// First byte.
         start_bytes: u64,
-        /// Bytes; `None` for all that follow.
+        /// Bytes; `None` for what follows in the partition that holds the offset, or to the end of
+        /// the file where no partition does.
         len_bytes: Option<u64>,
     },
     /// A partition, by its number in the GPT or MBR: logical ones count from 5.
@@ -56,8 +60,9 @@ pub struct FileDevice {
     path: PathBuf,
     start_bytes: u64,
     len_bytes: AtomicU64,
-    /// The window ends where the file ends, and the file can be longer or shorter.
+    /// It is all of a file, or was made in a new one: the file can be longer or shorter.
     resizable: bool,
+    is_end_known: bool,
     is_block_device: bool,
     read_only: bool,
 }
@@ -98,10 +103,11 @@ impl FileDevice {
             start_bytes: 0,
             len_bytes: AtomicU64::new(file_len_bytes),
             resizable: !is_block_device,
+            is_end_known: true,
             is_block_device,
             read_only,
         };
-        device.narrow(window)?;
+        device.narrow(window, matches!(mode, OpenMode::CreateNew { .. }))?;
         let purpose = if read_only { Purpose::Read } else { Purpose::Write };
         let end_bytes = device.start_bytes + device.len_bytes();
         kernel::check_unused(path, device.start_bytes..end_bytes, purpose)?;
@@ -109,17 +115,18 @@ impl FileDevice {
     }
 
     /// Makes the window, from the whole file, the device.
-    fn narrow(&mut self, window: Window) -> Result<()> {
+    fn narrow(&mut self, window: Window, is_new: bool) -> Result<()> {
         let file_len_bytes = self.len_bytes();
         let (start_bytes, len_bytes) = match window {
             Window::Whole => return Ok(()),
-            Window::Offset { start_bytes, len_bytes } => {
-                (start_bytes, len_bytes.unwrap_or(file_len_bytes.saturating_sub(start_bytes)))
+            Window::Offset { start_bytes, len_bytes: Some(len_bytes) } => (start_bytes, len_bytes),
+            Window::Offset { start_bytes, len_bytes: None } => {
+                let end = self.end_of_partition(start_bytes);
+                self.is_end_known = is_new || end.is_some();
+                (start_bytes, end.unwrap_or(file_len_bytes).saturating_sub(start_bytes))
             }
             Window::Partition(number) => {
                 let found = partition::partition(self, number)?;
-                // The table says how long it is, wherever the file ends.
-                self.resizable = false;
                 (found.start_bytes, found.len_bytes)
             }
         };
@@ -133,10 +140,49 @@ impl FileDevice {
                 ),
             });
         };
-        self.resizable &= end == file_len_bytes;
+        // Of a file that was there before, what is outside the window is not the filesystem's.
+        self.resizable &= is_new && end == file_len_bytes;
         self.start_bytes = start_bytes;
         self.len_bytes.store(len_bytes, Ordering::Release);
         Ok(())
+    }
+
+    /// Where the partition ends that holds the byte at `start_bytes`. A table that is damaged says
+    /// nothing.
+    fn end_of_partition(&self, start_bytes: u64) -> Option<u64> {
+        let partitions = partition::partitions(self).unwrap_or_default();
+        let ends = partitions.iter().filter_map(|partition| {
+            let end = partition.start_bytes.checked_add(partition.len_bytes)?;
+            (partition.start_bytes..end).contains(&start_bytes).then_some(end)
+        });
+        ends.min()
+    }
+
+    /// Whether anything in it is not zero. Holes of a sparse file are not read.
+    ///
+    /// # Errors
+    /// The medium's.
+    pub fn holds_data(&self) -> io::Result<bool> {
+        let end = self.start_bytes + self.len_bytes();
+        let mut at = self.start_bytes;
+        let mut piece = vec![0; SCAN_BYTES];
+        while at < end {
+            let data = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
+                Ok(data) if data < end => data,
+                // Nothing but a hole up to the end.
+                Ok(_) | Err(rustix::io::Errno::NXIO) => return Ok(false),
+                // A device, or a filesystem that knows no holes.
+                Err(rustix::io::Errno::INVAL) => at,
+                Err(errno) => return Err(errno.into()),
+            };
+            let len = usize::try_from(end - data).unwrap_or(SCAN_BYTES).min(SCAN_BYTES);
+            self.file.read_exact_at(&mut piece[..len], data)?;
+            if piece[..len].iter().any(|byte| *byte != 0) {
+                return Ok(true);
+            }
+            at = data + len as u64;
+        }
+        Ok(false)
     }
 
     /// The file's path.
@@ -274,13 +320,17 @@ impl Device for FileDevice {
         if !self.resizable {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "only an image file that the filesystem fills to its end can change its length",
+                "only an image file that is nothing but the filesystem can change its length",
             ));
         }
         let end = self.start_bytes.checked_add(len_bytes).ok_or(io::ErrorKind::InvalidInput)?;
         self.file.set_len(end)?;
         self.len_bytes.store(len_bytes, Ordering::Release);
         Ok(())
+    }
+
+    fn is_end_known(&self) -> bool {
+        self.is_end_known
     }
 
     fn is_read_only(&self) -> bool {

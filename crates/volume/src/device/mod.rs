@@ -64,6 +64,12 @@ pub trait Device: Send + Sync + Debug {
     /// `Unsupported` where the length is fixed.
     fn resize(&self, len_bytes: u64) -> io::Result<()>;
 
+    /// Whether its length is where the filesystem's room ends. Where not, what lies behind the
+    /// filesystem may be somebody else's.
+    fn is_end_known(&self) -> bool {
+        true
+    }
+
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
 }
