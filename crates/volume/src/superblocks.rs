@@ -5,7 +5,9 @@
 //!    copies hold goes into the message, never silently into the filesystem.
 //! 2. The caller has flushed all that the new superblock reaches. All copies that are not primary
 //!    are written first, then the primaries, then all devices are flushed: a cut at any write
-//!    leaves primaries that are the old or the new one.
+//!    leaves primaries that are the old or the new one. Of several devices, the copies are flushed
+//!    before the first primary: by its copy, a device whose primary was not written any more is told
+//!    from one that was missing.
 //! 3. Before anything is written, each primary must be the one last read or written here.
 
 use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;

@@ -281,6 +281,9 @@ impl Volume {
                 counted(member, superblocks::write_copy(device, &own, at))?;
             }
         }
+        if members.len() > 1 {
+            self.flush()?;
+        }
         for (member, device) in devices() {
             let written = superblocks::write_copy(device, &own(member), SUPERBLOCK_OFFSETS[0]);
             *member.seen.lock() = Some(counted(member, written)?);

@@ -88,9 +88,7 @@ impl Volume {
         newest: &Superblock,
     ) -> Result<()> {
         let generation = superblock.generation.get();
-        // A cut between the superblocks of two devices leaves them one commit apart: what the
-        // newer one reaches was durable on both.
-        if generation.saturating_add(1) < newest.generation.get() {
+        if generation < newest.generation.get() && !is_cut_off(&*device, superblock, newest) {
             if self.options.degraded {
                 return Ok(());
             }
@@ -172,6 +170,19 @@ impl Volume {
             }
         })
     }
+}
+
+/// Whether a device is behind because a power cut came between the superblocks of the devices: what
+/// the newer one reaches was durable on all. The copies are durable on all devices before the first
+/// primary is written, so this device has the new one then. One that was missing in the last commit
+/// has not, and lacks what that commit wrote.
+fn is_cut_off(device: &dyn Device, superblock: &Superblock, newest: &Superblock) -> bool {
+    superblocks::read_copy(device, SUPERBLOCK_OFFSETS[1]).is_ok_and(|copy| {
+        copy.fsid == newest.fsid
+            && copy.dev_item.devid == superblock.dev_item.devid
+            && copy.generation == newest.generation
+            && superblock.generation.get().saturating_add(1) == newest.generation.get()
+    })
 }
 
 type Found = (Arc<dyn Device>, Box<Superblock>);
