@@ -4,7 +4,7 @@
 //! the file. The kernel's mounts do not take it; those are [`crate::kernel`]'s matter.
 
 use std::fs::{File, Metadata, TryLockError};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -16,6 +16,8 @@ use crate::error::{Error, Op, Result};
 /// How often a block device's lock is tried: udev holds it for moments while it looks at what
 /// has changed.
 const TRY_COUNT_MAX: u32 = 20;
+/// How often the table of locks is looked through for the holder.
+const LOOK_COUNT_MAX: u32 = 50;
 const TRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Locks the file, for writing alone or for reading with others.
@@ -47,10 +49,11 @@ pub(crate) fn lock(file: &File, path: &Path, exclusive: bool, is_block_device: b
     })
 }
 
-/// Who holds a lock on the file, from `/proc/locks`, whose lines read
-/// `1: FLOCK ADVISORY WRITE 3885 fe:00:5439685 0 EOF`.
+/// Who holds a lock on the file.
+///
+/// The table is read a page at a time, and the kernel counts lines to find where the next page
+/// begins: where locks come and go meanwhile, a line can be passed over. So it is read again.
 fn holder(metadata: &Metadata) -> Option<String> {
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
     let device = metadata.dev();
     let file = format!(
         "{:02x}:{:02x}:{}",
@@ -58,9 +61,30 @@ fn holder(metadata: &Metadata) -> Option<String> {
         rustix::fs::minor(device),
         metadata.ino()
     );
+    (0..LOOK_COUNT_MAX).find_map(|_| holder_in(&read_locks()?, &file))
+}
+
+/// The table of locks in as few calls as can be: `read_to_string` would begin with a few bytes.
+fn read_locks() -> Option<String> {
+    let mut table = File::open("/proc/locks").ok()?;
+    let mut bytes = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        match table.read(&mut piece) {
+            Ok(0) => return String::from_utf8(bytes).ok(),
+            Ok(len) => bytes.extend_from_slice(&piece[..len]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// The holder by the lines of `/proc/locks`, which read
+/// `1: FLOCK ADVISORY WRITE 3885 fe:00:5439685 0 EOF`.
+fn holder_in(locks: &str, file: &str) -> Option<String> {
     let line = locks.lines().find(|line| {
         let mut fields = line.split_whitespace().skip(1);
-        fields.next() == Some("FLOCK") && fields.nth(3) == Some(&*file)
+        fields.next() == Some("FLOCK") && fields.nth(3) == Some(file)
     })?;
     let mut fields = line.split_whitespace().skip(3);
     let what = match fields.next()? {

@@ -36,6 +36,39 @@ fn open_twice_readers_share_and_writers_are_refused() {
     open(&path, OpenMode::ReadWrite).unwrap();
 }
 
+/// The holder was looked up in a table of which the kernel gives out one page at a time; where other
+/// locks came and went in between, the line that was looked for could be passed over, and the
+/// message said "another program".
+#[test]
+fn open_of_a_busy_image_names_the_holder_while_other_locks_come_and_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let _writer = open(&path, OpenMode::CreateNew { len_bytes: 1 << 20 }).unwrap();
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (dir, is_done) = (dir.path(), &is_done);
+            scope.spawn(move || {
+                let files: Vec<_> = (0..100)
+                    .map(|number| std::fs::File::create(dir.join(format!("{thread}-{number}"))))
+                    .collect::<Result<_, _>>()
+                    .unwrap();
+                while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                    files.iter().for_each(|file| file.lock().unwrap());
+                    files.iter().for_each(|file| file.unlock().unwrap());
+                }
+            });
+        }
+        let expect = format!("process {} (", std::process::id());
+        let missed: Vec<String> = (0..2000)
+            .map(|_| open(&path, OpenMode::ReadOnly).unwrap_err().to_string())
+            .filter(|error| !error.contains(&expect))
+            .collect();
+        is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(missed.is_empty(), "{} times: {}", missed.len(), missed[0]);
+    });
+}
+
 /// Starting a program copies the open files into the new process for a moment. The lock must end
 /// with the device all the same, not with that moment.
 #[test]
