@@ -34,9 +34,19 @@ pub struct TarSink<W> {
     root_entered: bool,
     /// Bytes of padding behind the content that is coming.
     padding_bytes: u64,
-    /// Names of files whose further names may come, and how many.
-    links: HashMap<u64, (Vec<u8>, u32)>,
+    /// Files whose further names may come.
+    links: HashMap<u64, Linked>,
     path: Vec<u8>,
+}
+
+/// A file that has more names.
+#[derive(Debug)]
+struct Linked {
+    path: Vec<u8>,
+    /// How many names may come.
+    names_left: u32,
+    /// Written with each name: there are readers that give the file what the last header says.
+    metadata: Metadata,
 }
 
 /// What a header tells besides the metadata.
@@ -116,7 +126,7 @@ impl<W: Write> TarSink<W> {
             }
             Step::File { entry, size_bytes, content, identity } => {
                 self.locate(entry.place, text);
-                self.remember(identity);
+                self.remember(identity, &entry);
                 report.done.files += 1;
                 self.put_file(&entry, size_bytes, content, text, report)
             }
@@ -127,14 +137,14 @@ impl<W: Write> TarSink<W> {
             Step::End => self.pad(),
             Step::Special { entry, special, identity } => {
                 self.locate(entry.place, text);
-                self.remember(identity);
+                self.remember(identity, &entry);
                 let mut member = match special {
                     Special::Symlink(_) => Member::new(b'2'),
                     Special::CharDevice(_) => Member::new(b'3'),
                     Special::BlockDevice(_) => Member::new(b'4'),
                     Special::Fifo => Member::new(b'6'),
                     Special::Socket => {
-                        self.links.retain(|_, (path, _)| *path != self.path);
+                        self.links.retain(|_, linked| linked.path != self.path);
                         self.warn(report, WarningKind::NotInTar { what: special.name() });
                         return Ok(());
                     }
@@ -217,24 +227,21 @@ impl<W: Write> TarSink<W> {
         report: &mut Report<'_>,
     ) -> Result<()> {
         self.locate(place, text);
-        let target = match target {
-            LinkTarget::Path(path) => text.bytes(path).to_vec(),
-            LinkTarget::Identity(number) => {
-                let Some((path, names_left)) = self.links.get_mut(&number) else {
-                    self.warn(report, WarningKind::NotInTar { what: "link to a socket" });
-                    return Ok(());
-                };
-                *names_left = names_left.saturating_sub(1);
-                let (path, is_last) = (path.clone(), *names_left == 0);
-                if is_last {
-                    self.links.remove(&number);
-                }
-                path
-            }
+        let LinkTarget::Identity(number) = target else {
+            let why = "an archive's paths cannot be written to another archive";
+            return Err(Error::refused(text.bytes(place.span()), why));
         };
+        let Some(linked) = self.links.get_mut(&number) else {
+            self.warn(report, WarningKind::NotInTar { what: "link to a socket" });
+            return Ok(());
+        };
+        linked.names_left = linked.names_left.saturating_sub(1);
+        let (target, metadata) = (linked.path.clone(), linked.metadata);
+        if linked.names_left == 0 {
+            self.links.remove(&number);
+        }
         report.done.hard_links += 1;
-        let mtime = ubtrfs_rt::Time { sec: 0, nsec: 0 };
-        let metadata = Metadata { permissions: 0o644, uid: 0, gid: 0, atime: None, mtime };
+        // Extended attributes, which may be long, came with the first name.
         let entry = Entry { place, metadata, xattrs: Vec::new() };
         let link = shown(&target, false);
         let member = Member { link: &link, ..Member::new(b'1') };
@@ -341,11 +348,12 @@ impl<W: Write> TarSink<W> {
         self.path.extend_from_slice(text.bytes(place.span()));
     }
 
-    fn remember(&mut self, identity: Option<Identity>) {
+    fn remember(&mut self, identity: Option<Identity>, entry: &Entry) {
         if let Some(Identity { number, links }) = identity
             && links > 1
         {
-            self.links.insert(number, (self.path.clone(), links - 1));
+            let (path, metadata) = (self.path.clone(), entry.metadata);
+            self.links.insert(number, Linked { path, names_left: links - 1, metadata });
         }
     }
 

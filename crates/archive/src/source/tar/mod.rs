@@ -177,12 +177,15 @@ impl TarSource {
         let size = u64::try_from(size).map_err(|_| ArchiveProblem::BadNumber { field: "size" })?;
         match header.member_type() {
             MemberType::Pax => {
-                extensions.records.extend(Records::parse(&self.extension(size)?)?);
+                // Several for one member count together, what is global included.
+                let have_bytes = extensions.records.len_bytes() as u64;
+                let bytes = self.extension(size.saturating_add(have_bytes), size)?;
+                extensions.records.extend(Records::parse(&bytes)?);
                 extensions.has_pax = true;
                 return Ok(false);
             }
             MemberType::PaxGlobal => {
-                let records = Records::parse(&self.extension(size)?)?;
+                let records = Records::parse(&self.extension(size, size)?)?;
                 self.globals.extend(records.clone());
                 let (bytes, limit_bytes) = (self.globals.len_bytes(), GLOBAL_BYTES_MAX);
                 if bytes > limit_bytes {
@@ -194,11 +197,11 @@ impl TarSource {
                 return Ok(false);
             }
             MemberType::GnuLongName => {
-                extensions.long_name = Some(header::text(&self.extension(size)?).to_vec());
+                extensions.long_name = Some(header::text(&self.extension(size, size)?).to_vec());
                 return Ok(false);
             }
             MemberType::GnuLongLink => {
-                extensions.long_link = Some(header::text(&self.extension(size)?).to_vec());
+                extensions.long_link = Some(header::text(&self.extension(size, size)?).to_vec());
                 return Ok(false);
             }
             _ => {}
@@ -211,11 +214,13 @@ impl TarSource {
         Ok(true)
     }
 
-    fn extension(&mut self, size: u64) -> Result<Vec<u8>, Trouble> {
-        if size > EXTENSION_BYTES_MAX {
+    /// The content of a header of `size` bytes that tells of a member, where all that tell of it have
+    /// `total_bytes`.
+    fn extension(&mut self, total_bytes: u64, size: u64) -> Result<Vec<u8>, Trouble> {
+        if total_bytes > EXTENSION_BYTES_MAX {
             let what = "extended header";
-            let limit_bytes = EXTENSION_BYTES_MAX;
-            return Err(ArchiveProblem::TooLarge { what, bytes: size, limit_bytes }.into());
+            let (bytes, limit_bytes) = (total_bytes, EXTENSION_BYTES_MAX);
+            return Err(ArchiveProblem::TooLarge { what, bytes, limit_bytes }.into());
         }
         let bytes = self.input.bytes(size)?;
         self.input.skip(padding(size))?;

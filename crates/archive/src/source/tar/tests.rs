@@ -54,6 +54,7 @@ fn odd() -> TempDir {
 }
 
 /// A member as a test wants it, right or wrong.
+#[derive(Clone)]
 struct Raw {
     name: &'static [u8],
     letter: u8,
@@ -416,6 +417,22 @@ fn tar_wrong_numbers_refused() {
     assert!(error(&archive(&[large])).contains("over the limit"));
 }
 
+/// Each extended header was bounded, their number was not: a small compressed archive could fill the
+/// memory, and beyond 4 GiB the batch's buffer panicked.
+#[test]
+fn tar_extended_headers_of_one_member_bounded_together() {
+    let value = "x".repeat(6 << 20);
+    let headers = ["user.a", "user.b", "user.c"]
+        .map(|name| pax(&[(&format!("SCHILY.xattr.{name}"), value.as_str())]));
+    let message = error(&archive(&[&headers[..], &[file(b"a", b"")]].concat()));
+    assert!(message.contains("over the limit"), "{message}");
+    // What replaces an earlier record takes no more, and the next member begins anew.
+    let [first, second, third] = headers;
+    let members =
+        [first.clone(), first, file(b"a", b""), second, file(b"b", b""), third, file(b"c", b"")];
+    assert_eq!(tree(&archive(&members)).entries.len(), 4);
+}
+
 #[test]
 fn tar_sparse_maps_wrong_refused() {
     let old = |map: &str| {
@@ -499,6 +516,35 @@ fn tar_sink_long_and_odd_names_round_trip() {
     tree(&bytes).assert_same(&seen(dir.path()), &Compare::copied());
     // Twice the same: nothing in it depends on when it was written.
     assert!(write(dir.path(), Compression::None).0 == bytes);
+}
+
+/// The header of a further name said 0644, root and 1970. GNU tar does not look, but Python's
+/// tarfile and others give the file, which all names share, what the last header says.
+#[test]
+fn tar_sink_further_names_have_the_metadata_of_the_first() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let file = fs::File::create(path("a")).unwrap();
+    fs::hard_link(path("a"), path("b")).unwrap();
+    fs::hard_link(path("a"), path("c")).unwrap();
+    file.set_permissions(fs::Permissions::from_mode(0o4711)).unwrap();
+    if oracle::require(Oracle::Root) {
+        std::os::unix::fs::chown(path("a"), Some(1234), Some(3_000_000)).unwrap();
+    }
+    file.set_permissions(fs::Permissions::from_mode(0o4711)).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::new(981_173_106, 5)).unwrap();
+    let (bytes, _) = write(dir.path(), Compression::None);
+    let headers: Vec<&[u8]> = bytes
+        .chunks(BLOCK_BYTES)
+        .filter(|block| block.get(257..262) == Some(&b"ustar"[..]) && block[156] != b'5')
+        .collect();
+    let letters: Vec<u8> = headers.iter().map(|block| block[156]).collect();
+    // Each with an extended header, for the part of a second and the group.
+    assert_eq!(letters, b"x0x1x1");
+    let about = |block: &[u8]| [&block[100..124], &block[136..148]].concat();
+    assert_eq!(about(headers[3]), about(headers[1]));
+    assert_eq!(about(headers[5]), about(headers[1]));
 }
 
 #[test]
