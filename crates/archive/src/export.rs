@@ -1,6 +1,7 @@
 //! Out of a filesystem, into a directory or an archive.
 
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use ubtrfs_engine::{Filesystem, InodeId};
@@ -30,6 +31,27 @@ pub fn to_directory(
     let mut sink = DirectorySink::new(target, existing)?;
     let options = PipelineOptions::new(filesystem.runtime().executor);
     run(source, &mut sink, &options, progress)
+}
+
+/// Exports one regular file, and its metadata, as `target` in a directory that is there; a file that
+/// has the name is replaced before the first byte is written. Warns as [`to_directory`].
+///
+/// # Errors
+/// The image is damaged where it is read, or the target cannot be written; with the path.
+pub fn to_file(
+    filesystem: &Filesystem,
+    file: InodeId,
+    target: &Path,
+    progress: &mut dyn Progress,
+) -> Result<Summary> {
+    let name = target.file_name().unwrap_or_default().as_bytes();
+    let directory = match target.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let source = ImageWalk::of_file(filesystem, file, name)?;
+    let mut sink = DirectorySink::open(directory, Existing::Merge)?;
+    run(source, &mut sink, &PipelineOptions::new(filesystem.runtime().executor), progress)
 }
 
 /// Exports the contents of directory `from`, and its metadata, as a tar archive, and gives back

@@ -1,6 +1,7 @@
 //! Files that are being made: they go away again if the command fails or is interrupted.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -23,9 +24,28 @@ impl Unfinished {
         Self { path: Some(path) }
     }
 
-    /// It is finished: it stays, at the path that is returned.
-    pub fn keep(mut self) -> Option<PathBuf> {
-        self.forget()
+    /// It is finished: it stays.
+    pub fn keep(mut self) {
+        self.forget();
+    }
+
+    /// It is finished: it gets its name, in place of what has it.
+    ///
+    /// # Errors
+    /// The system's; it is gone then.
+    pub fn rename(mut self, name: &Path) -> io::Result<()> {
+        // A signal meanwhile waits until the name is given.
+        let mut files = files();
+        let renamed = match &self.path {
+            Some(path) => std::fs::rename(path, name),
+            None => Ok(()),
+        };
+        if renamed.is_ok() {
+            files.retain(|other| Some(other) != self.path.as_ref());
+            self.path = None;
+        }
+        drop(files);
+        renamed
     }
 
     fn forget(&mut self) -> Option<PathBuf> {
@@ -43,7 +63,7 @@ impl Drop for Unfinished {
     }
 }
 
-fn remove(path: &std::path::Path) {
+fn remove(path: &Path) {
     // The failure that brought us here is what is reported.
     let _ = std::fs::remove_file(path);
 }

@@ -80,11 +80,21 @@ impl DirectorySink {
     /// # Errors
     /// It cannot be made or opened, or holds something and `existing` refuses that.
     pub fn new(path: &Path, existing: Existing) -> Result<Self> {
-        let name = path.as_os_str().as_bytes().to_vec();
         match mkdirat(CWD, path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(Error::failed("create directory", name, error)),
+            Err(error) => {
+                return Err(Error::failed("create directory", path.as_os_str().as_bytes(), error));
+            }
         }
+        Self::open(path, existing)
+    }
+
+    /// Opens a target directory that is there.
+    ///
+    /// # Errors
+    /// It cannot be opened, or holds something and `existing` refuses that.
+    pub fn open(path: &Path, existing: Existing) -> Result<Self> {
+        let name = path.as_os_str().as_bytes().to_vec();
         let flags = DIRECTORY_FLAGS.difference(OFlags::NOFOLLOW);
         let root = openat(CWD, path, flags, Mode::empty())
             .map_err(|e| Error::failed("open directory", name.clone(), e))?;

@@ -25,6 +25,14 @@ use crate::source::files::{FileStep, Identities, OpenFile};
 /// Segments begin at multiples of this.
 const ALIGN_BYTES: u64 = 4096;
 
+/// What is walked over.
+#[derive(Debug)]
+enum Start {
+    Directory(InodeId),
+    /// One regular file, under this name.
+    File(Box<Inode>, Vec<u8>),
+}
+
 #[derive(Debug)]
 struct Level {
     names: std::vec::IntoIter<DirEntry>,
@@ -35,8 +43,8 @@ struct Level {
 #[derive(Debug)]
 pub struct ImageWalk {
     filesystem: Filesystem,
-    root: InodeId,
-    root_entered: bool,
+    /// Until it has begun.
+    start: Option<Start>,
     stack: Vec<Level>,
     directories_seen: HashSet<InodeId>,
     open_file: Option<OpenFile<InodeId>>,
@@ -57,17 +65,32 @@ impl ImageWalk {
         if !inode.is_dir() {
             return Err(Error::refused(Vec::new(), "is not a directory"));
         }
-        Ok(Self {
+        Ok(Self::begin(filesystem, Start::Directory(root)))
+    }
+
+    /// A walk that meets one regular file, named `name`, and no directory.
+    ///
+    /// # Errors
+    /// It cannot be read or is no regular file.
+    pub fn of_file(filesystem: &Filesystem, file: InodeId, name: &[u8]) -> Result<Self> {
+        let inode = filesystem.inode(file).map_err(|e| Error::failed("read", name, e))?;
+        if inode.file_type() != FileType::Regular {
+            return Err(Error::refused(name, "is no regular file"));
+        }
+        Ok(Self::begin(filesystem, Start::File(Box::new(inode), name.to_vec())))
+    }
+
+    fn begin(filesystem: &Filesystem, start: Start) -> Self {
+        Self {
             filesystem: filesystem.clone(),
-            root,
-            root_entered: false,
+            start: Some(start),
             stack: Vec::new(),
             directories_seen: HashSet::new(),
             open_file: None,
             identities: Identities::new(),
             directory: Vec::new(),
             path: Vec::new(),
-        })
+        }
     }
 
     fn failed(&self, op: &'static str, error: ubtrfs_engine::Error) -> Error {
@@ -252,9 +275,13 @@ impl Source for ImageWalk {
         if self.open_file.is_some() {
             batch.file.clone_from(&self.path);
         }
-        if !self.root_entered {
-            self.root_entered = true;
-            self.enter(batch, b"", self.root)?;
+        match self.start.take() {
+            Some(Start::Directory(root)) => self.enter(batch, b"", root)?,
+            Some(Start::File(inode, name)) => {
+                self.path.clone_from(&name);
+                self.file(batch, &name, &inode)?;
+            }
+            None => {}
         }
         while !batch.is_full() {
             if let Some(open) = &mut self.open_file {

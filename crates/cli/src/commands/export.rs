@@ -1,7 +1,7 @@
 //! `ubtrfs export`: a tree of an image becomes a directory or a tar archive.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use ubtrfs_archive::progress::Summary;
 use ubtrfs_archive::sink::directory::Existing;
 use ubtrfs_engine::{Inode, InodeId};
 
-use crate::commands::get::{self, GetOptions};
+use crate::commands::get;
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, ImageArgs};
 use crate::output::{Output, quote};
@@ -66,7 +66,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let inode = image.inode(from, path)?;
     let target = Target::of(&args.target);
     if !inode.is_dir() {
-        return single_file(&image, &inode, args, target);
+        return single_file(&image, &inode, args, target, out);
     }
     let mut progress = Progress::new("export");
     let done = match target {
@@ -86,7 +86,13 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
 }
 
 /// A single file becomes one, and no archive.
-fn single_file(image: &Image, inode: &Inode, args: &Args, target: Target) -> Result<Exit> {
+fn single_file(
+    image: &Image,
+    inode: &Inode,
+    args: &Args,
+    target: Target,
+    out: &mut Output,
+) -> Result<Exit> {
     let path = args.path.as_bytes();
     if target != Target::Directory {
         return Err(Failure::new(Exit::Io, "export", "not a directory; archives are of those")
@@ -98,9 +104,21 @@ fn single_file(image: &Image, inode: &Inode, args: &Args, target: Target) -> Res
                 quote::for_terminal(path)
             )));
     }
-    let options = GetOptions { force: args.force, preserve: true };
-    get::to_file(image, inode, path, &args.target, options)?;
-    Ok(Exit::Done)
+    get::check_regular(image, inode, path)?;
+    let target = get::inside(&args.target, path);
+    get::check_replaceable(&target, args.force)?;
+    let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(&target);
+    let partial = get::partial_name(&target);
+    let unfinished = Unfinished::new(partial.clone());
+    let mut progress = Progress::new("export");
+    let done = export::to_file(image.filesystem(), inode.id, &partial, &mut progress)
+        .map_err(|error| Failure::archive("export", image.path(), error))?;
+    unfinished.rename(&target).map_err(|error| failed("writing", &error))?;
+    progress.finish();
+    if !args.quiet {
+        out.line(&progress.sentence("exported", &done))?;
+    }
+    Ok(progress.exit())
 }
 
 fn refused_directory(error: Error, args: &Args) -> Failure {
@@ -155,20 +173,12 @@ fn to_archive(
 ) -> Result<Summary> {
     let target = &args.target;
     let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(target);
-    if !args.force && target.symlink_metadata().is_ok() {
-        return Err(Failure::new(Exit::Io, "export", "exists already; nothing was changed")
-            .at_path(target)
-            .advice("Give -f (--force) to replace it, or choose another name."));
-    }
-    let mut name = target.as_os_str().to_owned();
-    name.push(format!(".partial-{}", std::process::id()));
-    let partial = PathBuf::from(name);
+    get::check_replaceable(target, args.force)?;
+    let partial = get::partial_name(target);
     let file = File::create_new(&partial).map_err(|error| failed("creating", &error))?;
     let unfinished = Unfinished::new(partial);
     let done = write(image, from, &file, compression, progress)?;
-    if let Some(partial) = unfinished.keep() {
-        fs::rename(partial, target).map_err(|error| failed("writing", &error))?;
-    }
+    unfinished.rename(target).map_err(|error| failed("writing", &error))?;
     Ok(done)
 }
 

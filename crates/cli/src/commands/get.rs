@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -55,11 +55,11 @@ pub struct Args {
 
 /// How a file is brought out.
 #[derive(Clone, Copy)]
-pub struct GetOptions {
+struct GetOptions {
     /// A file that is there is replaced.
-    pub force: bool,
+    force: bool,
     /// With the modification time.
-    pub preserve: bool,
+    preserve: bool,
 }
 
 /// Gets them.
@@ -106,7 +106,8 @@ fn to_stdout(image: &Image, inode: &Inode, path: &[u8], out: &mut Output) -> Res
     }
 }
 
-fn check_regular(image: &Image, inode: &Inode, path: &[u8]) -> Result<()> {
+/// Refuses what is no regular file.
+pub fn check_regular(image: &Image, inode: &Inode, path: &[u8]) -> Result<()> {
     let why = match inode.file_type() {
         FileType::Regular => return Ok(()),
         FileType::Directory => "it is a directory",
@@ -119,7 +120,7 @@ fn check_regular(image: &Image, inode: &Inode, path: &[u8]) -> Result<()> {
 }
 
 /// Brings a regular file out, under another name first: what has the name stays until all is there.
-pub fn to_file(
+fn to_file(
     image: &Image,
     inode: &Inode,
     path: &[u8],
@@ -127,21 +128,17 @@ pub fn to_file(
     options: GetOptions,
 ) -> Result<()> {
     check_regular(image, inode, path)?;
-    let target = if target.is_dir() {
-        target.join(OsString::from_vec(base_name(path).to_vec()))
-    } else {
-        target.to_owned()
-    };
+    let target = inside(target, path);
+    check_replaceable(&target, options.force)?;
     let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(&target);
-    if !options.force && target.symlink_metadata().is_ok() {
-        return Err(Failure::new(Exit::Io, "creating", "exists already; nothing was changed")
-            .at_path(&target)
-            .advice("Give -f (--force) to replace it, or choose another name."));
-    }
-    let mut name = target.as_os_str().to_owned();
-    name.push(format!(".partial-{}", std::process::id()));
-    let partial = PathBuf::from(name);
-    let mut file = File::create_new(&partial).map_err(|error| failed("creating", &error))?;
+    let partial = partial_name(&target);
+    // Nobody else reads it before it has its permissions.
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&partial)
+        .map_err(|error| failed("creating", &error))?;
     let unfinished = Unfinished::new(partial);
     copy_out(image, inode.id, inode.size_bytes, path, &mut file, &target)?;
     file.set_permissions(fs::Permissions::from_mode(inode.mode & 0o777))
@@ -152,10 +149,44 @@ pub fn to_file(
         file.set_modified(mtime).map_err(|error| failed("setting the time", &error))?;
     }
     drop(file);
-    match unfinished.keep() {
-        Some(partial) => fs::rename(partial, &target).map_err(|error| failed("writing", &error)),
-        None => Ok(()),
+    unfinished.rename(&target).map_err(|error| failed("writing", &error))
+}
+
+/// Where a file goes that is to be at `target`: into it, under its own name, if that is a directory.
+pub fn inside(target: &Path, path: &[u8]) -> PathBuf {
+    if target.is_dir() {
+        target.join(OsString::from_vec(base_name(path).to_vec()))
+    } else {
+        target.to_owned()
     }
+}
+
+/// Refuses a target that is there, unless it may be replaced and is a file.
+pub fn check_replaceable(target: &Path, force: bool) -> Result<()> {
+    if target.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    if !force {
+        return Err(Failure::new(Exit::Io, "creating", "exists already; nothing was changed")
+            .at_path(target)
+            .advice("Give -f (--force) to replace it, or choose another name."));
+    }
+    match target.metadata() {
+        Ok(metadata) if !metadata.is_file() => {
+            Err(Failure::new(Exit::Io, "replacing", "it is no regular file; it stays as it is")
+                .at_path(target)
+                .advice("To write into a device or pipe, let TARGET be -, and redirect."))
+        }
+        // A symbolic link that leads nowhere can go.
+        _ => Ok(()),
+    }
+}
+
+/// The name under which a file is written before it is whole.
+pub fn partial_name(target: &Path) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    name.push(format!(".partial-{}", std::process::id()));
+    PathBuf::from(name)
 }
 
 /// Copies the data; holes stay holes.
