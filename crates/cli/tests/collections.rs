@@ -53,10 +53,12 @@ fn collected_images_are_answered_or_refused() {
     });
 }
 
-/// Each takes changes or is refused, and an end of all that is in it, too.
+/// Each takes changes or is refused, and an end of all that is in it, too. What both checkers found
+/// clean before, they find clean after.
 #[test]
 fn collected_images_are_changed_or_refused() {
-    let taken = AtomicUsize::new(0);
+    let has_judge = oracle::require(Oracle::BtrfsProgs);
+    let (taken, clean) = (AtomicUsize::new(0), AtomicUsize::new(0));
     for_each_image(|image| {
         let scratch = tempfile::tempdir().unwrap();
         let copy = scratch.path().join("copy");
@@ -65,6 +67,13 @@ fn collected_images_are_changed_or_refused() {
             let before = before.iter().map(OsStr::new).chain([copy.as_os_str()]);
             judge(&image.origin, before.chain(behind.iter().map(OsString::as_os_str)).collect())
         };
+        let theirs = || {
+            let mut check = ubtrfs_testkit::command("btrfs");
+            check.args(["check", "--readonly", "--check-data-csum"]).arg(&copy);
+            check.output().unwrap().status.success()
+        };
+        let ours = || change(&["check", "--data"], &[]).code == 0;
+        let was_clean = has_judge && ours() && theirs();
         for (before, behind) in CHANGES {
             let behind: Vec<OsString> = behind.iter().map(OsString::from).collect();
             let is_done = change(before, &behind).code == 0;
@@ -78,10 +87,16 @@ fn collected_images_are_changed_or_refused() {
             change(&["cp", "-r"], &[paths.clone(), vec!["/".into()]].concat());
             change(&["rm", "-rf"], &paths);
         }
+        if was_clean {
+            clean.fetch_add(1, Ordering::Relaxed);
+            assert!(ours(), "{}: our check finds damage", image.origin);
+            assert!(theirs(), "{}: btrfs check finds damage", image.origin);
+        }
     });
-    let taken = taken.into_inner();
-    println!("{taken} changes were taken");
+    let (taken, clean) = (taken.into_inner(), clean.into_inner());
+    println!("{taken} changes were taken, {clean} images stayed clean");
     assert!(!oracle::require(Oracle::ImageCollections) || taken > 50);
+    assert!(!has_judge || !oracle::require(Oracle::ImageCollections) || clean > 20);
 }
 
 fn for_each_image(judge: impl Fn(&CollectedImage) + Sync) {
