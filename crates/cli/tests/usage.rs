@@ -50,6 +50,7 @@ const COMMANDS: &[&[&str]] = &[
     &["filesystem", "usage"],
     &["filesystem", "label"],
     &["filesystem", "resize"],
+    &["filesystem", "sync"],
     &["check"],
     &["inspect"],
     &["inspect", "super"],
@@ -57,6 +58,7 @@ const COMMANDS: &[&[&str]] = &[
     &["inspect", "chunks"],
     &["inspect", "fiemap"],
     &["inspect", "free-space"],
+    &["inspect", "delayed-refs"],
     &["help"],
 ];
 

@@ -160,6 +160,7 @@ fn ref_times(times: &DelayedRefTimes) -> RefTimes {
         p90_ns: times.p90_ns,
         p99_ns: times.p99_ns,
         max_ns: times.max_ns,
+        buckets: times.buckets.clone(),
     }
 }
 

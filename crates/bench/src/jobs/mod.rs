@@ -123,6 +123,8 @@ pub struct RefTimes {
     pub p90_ns: u64,
     pub p99_ns: u64,
     pub max_ns: u64,
+    /// Upper bounds, and how many runs took up to that and more than the last.
+    pub buckets: Vec<(u64, u64)>,
 }
 
 /// What a check looked at.
@@ -169,6 +171,9 @@ pub(crate) struct Args {
     /// Metadata once, not twice
     #[arg(long)]
     one_copy: bool,
+    /// Files that are made before each snapshot
+    #[arg(long, default_value_t = 1)]
+    dirty: u64,
     /// In a subvolume of their own
     #[arg(long)]
     subvolume: bool,
@@ -302,8 +307,10 @@ mod tests {
         assert!(made.engine.unwrap().delayed_refs.count > 0);
         let snapshots = job(&format!("snapshot {image} 3 --tag a")).unwrap();
         assert_eq!(snapshots.all("snapshot").count(), 3);
-        // Files, 14 directories and the file before each snapshot.
-        let checked = job(&format!("check {image} 617")).unwrap().checked.unwrap();
+        let snapshots = job(&format!("snapshot {image} 2 --tag b --dirty 50")).unwrap();
+        assert_eq!(snapshots.all("commit").count(), 2);
+        // Files, 14 directories and the files before each snapshot.
+        let checked = job(&format!("check {image} 717")).unwrap().checked.unwrap();
         assert!(checked.block_bytes > 600 * 2000);
         assert!(job(&format!("check {image} 100000")).is_err());
     }

@@ -11,7 +11,7 @@ use super::files::SUBVOLUME;
 use super::{Args, Outcome, Timing, reopen_with, timed};
 use crate::error::{Error, Result};
 
-/// Makes `count` snapshots, a file in the subvolume before each, and times each apart.
+/// Makes `count` snapshots, some files in the subvolume before each, and times each apart.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let timings = if args.system { by_kernel(args)? } else { by_engine(args)? };
     Ok(Outcome { timings, ..Outcome::default() })
@@ -24,7 +24,10 @@ fn by_engine(args: &Args) -> Result<Vec<Timing>> {
     let new = NewInode::new(0o100_644, Time { sec: 1_600_000_000, nsec: 0 });
     for at in 0..args.count {
         let name = format!("{}-{at}", args.tag);
-        fs.begin(Reservation::create(0))?.create(source, name.as_bytes(), &new)?;
+        for file in 0..args.dirty {
+            let name = file_name(&name, file);
+            fs.begin(Reservation::create(0))?.create(source, name.as_bytes(), &new)?;
+        }
         let (made, _) = timed(|| {
             Ok(fs.snapshot(source.root, top, name.as_bytes(), &SnapshotOptions::default())?)
         })?;
@@ -35,6 +38,10 @@ fn by_engine(args: &Args) -> Result<Vec<Timing>> {
     Ok(timings)
 }
 
+fn file_name(snapshot: &str, file: u64) -> String {
+    format!("{snapshot}-{file:06}")
+}
+
 fn by_kernel(args: &Args) -> Result<Vec<Timing>> {
     let open = |path: &Path| File::open(path).map_err(Error::io("open the mount"));
     let subvolume = args.path.join(str::from_utf8(SUBVOLUME).expect("letters"));
@@ -42,7 +49,10 @@ fn by_kernel(args: &Args) -> Result<Vec<Timing>> {
     let mut timings = Vec::new();
     for at in 0..args.count {
         let name = format!("{}-{at}", args.tag);
-        File::create_new(subvolume.join(&name)).map_err(Error::io("create a file"))?;
+        for file in 0..args.dirty {
+            let path = subvolume.join(file_name(&name, file));
+            File::create_new(path).map_err(Error::io("create a file"))?;
+        }
         let (made, ()) = timed(|| snapshot(&top, &source, &name))?;
         timings.push(Timing::new("snapshot and commit", 1, made));
     }

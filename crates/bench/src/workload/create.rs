@@ -1,6 +1,6 @@
 //! Small files whose contents are kept in the tree.
 
-use super::{Context, making, verdict_at_least};
+use super::{Context, delayed_refs, making, verdict_at_least};
 use crate::contest::alternate;
 use crate::error::Result;
 use crate::report::Table;
@@ -23,7 +23,6 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         contestants.push(making::kernel(context, count, "max_inline=2048", &SHAPE));
     }
     let series = alternate(contestants, context.options.round_count)?;
-    making::make_and_check(context, count, &SHAPE)?;
     let title = format!(
         "create: {count} files of 2000 bytes inline, 1000 a directory, one thread, on {}, {} rounds",
         context.scratch.kind(),
@@ -45,5 +44,5 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
          on a mount with max_inline=2048, then syncfs. Two copies of metadata for both. The time of \
          kernel threads is not in its CPU s.",
     );
-    Ok(vec![table])
+    Ok(vec![table, delayed_refs::histogram("create", &series)])
 }

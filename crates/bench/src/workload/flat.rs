@@ -1,6 +1,6 @@
 //! Whether making a file costs the same where there are many.
 
-use super::{Context, JobRun, making, run_job};
+use super::{Context, JobRun, making};
 use crate::contest::median;
 use crate::error::Result;
 use crate::report::{Cell, Table};
@@ -40,7 +40,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
             for (size, runs) in SIZES.into_iter().zip(&mut runs) {
                 for _ in 0..(SIZES[SIZES.len() - 1] / size).min(REPEAT_MAX) {
                     let count = context.scaled(size);
-                    runs.push(run_job(&mut making::fill(context, count, arguments)?)?);
+                    runs.push(making::made_and_checked(context, count, arguments)?);
                 }
             }
         }
@@ -69,7 +69,6 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
              measured {growth:.2}: {met} (CPU time: {cpu_growth:.2})."
         ));
     }
-    context.scratch.absent("image")?;
     Ok(vec![table])
 }
 

@@ -1,6 +1,6 @@
 //! A million empty files by two threads, as `fs_mark -S 0 -L 5 -n 100000 -s 0 -k` makes them.
 
-use super::{Context, JobRun, making, verdict, verdict_at_least};
+use super::{Context, JobRun, delayed_refs, making, verdict, verdict_at_least};
 use crate::contest::{Series, alternate};
 use crate::error::Result;
 use crate::jobs::RefTimes;
@@ -33,8 +33,11 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         contestants.push(making::kernel(context, count, "", &TWO));
     }
     let series = alternate(contestants, context.options.round_count)?;
-    making::make_and_check(context, count, &TWO)?;
-    Ok(vec![rates(context, count, &series), delayed_refs(&series)])
+    Ok(vec![
+        rates(context, count, &series),
+        summary(&series),
+        delayed_refs::histogram("fsmark", &series),
+    ])
 }
 
 fn rates(context: &Context<'_>, count: u64, series: &[Series<JobRun>]) -> Table {
@@ -77,7 +80,7 @@ fn rates(context: &Context<'_>, count: u64, series: &[Series<JobRun>]) -> Table 
     table
 }
 
-fn delayed_refs(series: &[Series<JobRun>]) -> Table {
+fn summary(series: &[Series<JobRun>]) -> Table {
     let mut table = Table::new(
         "delayed_refs",
         "fsmark: one run of an extent's delayed references, and searches for the form of free space",

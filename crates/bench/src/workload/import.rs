@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ubtrfs_testkit::{KernelMount, command};
 
-use super::{CONTEST_COLUMNS, Context, push_contest, verdict};
+use super::{CONTEST_COLUMNS, Context, making, push_contest, verdict};
 use crate::child::{self, Usage};
 use crate::contest::{Contestant, Series, alternate};
 use crate::error::{Error, Result};
@@ -64,7 +64,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         table.note(format!("A column is missing: {missing}."));
     }
     table.note(
-        "kernel: mkfs.btrfs, mount over a loop device, cp -a, umount, all counted; the time of \
+        "kernel: mkfs.btrfs, mount over a loop device with nodiscard, cp -a, umount, all counted; the time of \
          kernel threads is not in its CPU s. mkfs.btrfs --rootdir is given a blank image of the \
          same length.",
     );
@@ -121,7 +121,8 @@ fn mkfs_compresses() -> bool {
 fn kernel_copy(source: &Path, image: &Path, mount_options: &str) -> Result<Usage> {
     let mut usage = child::run(command("mkfs.btrfs").arg("--quiet").arg(image))?;
     let start = std::time::Instant::now();
-    let mount = KernelMount::mount(&[image.to_owned()], mount_options, false)
+    let mount_options = making::kernel_options(mount_options);
+    let mount = KernelMount::mount(&[image.to_owned()], &mount_options, false)
         .map_err(|what| Error::Input { what })?;
     usage.wall += start.elapsed();
     usage += child::run(command("cp").arg("-a").arg(source.join(".")).arg(mount.path()))?;
@@ -133,12 +134,12 @@ fn kernel_copy(source: &Path, image: &Path, mount_options: &str) -> Result<Usage
 
 /// A wrong image is no result: what was timed is made once more and checked.
 fn check_ours(context: &Context<'_>, source: &Source, form: &Form, len_bytes: u64) -> Result<()> {
-    if context.mkfs_btrfs().is_err() {
-        return Ok(());
-    }
     let image = context.scratch.absent("image")?;
     child::run(context.import(&source.directory, &image, len_bytes).args(form.ours))?;
-    child::run(command("btrfs").args(["check", "--readonly"]).arg(&image))?;
+    context.check("image", source.file_count)?;
+    if context.btrfs_progs().is_ok() {
+        child::run(command("btrfs").args(["check", "--readonly"]).arg(&image))?;
+    }
     context.scratch.absent("image")?;
     Ok(())
 }

@@ -12,6 +12,19 @@ use crate::error::{Error, Result};
 use crate::jobs::EngineCounts;
 use crate::report::{Cell, Table};
 
+/// What the kernel mounts an image with besides. It gives freed space back by default, as the loop
+/// device can: work that ours does only on request.
+const KERNEL_OPTIONS: &str = "nodiscard";
+
+/// The kernel's mount options, with those of the job.
+pub(super) fn kernel_options(options: &str) -> String {
+    if options.is_empty() {
+        KERNEL_OPTIONS.to_owned()
+    } else {
+        format!("{KERNEL_OPTIONS},{options}")
+    }
+}
+
 /// Takes the kernel's image; all of it a hole at first. As long as ours.
 const IMAGE_BYTES: u64 = 8 << 30;
 
@@ -37,7 +50,7 @@ pub(super) fn ours<'a>(
     count: u64,
     arguments: &'a [&'a str],
 ) -> Contestant<'a, JobRun> {
-    Contestant::new(name, move || run_job(&mut fill(context, count, arguments)?))
+    Contestant::new(name, move || made_and_checked(context, count, arguments))
 }
 
 /// The job that makes files in a new image called `image`.
@@ -78,25 +91,27 @@ pub(super) fn mounted<T>(
     options: &str,
     work: impl FnOnce(&Path) -> Result<T>,
 ) -> Result<T> {
-    let mount = KernelMount::mount(&[image.to_owned()], options, false)
+    let mount = KernelMount::mount(&[image.to_owned()], &kernel_options(options), false)
         .map_err(|what| Error::Input { what })?;
     let done = work(mount.path());
     mount.unmount();
     done
 }
 
-/// A wrong image is no result: what was timed is made once more and checked, by a checker that
-/// shares nothing with the engine.
+/// Runs [`fill`]. A wrong image is no result: each is checked, after its time was taken, by a checker
+/// that shares nothing with the engine.
 ///
 /// # Errors
 /// If it is damaged or lacks files.
-pub(super) fn make_and_check(context: &Context<'_>, count: u64, arguments: &[&str]) -> Result<()> {
+pub(super) fn made_and_checked(
+    context: &Context<'_>,
+    count: u64,
+    arguments: &[&str],
+) -> Result<JobRun> {
     let made = run_job(&mut fill(context, count, arguments)?)?;
-    let files: u64 = made.outcome.all("create").map(|timing| timing.count).sum();
-    let image = context.scratch.path("image");
-    run_job(context.job("check").arg(image).arg(files.to_string()))?;
+    context.check("image", files(&made))?;
     context.scratch.absent("image")?;
-    Ok(())
+    Ok(made)
 }
 
 /// Seconds with the commit.

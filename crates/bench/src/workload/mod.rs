@@ -3,6 +3,7 @@
 mod check;
 mod cost;
 mod create;
+mod delayed_refs;
 mod flat;
 mod fsmark;
 mod growth;
@@ -236,6 +237,15 @@ impl Context<'_> {
     /// So many, at full scale.
     pub(crate) fn scaled(&self, count: u64) -> u64 {
         ((count as f64 * self.options.scale).round() as u64).max(1)
+    }
+
+    /// Checks an image of the scratch directory, which is to hold so many inodes at least.
+    ///
+    /// # Errors
+    /// If it is damaged or lacks some.
+    pub(crate) fn check(&self, image: &str, inode_count: u64) -> Result<()> {
+        let image = self.scratch.path(image);
+        run_job(self.job("check").arg(image).arg(inode_count.to_string())).map(drop)
     }
 
     /// A job inside of a process of our own.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ubtrfs_testkit::{KernelMount, command};
 
-use super::{CONTEST_COLUMNS, Context, push_contest, verdict};
+use super::{CONTEST_COLUMNS, Context, making, push_contest, verdict};
 use crate::child::{self, Usage};
 use crate::contest::{Contestant, alternate};
 use crate::error::{Error, Result};
@@ -30,6 +30,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         let image = context.scratch.absent("image")?;
         let mut import = context.import(&source.directory, &image, source.image_bytes());
         child::run(import.args(arguments))?;
+        context.check("image", source.file_count)?;
         let whole = |usage: Usage| whole(usage, source.bytes);
         let mut contestants = vec![Contestant::new("ubtrfs export", || {
             child::run_into_pipe(context.ubtrfs().arg("export").arg(&image).args(["/", "-"]))
@@ -58,8 +59,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
 
 fn kernel_tar(image: &Path) -> Result<Usage> {
     let start = std::time::Instant::now();
-    let mount =
-        KernelMount::mount(&[image.to_owned()], "", true).map_err(|what| Error::Input { what })?;
+    let mount = KernelMount::mount(&[image.to_owned()], &making::kernel_options(""), true)
+        .map_err(|what| Error::Input { what })?;
     let mounting = start.elapsed();
     let tar =
         child::run_into_pipe(command("tar").args(["cf", "-", "-C"]).arg(mount.path()).arg("."));

@@ -8,7 +8,9 @@ use crate::error::Result;
 use crate::report::{Cell, Table};
 
 const FILES: u64 = 1_000_000;
-const SNAPSHOTS: u64 = 20;
+/// Snapshots a round, and files made before each: one, and some forty MiB of blocks that are still to
+/// be written when the snapshot is made.
+const KINDS: [(u64, u64); 2] = [(20, 1), (5, 100_000)];
 const GOAL_MS: f64 = 10.0;
 const SHAPE: [&str; 3] = ["--subvolume", "--per-directory", "1000"];
 
@@ -21,53 +23,44 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         run.set(run.get() + 1);
         format!("s{}", run.get())
     };
-    let snapshots = SNAPSHOTS.to_string();
-    let mut contestants = vec![Contestant::new("ubtrfs", || {
-        run_job(context.job("snapshot").arg(&image).arg(&snapshots).args(["--tag", &tag()]))
-    })];
-    if context.kernel().is_ok() {
-        contestants.push(Contestant::new("kernel", || {
-            making::mounted(&image, "subvolid=5", |path| {
-                let mut job = context.job("snapshot");
-                run_job(job.arg(path).arg(&snapshots).args(["--system", "--tag", &tag()]))
-            })
-        }));
-    }
-    let series = alternate(contestants, context.options.round_count)?;
-    run_job(context.job("check").arg(&image).arg(count.to_string()))?;
-    context.scratch.absent("image")?;
-
     let title = format!(
-        "snapshot: a subvolume of {count} files, {SNAPSHOTS} snapshots a round, a file made in it \
-         before each, on {}, {} rounds",
+        "snapshot: a subvolume of {count} files, files made in it before each snapshot, on {}, {} \
+         rounds",
         context.scratch.kind(),
         context.options.round_count,
     );
     let columns = [
         ("who", "who"),
         ("what", "what"),
+        ("before", "made before"),
         ("count", "count"),
         ("median_ms", "median ms"),
         ("max_ms", "max ms"),
     ];
     let mut table = Table::new("snapshot", title, &columns);
-    for one in &series {
-        for what in ["snapshot", "commit", "snapshot and commit"] {
-            let times = times_ms(one, what);
-            if times.is_empty() {
-                continue;
-            }
-            table.push(vec![
-                Cell::text(&one.name),
-                Cell::text(what),
-                Cell::Count(times.len() as u64),
-                Cell::Ratio(crate::contest::median(times.clone())),
-                Cell::Ratio(times.into_iter().fold(0.0, f64::max)),
-            ]);
+    for (snapshots, files) in KINDS {
+        let files = if files > 1 { context.scaled(files) } else { files };
+        let (snapshots, dirty) = (snapshots.to_string(), files.to_string());
+        let arguments = || ["--dirty".to_owned(), dirty.clone(), "--tag".to_owned(), tag()];
+        let mut contestants = vec![Contestant::new("ubtrfs", || {
+            run_job(context.job("snapshot").arg(&image).arg(&snapshots).args(arguments()))
+        })];
+        if context.kernel().is_ok() {
+            contestants.push(Contestant::new("kernel", || {
+                making::mounted(&image, "subvolid=5", |path| {
+                    let mut job = context.job("snapshot");
+                    run_job(job.arg(path).arg(&snapshots).arg("--system").args(arguments()))
+                })
+            }));
         }
+        let series = alternate(contestants, context.options.round_count)?;
+        context.check("image", count)?;
+        push(&mut table, &series, files);
+        let median = crate::contest::median(times_ms(&series[0], "snapshot"));
+        let what = format!("a snapshot beside the commit, files made before: {files}");
+        table.note(verdict(&what, median, GOAL_MS, "ms"));
     }
-    let median = crate::contest::median(times_ms(&series[0], "snapshot"));
-    table.note(verdict("a snapshot beside the commit", median, GOAL_MS, "ms"));
+    context.scratch.absent("image")?;
     if let Err(missing) = context.kernel() {
         table.note(format!("The kernel's row is missing: {missing}."));
     }
@@ -76,6 +69,25 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
          The kernel's ioctl commits, so its time has the commit in it.",
     );
     Ok(vec![table])
+}
+
+fn push(table: &mut Table, series: &[Series<JobRun>], files: u64) {
+    for one in series {
+        for what in ["snapshot", "commit", "snapshot and commit"] {
+            let times = times_ms(one, what);
+            if times.is_empty() {
+                continue;
+            }
+            table.push(vec![
+                Cell::text(&one.name),
+                Cell::text(what),
+                Cell::Count(files),
+                Cell::Count(times.len() as u64),
+                Cell::Ratio(crate::contest::median(times.clone())),
+                Cell::Ratio(times.into_iter().fold(0.0, f64::max)),
+            ]);
+        }
+    }
 }
 
 fn times_ms(series: &Series<JobRun>, what: &str) -> Vec<f64> {

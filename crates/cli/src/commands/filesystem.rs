@@ -29,6 +29,7 @@ enum Action {
     Usage(UsageArgs),
     Label(LabelArgs),
     Resize(ResizeArgs),
+    Sync(SyncArgs),
 }
 
 impl Args {
@@ -37,6 +38,7 @@ impl Args {
         match &self.action {
             Action::Label(args) if args.label.is_some() => Some(args),
             Action::Resize(args) => Some(args),
+            Action::Sync(args) => Some(args),
             _ => None,
         }
     }
@@ -126,6 +128,23 @@ struct ResizeArgs {
     size: Size,
 }
 
+/// Make everything durable
+///
+/// Each command that changes an image has done so when it ends. What is left is what others left: a
+/// log of a Linux that was cut off is replayed, and what the system still holds of the image in
+/// memory goes to the medium.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Example:
+  ubtrfs filesystem sync disk.img"
+)]
+struct SyncArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+}
+
 /// A length that is asked for, and of which device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Size {
@@ -171,6 +190,20 @@ impl Change for LabelArgs {
         edit.filesystem().set_label(label).map_err(|error| {
             Failure::engine("setting the label", error).at_path(edit.image().path())
         })
+    }
+}
+
+impl Change for SyncArgs {
+    fn image(&self) -> &ImageArgs {
+        &self.image
+    }
+
+    /// Opening replayed a log; the caller commits.
+    fn apply(&self, edit: &Edit<'_>, _: &mut Output) -> Result<()> {
+        edit.filesystem()
+            .volume()
+            .flush()
+            .map_err(|error| Failure::volume("syncing", &error).at_path(edit.image().path()))
     }
 }
 
@@ -226,7 +259,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         Action::Df(args) => df(args, out)?,
         Action::Usage(args) => usage(args, out)?,
         Action::Label(args) => label(args, out)?,
-        Action::Resize(_) => {}
+        Action::Resize(_) | Action::Sync(_) => {}
     }
     Ok(Exit::Done)
 }
@@ -264,7 +297,12 @@ fn usage(args: &UsageArgs, out: &mut Output) -> Result<()> {
     let usage = &summary.usage;
     let volume = image.filesystem().volume();
     let unallocated = usage.device_bytes.saturating_sub(usage.allocated_bytes);
-    let used: u64 = usage.spaces.iter().map(|space| space.used_bytes * space.copies).sum();
+    // What was read may be anything.
+    let used = usage
+        .spaces
+        .iter()
+        .map(|space| space.used_bytes.saturating_mul(space.copies))
+        .fold(0, u64::saturating_add);
     out.line("Overall:")?;
     for (name, bytes) in [
         ("Device size:", usage.device_bytes),
@@ -288,7 +326,7 @@ fn usage(args: &UsageArgs, out: &mut Output) -> Result<()> {
         ))?;
         for item in volume.device_items() {
             let devid = DeviceId(item.devid.get());
-            let bytes: u64 = chunks
+            let bytes = chunks
                 .iter()
                 .filter(|chunk| chunk.flags == space.flags)
                 .map(|chunk| {
@@ -298,7 +336,7 @@ fn usage(args: &UsageArgs, out: &mut Output) -> Result<()> {
                     let bytes = all * here.count() as u128 / (chunk.stripes.len().max(1) as u128);
                     u64::try_from(bytes).unwrap_or(u64::MAX)
                 })
-                .sum();
+                .fold(0, u64::saturating_add);
             if bytes > 0 {
                 out.line(&format!("   device {devid} {:>18}", size(bytes)))?;
             }

@@ -1,6 +1,7 @@
 //! `ubtrfs inspect`: what lies on the medium, for those who look under the hood.
 
 mod chunks;
+mod delayed_refs;
 mod fiemap;
 mod free_space;
 mod superblock;
@@ -26,6 +27,7 @@ enum What {
     Chunks(chunks::Args),
     Fiemap(fiemap::Args),
     FreeSpace(free_space::Args),
+    DelayedRefs(delayed_refs::Args),
 }
 
 /// Shows it.
@@ -36,5 +38,6 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         What::Chunks(args) => chunks::run(args, out),
         What::Fiemap(args) => fiemap::run(args, out),
         What::FreeSpace(args) => free_space::run(args, out),
+        What::DelayedRefs(args) => delayed_refs::run(args, out),
     }
 }

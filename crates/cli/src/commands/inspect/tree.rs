@@ -81,16 +81,18 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let image = args.image.read()?;
     let json = args.json.then(|| Array::begin(out)).transpose()?;
     let mut dump = Dump { volume: image.filesystem().volume(), image: &image, json };
-    match args.block {
+    let result = match args.block {
         Some(at) => {
             let at = Pointer { at: LogicalAddr(at), generation: None, level: None };
-            dump.block(&at, None, out)?;
+            dump.block(&at, None, out).map(drop)
         }
-        None => dump.trees(args, out)?,
-    }
+        None => dump.trees(args, out),
+    };
+    // What was printed before a failure is JSON, too.
     if let Some(array) = dump.json {
         array.end(out)?;
     }
+    result?;
     Ok(Exit::Done)
 }
 
