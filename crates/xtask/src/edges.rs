@@ -34,11 +34,17 @@ const TESTS_MAY_USE: &[&str] = &["testkit", "rt", "volume", "check"];
 
 pub(crate) fn check(sources: &[SourceFile], report: &mut Report) {
     let mut outside = BTreeSet::new();
+    let architecture = sources.iter().find(|source| source.path == Path::new("ARCHITECTURE.md"));
     for source in sources {
         let Some(name) = crate_of_manifest(&source.path) else { continue };
         for dependency in dependencies(&source.text) {
             match dependency.name.strip_prefix("ubtrfs-") {
-                Some(inside) => check_edge(source, name, inside, &dependency, report),
+                Some(inside) => {
+                    check_edge(source, name, inside, &dependency, report);
+                    if let Some(architecture) = architecture {
+                        check_row(architecture, name, inside, &dependency, report);
+                    }
+                }
                 None => {
                     outside.insert(dependency.name);
                 }
@@ -77,6 +83,30 @@ fn check_edge(
             file: source.path.clone(),
             line: dependency.line,
             what: format!("crate {from} may not use {to}; it may use: {}", allowed.join(", ")),
+        });
+    }
+}
+
+/// What a crate uses stands in its row of the table of crates, too.
+fn check_row(
+    architecture: &SourceFile,
+    from: &str,
+    to: &str,
+    dependency: &Dependency,
+    report: &mut Report,
+) {
+    if dependency.is_for_tests {
+        return;
+    }
+    let first_cell = format!("| `{from}` |");
+    let row = architecture.text.lines().zip(1..).find(|(line, _)| line.starts_with(&first_cell));
+    let (line, number) = row.unwrap_or(("", 0));
+    let may_use = line.trim_end_matches(['|', ' ']).rsplit('|').next().unwrap_or("").trim();
+    if may_use != "all above" && !may_use.split(", ").any(|name| name == to) {
+        report.errors.push(Finding {
+            file: architecture.path.clone(),
+            line: number,
+            what: format!("the table of crates does not say that {from} uses {to}"),
         });
     }
 }

@@ -47,6 +47,25 @@ fn edge_upward_between_crates_is_an_error() {
     assert!(report.errors[0].what.contains("volume may not use engine"));
 }
 
+/// The table lacked an edge that was there, though it was said to be enforced.
+#[test]
+fn edge_that_the_table_of_crates_lacks_is_an_error() {
+    let manifest = "[dependencies]\nubtrfs-ondisk.workspace = true\n";
+    let check = |row: &str| {
+        let mut report = Report::default();
+        let sources = [source("crates/check/Cargo.toml", manifest), source("ARCHITECTURE.md", row)];
+        edges::check(&sources, &mut report);
+        report.errors
+    };
+    assert!(check("| `check` | the checker | volume, ondisk, rt |").is_empty());
+    assert!(check("| `check` | the checker | all above |").is_empty());
+    for row in ["| `check` | about ondisk | volume, rt |", "| `other` | x | ondisk |"] {
+        let errors = check(row);
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].what.contains("check uses ondisk"), "{}", errors[0]);
+    }
+}
+
 #[test]
 fn dependency_without_reason_is_an_error() {
     let manifest = source("crates/rt/Cargo.toml", "[dependencies]\nserde = \"1\"\n");
