@@ -11,7 +11,7 @@ use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::Time;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, Place};
 use crate::output::Output;
 use crate::progress::Meter;
@@ -146,14 +146,26 @@ impl<'a> Edit<'a> {
 
     /// Where something goes that is to be at `path`: into it, under its own name, if that is a
     /// directory.
-    pub fn destination(&self, path: &[u8], own_name: &[u8]) -> Result<(Place, Vec<u8>)> {
+    pub fn destination(
+        &self,
+        path: &[u8],
+        own_name: &[u8],
+        kind: FileType,
+    ) -> Result<(Place, Vec<u8>)> {
         if let Some(id) = self.image.find_following(path)?
             && self.image.inode(id, path)?.is_dir()
         {
+            if matches!(own_name, b"/" | b"." | b"..") {
+                let why = "a directory is there, and what goes into it has no name of its own";
+                return Err(Failure::new(Exit::Io, "finding", why)
+                    .at_name(path)
+                    .at_path(self.image.path())
+                    .advice("Give the new name, too."));
+            }
             let inside = crate::walk::join(path, own_name);
             return Ok((Place { dir: id, name: own_name.to_vec() }, inside));
         }
-        Ok((self.image.place(path)?, path.to_vec()))
+        Ok((self.image.place_of(path, kind)?, path.to_vec()))
     }
 
     /// Fills an empty file, with about `total_bytes`; 0 where that is not known. Returns its length.

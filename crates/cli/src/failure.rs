@@ -251,7 +251,7 @@ impl Failure {
         image: &Path,
         error: ubtrfs_archive::error::Error,
     ) -> Self {
-        use ubtrfs_archive::error::Error;
+        use ubtrfs_archive::error::{ArchiveProblem, Error};
         let what = what.into();
         match error {
             Error::Io { op, path, source } => {
@@ -260,6 +260,9 @@ impl Failure {
             Error::Engine { op, path, source } => Self::engine(format!("{what}: {op}"), source)
                 .at_archive_path(&path.0)
                 .at_path(image),
+            Error::Archive { problem: ArchiveProblem::Unsupported { .. }, .. } => {
+                Self::new(Exit::Unsupported, what, error)
+            }
             Error::Refused { path, why } => Self::new(Exit::Io, what, why).at_archive_path(&path.0),
             other => Self::new(Exit::Io, what, other),
         }

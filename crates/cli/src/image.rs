@@ -335,6 +335,16 @@ impl Image {
         Ok(Place { dir, name: name.to_vec() })
     }
 
+    /// As [`Image::place`], for what is to be made there: `name/` is only a directory's.
+    pub fn place_of(&self, path: &[u8], kind: FileType) -> Result<Place> {
+        if path.ends_with(b"/") && kind != FileType::Directory {
+            return Err(Failure::new(Exit::Io, "finding", "there is no such directory")
+                .at_name(path)
+                .at_path(&self.path));
+        }
+        self.place(path)
+    }
+
     /// What `name` in a directory names, if anything.
     pub fn entry(&self, place: &Place, path: &[u8]) -> Result<Option<InodeId>> {
         match self.filesystem.lookup(place.dir, &place.name) {
@@ -359,7 +369,14 @@ impl Image {
                 continue;
             }
             let found = self.filesystem.lookup(here, &name).map_err(failed)?;
-            let inode = self.filesystem.inode(found).map_err(failed)?;
+            let inode = self.filesystem.inode(found).map_err(|error| match error {
+                // Not that nothing has the name, which is no damage.
+                ubtrfs_engine::Error::NotFound { .. } => {
+                    let why = "the name is there, and what it names is not";
+                    Failure::new(Exit::Damage, "finding", why).at_name(path).at_path(&self.path)
+                }
+                error => failed(error),
+            })?;
             let is_link = inode.file_type() == FileType::Symlink;
             if !is_link || (rest.is_empty() && last_link == LastLink::Keep) {
                 here = found;

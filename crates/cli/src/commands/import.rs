@@ -207,13 +207,23 @@ fn fill(args: &Args, filesystem: Filesystem, out: &mut Output) -> Result<Exit> {
     Ok(progress.exit())
 }
 
-/// PATH as seen from the top level, where the library begins.
+/// PATH as seen from the top level, where the library begins. Of what is there, links are followed;
+/// the rest is to be made.
 fn path_from_top(image: &Image, args: &Args) -> Result<Vec<u8>> {
-    let start = image
-        .filesystem()
-        .path_of(image.start())
-        .map_err(|error| Failure::engine("finding the default subvolume", error))?;
-    Ok([start.as_slice(), args.path.as_bytes()].join(&b'/'))
+    let path = args.path.as_bytes();
+    let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    let ends: Vec<usize> = slashes.chain([path.len()]).collect();
+    let mut there = (image.start(), 0);
+    for end in ends.into_iter().rev() {
+        if let Some(id) = image.find_following(&path[..end])? {
+            there = (id, end);
+            break;
+        }
+    }
+    let (id, end) = there;
+    let top =
+        image.filesystem().path_of(id).map_err(|error| image.failure("finding", path, error))?;
+    Ok([top.as_slice(), &path[end..]].join(&b'/'))
 }
 
 /// Cuts the image off behind the last byte in use.

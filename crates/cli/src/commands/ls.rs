@@ -143,8 +143,20 @@ impl Listing<'_> {
 
     fn named(&self, path: &OsStr) -> Result<(Line, bool)> {
         let path = path.as_bytes();
-        let id = self.image.resolve(path)?;
-        let is_directory = self.image.inode(id, path)?.is_dir();
+        let mut id = self.image.resolve(path)?;
+        let mut inode = self.image.inode(id, path)?;
+        // As in coreutils: what a link that is named leads to is listed, where links are not shown.
+        let shows_links = self.args.long || self.args.json || self.args.directory;
+        if inode.file_type() == FileType::Symlink
+            && !shows_links
+            && let Ok(target) = self.image.resolve_following(path)
+        {
+            let target_inode = self.image.inode(target, path)?;
+            if target_inode.is_dir() {
+                (id, inode) = (target, target_inode);
+            }
+        }
+        let is_directory = inode.is_dir();
         Ok((self.line(id, path.to_vec(), path.to_vec())?, is_directory))
     }
 
@@ -203,8 +215,9 @@ impl Listing<'_> {
         self.printed = true;
         if self.args.long && !matches!(heading, Heading::Files) {
             let sectorsize_bytes = self.image.sectorsize_bytes();
-            let bytes =
-                inodes_of(lines).map(|inode| facts::allocated_bytes(inode, sectorsize_bytes)).sum();
+            let bytes = inodes_of(lines)
+                .map(|inode| facts::allocated_bytes(inode, sectorsize_bytes))
+                .fold(0, u64::saturating_add);
             let human = self.args.human_readable;
             let total = if human { size::human(bytes) } else { (bytes / 1024).to_string() };
             out.line(&format!("total {total}"))?;

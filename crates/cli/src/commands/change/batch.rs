@@ -4,6 +4,11 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use ubtrfs_engine::Filesystem;
+use ubtrfs_ondisk::DeviceId;
+use ubtrfs_rt::Arc;
+use ubtrfs_volume::Device;
+
 use super::commit;
 use crate::cli::{Line, Lines};
 use crate::edit::{Edit, OnFailure};
@@ -57,11 +62,12 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let image = args.image.write_at_once()?;
     let held = image.filesystem().hold_commits();
     let edit = Edit::new(&image, OnFailure::Stop);
+    let lengths = Lengths::of(image.filesystem());
     for (number, command) in &lines {
-        command
-            .change()
-            .apply(&edit, out)
-            .map_err(|failure| failure.in_line(*number).advice_also("Nothing was changed."))?;
+        command.change().apply(&edit, out).map_err(|failure| {
+            lengths.restore();
+            failure.in_line(*number).advice_also("Nothing was changed.")
+        })?;
     }
     drop(held);
     commit(&image)?;
@@ -69,6 +75,28 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         command.change().finish(&image)?;
     }
     Ok(Exit::Done)
+}
+
+/// How long each device is. A filesystem that is made larger makes its image file longer at once.
+struct Lengths(Vec<(Arc<dyn Device>, u64)>);
+
+impl Lengths {
+    fn of(filesystem: &Filesystem) -> Self {
+        let volume = filesystem.volume();
+        let devids = volume.device_items().into_iter().map(|item| DeviceId(item.devid.get()));
+        let devices = devids.filter_map(|devid| volume.device(devid));
+        Self(devices.map(|device| (Arc::clone(&device), device.len_bytes())).collect())
+    }
+
+    /// Cuts off what came to be there, which nothing that is durable reaches.
+    fn restore(&self) {
+        for (device, len_bytes) in &self.0 {
+            if device.len_bytes() > *len_bytes {
+                // The failure that brought us here is what is reported; a longer file is no harm.
+                let _ = device.resize(*len_bytes);
+            }
+        }
+    }
 }
 
 impl Args {

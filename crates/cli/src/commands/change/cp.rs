@@ -66,6 +66,12 @@ impl Change for Args {
     }
 }
 
+/// Where the copy of a directory is, or is to be.
+enum Spot {
+    There(InodeId),
+    Named(Place),
+}
+
 struct Copy<'a> {
     args: &'a Args,
     edit: &'a Edit<'a>,
@@ -80,8 +86,9 @@ impl Copy<'_> {
         let id =
             if recursive { image.resolve(source)? } else { image.resolve_following(source)? };
         let inode = image.inode(id, source)?;
-        let (place, path) = self.edit.destination(dest, base_name(source))?;
+        let own_name = base_name(source);
         if !inode.is_dir() {
+            let (place, path) = self.edit.destination(dest, own_name, inode.file_type())?;
             return self.leaf(&inode, source, &place, &path);
         }
         if !recursive {
@@ -90,7 +97,15 @@ impl Copy<'_> {
                 .at_path(image.path())
                 .advice("Give -r (--recursive), too."));
         }
-        self.tree(&inode, source, &place, &path, out)
+        // `/a/.` has no name of its own: what is in it goes into DEST.
+        if matches!(own_name, b"/" | b"." | b"..")
+            && let Some(there) = image.find_following(dest)?
+            && image.inode(there, dest)?.is_dir()
+        {
+            return self.tree(&inode, source, Spot::There(there), dest, out);
+        }
+        let (place, path) = self.edit.destination(dest, own_name, FileType::Directory)?;
+        self.tree(&inode, source, Spot::Named(place), &path, out)
     }
 
     /// Copies a directory. Its entries are listed before the copy is made in it, should that lie
@@ -100,12 +115,15 @@ impl Copy<'_> {
         &mut self,
         top: &Inode,
         source: &[u8],
-        place: &Place,
+        spot: Spot,
         path: &[u8],
         out: &mut Output,
     ) -> Result<()> {
         let image = self.edit.image();
-        let mut above = place.dir;
+        let mut above = match &spot {
+            Spot::There(dir) => *dir,
+            Spot::Named(place) => place.dir,
+        };
         while above != image.start() {
             if above == top.id {
                 return Err(Failure::new(Exit::Io, "copying", "a directory into itself")
@@ -121,12 +139,16 @@ impl Copy<'_> {
         }
         let mut walk = Walk::new(top.id, source.to_vec());
         // The copy of each directory on the way down, and its path.
-        let mut targets = vec![(place.clone(), path.to_vec())];
+        let mut targets = vec![(spot, path.to_vec())];
         let mut made = Vec::new();
         while let Some(visit) = walk.next() {
-            let Some((place, path)) = targets.pop() else { break };
+            let Some((spot, path)) = targets.pop() else { break };
             let inode = image.inode(visit.id, &visit.path)?;
-            let dir = match self.directory(&inode, &place, &path) {
+            let dir = match spot {
+                Spot::There(dir) => Ok(dir),
+                Spot::Named(place) => self.directory(&inode, &place, &path),
+            };
+            let dir = match dir {
                 Ok(dir) => dir,
                 Err(failure) => {
                     self.edit.tolerate(Err(failure), out)?;
@@ -147,7 +169,7 @@ impl Copy<'_> {
             }
             for child in children.iter().rev().filter(|child| child.is_directory) {
                 let place = Place { dir, name: child.name.clone() };
-                targets.push((place, walk::join(&path, &child.name)));
+                targets.push((Spot::Named(place), walk::join(&path, &child.name)));
             }
             walk.enter(&visit, &children)?;
             made.push((inode, dir, path));
@@ -343,7 +365,7 @@ impl Change for ReflinkArgs {
                 .at_name(source)
                 .at_path(image.path()));
         }
-        let (place, path) = edit.destination(dest, base_name(source))?;
+        let (place, path) = edit.destination(dest, base_name(source), FileType::Regular)?;
         let refused = |why: &str| {
             Err(Failure::new(Exit::Io, "sharing data", why).at_name(&path).at_path(image.path()))
         };

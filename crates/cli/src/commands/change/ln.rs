@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::ArgAction;
 use ubtrfs_engine::{InodeId, Reservation};
+use ubtrfs_ondisk::dir::FileType;
 
 use super::Change;
 use crate::edit::Edit;
@@ -69,9 +70,9 @@ impl Args {
                 .resolve(link)
                 .is_ok_and(|id| image.inode(id, link).is_ok_and(|inode| !inode.is_dir()));
         let (place, path) = if keeps_link {
-            (image.place(link)?, link.to_vec())
+            (image.place_of(link, FileType::Symlink)?, link.to_vec())
         } else {
-            edit.destination(link, super::base_name(target))?
+            edit.destination(link, super::base_name(target), FileType::Symlink)?
         };
         let source = if self.symbolic { None } else { Some(image.resolve(target)?) };
         let there = image.entry(&place, &path)?;

@@ -7,7 +7,7 @@ use ubtrfs_engine::{Error, RenameMode};
 
 use super::Change;
 use crate::edit::Edit;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::image::{ImageArgs, Place};
 use crate::output::Output;
 
@@ -51,6 +51,10 @@ impl Change for Args {
     fn apply(&self, edit: &Edit<'_>, out: &mut Output) -> Result<()> {
         let Some((dest, sources)) = self.words.split_last() else { return Ok(()) };
         let dest = dest.as_bytes();
+        if sources.len() > 1 && (self.no_target_directory || self.exchange) {
+            let option = if self.exchange { "--exchange" } else { "-T" };
+            return Err(Failure::usage("mv", format!("{option} takes one SOURCE")));
+        }
         super::only_into_a_directory(edit, sources.len(), dest)?;
         edit.each(sources, out, |source, _| self.one(edit, source.as_bytes(), dest))
     }
@@ -60,11 +64,11 @@ impl Args {
     fn one(&self, edit: &Edit<'_>, source: &[u8], dest: &[u8]) -> Result<()> {
         let image = edit.image();
         let from = image.place(source)?;
-        image.resolve(source)?;
+        let kind = image.inode(image.resolve(source)?, source)?.file_type();
         let (to, path) = if self.no_target_directory || self.exchange {
-            (image.place(dest)?, dest.to_vec())
+            (image.place_of(dest, kind)?, dest.to_vec())
         } else {
-            edit.destination(dest, &from.name)?
+            edit.destination(dest, &from.name, kind)?
         };
         let mode = match (self.exchange, self.no_clobber) {
             (true, _) => RenameMode::Exchange,

@@ -90,8 +90,8 @@ impl Args {
                 .at_path(source)
                 .advice("`ubtrfs import` brings in directories."));
         }
-        let (place, path) =
-            edit.destination(path, super::base_name(source.as_os_str().as_bytes()))?;
+        let own_name = super::base_name(source.as_os_str().as_bytes());
+        let (place, path) = edit.destination(path, own_name, FileType::Regular)?;
         let time = |sec, nsec| Time { sec, nsec: u32::try_from(nsec).unwrap_or(0) };
         let mut about = Source {
             len_bytes: metadata.len(),
@@ -123,7 +123,7 @@ impl Args {
                 Failure::usage("put", "what comes from standard input needs a name").at_name(path)
             );
         }
-        let place = edit.image().place(path)?;
+        let place = edit.image().place_of(path, FileType::Regular)?;
         let about = Source {
             len_bytes: 0,
             mode: 0o644,

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+use ubtrfs_engine::InodeId;
 use ubtrfs_ondisk::InodeNo;
 
 use super::Change;
@@ -46,17 +47,20 @@ impl Change for Args {
     }
 
     fn apply(&self, edit: &Edit<'_>, out: &mut Output) -> Result<()> {
-        edit.each(&self.paths, out, |path, out| match self.one(edit, path.as_bytes(), out) {
-            Err(failure) if self.force && failure.is_not_found() => Ok(()),
-            result => result,
+        edit.each(&self.paths, out, |path, out| {
+            let path = path.as_bytes();
+            match edit.image().resolve(path) {
+                Err(failure) if self.force && failure.is_not_found() => Ok(()),
+                Err(failure) => Err(failure),
+                Ok(id) => self.one(edit, id, path, out),
+            }
         })
     }
 }
 
 impl Args {
-    fn one(&self, edit: &Edit<'_>, path: &[u8], out: &mut Output) -> Result<()> {
+    fn one(&self, edit: &Edit<'_>, id: InodeId, path: &[u8], out: &mut Output) -> Result<()> {
         let image = edit.image();
-        let id = image.resolve(path)?;
         if id == image.start() {
             return Err(refused(edit, path, "the directory in which paths begin stays"));
         }

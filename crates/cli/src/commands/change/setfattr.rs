@@ -110,6 +110,9 @@ fn decode(text: Vec<u8>) -> Result<Vec<u8>, String> {
     if let Some(digits) = text.strip_prefix(b"0x").or(text.strip_prefix(b"0X")) {
         return hexadecimal(digits).ok_or_else(|| "expected pairs of hexadecimal digits".into());
     }
+    if let Some(digits) = text.strip_prefix(b"0s").or(text.strip_prefix(b"0S")) {
+        return base64(digits).ok_or_else(|| "expected base64".into());
+    }
     let Some(inner) = text.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) else {
         return Ok(text);
     };
@@ -149,6 +152,36 @@ fn hexadecimal(digits: &[u8]) -> Option<Vec<u8>> {
     pairs.remainder().is_empty().then(|| pairs.map(|pair| pair[0] << 4 | pair[1]).collect())
 }
 
+/// Four digits stand for three bytes; at the end `=` for what is missing.
+fn base64(text: &[u8]) -> Option<Vec<u8>> {
+    let value = |digit: &u8| match digit {
+        b'A'..=b'Z' => Some(digit - b'A'),
+        b'a'..=b'z' => Some(digit - b'a' + 26),
+        b'0'..=b'9' => Some(digit - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let quads = text.chunks_exact(4);
+    if !quads.remainder().is_empty() {
+        return None;
+    }
+    let count = quads.len();
+    let mut bytes = Vec::with_capacity(count * 3);
+    for (index, quad) in quads.enumerate() {
+        let padding = quad.iter().rev().take_while(|digit| **digit == b'=').count();
+        if padding > 2 || (padding > 0 && index + 1 < count) {
+            return None;
+        }
+        let digits = quad[..4 - padding].iter().map(value);
+        let bits = digits
+            .chain(std::iter::repeat_n(Some(0), padding))
+            .try_fold(0_u32, |bits, digit| digit.map(|digit| bits << 6 | u32::from(digit)))?;
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..4 - padding]);
+    }
+    Some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,10 +194,24 @@ mod tests {
             (b"0x00fF", b"\x00\xff"),
             (b"\"a\\\"b\\\\c\\0\\1012\"", b"a\"b\\c\0A2"),
             (b"\"", b"\""),
+            (b"0sAP8Q", b"\x00\xff\x10"),
+            (b"0SAP8=", b"\x00\xff"),
+            (b"0sAA==", b"\x00"),
+            (b"0s", b""),
         ] {
             assert_eq!(decode(text.to_vec()).unwrap(), value);
         }
-        for text in [&b"0x0"[..], b"0xgg", b"\"\\n\"", b"\"\\400\""] {
+        for text in [
+            &b"0x0"[..],
+            b"0xgg",
+            b"0sAAA",
+            b"0sA===",
+            b"0sAA==AAAA",
+            b"0sA-AA",
+            b"0sA=AA",
+            b"\"\\n\"",
+            b"\"\\400\"",
+        ] {
             assert!(decode(text.to_vec()).is_err());
         }
     }

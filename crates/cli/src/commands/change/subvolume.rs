@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use ubtrfs_engine::{InodeId, Reservation, SnapshotOptions};
 use ubtrfs_ondisk::InodeNo;
+use ubtrfs_ondisk::dir::FileType;
 
 use super::{Change, base_name, commit};
 use crate::edit::Edit;
@@ -137,7 +138,7 @@ impl Change for SnapshotArgs {
     fn apply(&self, edit: &Edit<'_>, _: &mut Output) -> Result<()> {
         let (source, dest) = (self.source.as_bytes(), self.dest.as_bytes());
         let id = named_subvolume(edit.image(), source)?;
-        let (place, path) = edit.destination(dest, base_name(source))?;
+        let (place, path) = edit.destination(dest, base_name(source), FileType::Directory)?;
         let options = SnapshotOptions { read_only: self.readonly };
         edit.filesystem()
             .snapshot(id.root, place.dir, &place.name, &options)

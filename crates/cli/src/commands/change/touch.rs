@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::ArgAction;
 use ubtrfs_engine::{InodeId, SetAttributes};
+use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::Time;
 
 use super::Change;
@@ -98,7 +99,7 @@ impl Change for Args {
             let id = match self.find(edit, path) {
                 Err(failure) if failure.is_not_found() && self.no_create => return Ok(()),
                 Err(failure) if failure.is_not_found() && !self.no_dereference => {
-                    let place = edit.image().place(path)?;
+                    let place = edit.image().place_of(path, FileType::Regular)?;
                     let new = edit.new_inode(place.dir, 0o100_644, path)?;
                     edit.create(&place, &new, path)?
                 }

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+use ubtrfs_ondisk::dir::FileType;
+
 use super::Change;
 use crate::edit::Edit;
 use crate::failure::Result;
@@ -76,7 +78,7 @@ impl Change for Args {
                 Some(id) => id,
                 None if self.no_create => return Ok(()),
                 None => {
-                    let place = edit.image().place(path)?;
+                    let place = edit.image().place_of(path, FileType::Regular)?;
                     let new = edit.new_inode(place.dir, 0o100_644, path)?;
                     edit.create(&place, &new, path)?
                 }

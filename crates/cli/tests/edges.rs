@@ -1,0 +1,237 @@
+//! Edges of commands: where they go when a name ends in a slash, is a link, or is none.
+
+mod support;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use support::{Ran, ubtrfs_in, ubtrfs_with_stdin};
+use tempfile::TempDir;
+use ubtrfs_testkit::{
+    Compare, KernelMount, Oracle, TreeSnapshot, assert_checks_clean, corpus, oracle, run,
+};
+
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        place.run(&["mkfs", "-q", "--size", "300M", "disk.img"]).ok();
+        fs::write(place.path("file"), "text\n").unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn run<S: AsRef<OsStr>>(&self, words: &[S]) -> Ran {
+        ubtrfs_in(self.0.path(), words)
+    }
+
+    fn list(&self, path: &str) -> String {
+        self.run(&["ls", "-A", "disk.img", path]).ok().text().to_owned()
+    }
+}
+
+/// `put disk.img photo.jpg /photos/` made a file named photos where the directory was missing.
+#[test]
+fn name_with_a_slash_behind_is_only_a_directory() {
+    let place = Place::new();
+    place.run(&["mkdir", "disk.img", "/dir"]).ok();
+    place.run(&["put", "disk.img", "file", "/f"]).ok();
+    let cases: [&[&str]; 8] = [
+        &["put", "disk.img", "file", "/photos/"],
+        &["cp", "disk.img", "/f", "/photos/"],
+        &["reflink", "disk.img", "/f", "/photos/"],
+        &["mv", "disk.img", "/f", "/photos/"],
+        &["mv", "-T", "disk.img", "/f", "/photos/"],
+        &["ln", "disk.img", "/f", "/photos/"],
+        &["touch", "disk.img", "/photos/"],
+        &["truncate", "-s", "1", "disk.img", "/photos/"],
+    ];
+    for words in cases {
+        place.run(words).fails(4).says("no such directory");
+        assert_eq!(place.list("/"), "dir\nf\n", "{words:?}");
+    }
+    let words = ["put", "disk.img", "-", "/photos/"].map(str::to_owned);
+    let words = words.map(|word| match word.as_str() {
+        "disk.img" => place.path("disk.img").into_os_string(),
+        _ => word.into(),
+    });
+    ubtrfs_with_stdin(b"text", words).fails(4).says("no such directory");
+    place.run(&["mkdir", "disk.img", "/made/"]).ok();
+    place.run(&["mv", "disk.img", "/made", "/moved/"]).ok();
+    place.run(&["cp", "-r", "disk.img", "/dir", "/copy/"]).ok();
+    place.run(&["subvolume", "snapshot", "disk.img", "/", "/snap/"]).ok();
+    place.run(&["put", "disk.img", "file", "/moved/"]).ok();
+    assert_eq!(place.list("/"), "copy\ndir\nf\nmoved\nsnap\n");
+    assert_eq!(place.list("/moved"), "file\n");
+}
+
+#[test]
+fn mv_to_one_name_takes_one_source() {
+    let place = Place::new();
+    place.run(&["mkdir", "disk.img", "/dir"]).ok();
+    place.run(&["touch", "disk.img", "/a", "/b", "/dir/a"]).ok();
+    for option in ["-T", "--exchange"] {
+        place.run(&["mv", option, "disk.img", "/a", "/b", "/dir"]).fails(2).says(option);
+    }
+    assert_eq!((place.list("/"), place.list("/dir")), ("a\nb\ndir\n".into(), "a\n".into()));
+}
+
+/// A usr-merged tree: /bin is a link.
+#[test]
+fn links_to_directories_are_listed_and_imported_through() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("tree/usr/bin")).unwrap();
+    fs::write(place.path("tree/usr/bin/tool"), "tool\n").unwrap();
+    symlink("usr/bin", place.path("tree/bin")).unwrap();
+    symlink("nowhere", place.path("tree/dangling")).unwrap();
+    place.run(&["import", "-q", "disk.img", "tree"]).ok();
+    assert_eq!(place.list("/bin"), "tool\n");
+    assert_eq!(place.run(&["ls", "disk.img", "/dangling"]).ok().text(), "/dangling\n");
+    assert_eq!(place.run(&["ls", "-d", "disk.img", "/bin"]).ok().text(), "/bin\n");
+    let long = place.run(&["ls", "-l", "disk.img", "/bin"]).ok();
+    assert!(long.text().ends_with("/bin -> usr/bin\n"), "{}", long.text());
+
+    fs::create_dir(place.path("more")).unwrap();
+    fs::write(place.path("more/other"), "other\n").unwrap();
+    place.run(&["import", "-q", "disk.img", "more", "/bin"]).ok();
+    place.run(&["import", "-q", "disk.img", "more", "/bin/new/er"]).ok();
+    assert_eq!(place.list("/usr/bin"), "new\nother\ntool\n");
+    assert_eq!(place.list("/usr/bin/new/er"), "other\n");
+    place.run(&["import", "disk.img", "more", "/dangling/x"]).fails(4);
+}
+
+#[test]
+fn what_has_no_name_of_its_own_goes_into_a_directory_or_is_refused() {
+    let place = Place::new();
+    place.run(&["mkdir", "-p", "disk.img", "/a/sub", "/b"]).ok();
+    place.run(&["touch", "disk.img", "/a/x", "/a/sub/y"]).ok();
+    place.run(&["cp", "-r", "disk.img", "/a/.", "/b"]).ok();
+    assert_eq!((place.list("/b"), place.list("/b/sub")), ("sub\nx\n".into(), "y\n".into()));
+    place.run(&["cp", "-r", "disk.img", "/a/.", "/a/sub"]).fails(4).says("into itself");
+    place.run(&["cp", "-r", "disk.img", "/", "/b"]).fails(4).says("into itself");
+    let ran = place.run(&["subvolume", "snapshot", "disk.img", "/", "/b"]);
+    ran.fails(4).says("no name of its own");
+    assert_eq!(place.list("/b"), "sub\nx\n");
+}
+
+/// The image file was longer although "Nothing was changed".
+#[test]
+fn batch_that_fails_leaves_the_file_as_long_as_it_was() {
+    let place = Place::new();
+    fs::write(place.path("lines"), "filesystem resize 400M\nmkdir /a\nrm /missing\n").unwrap();
+    let ran = place.run(&["batch", "-f", "lines", "disk.img"]);
+    ran.fails(4).says("line 3").says("Nothing was changed");
+    assert_eq!(place.path("disk.img").metadata().unwrap().len(), 300 << 20);
+    place.run(&["check", "disk.img"]).ok();
+    fs::write(place.path("lines"), "filesystem resize 400M\nmkdir /a\n").unwrap();
+    place.run(&["batch", "-f", "lines", "disk.img"]).ok();
+    assert_eq!(place.path("disk.img").metadata().unwrap().len(), 400 << 20);
+    place.run(&["check", "disk.img"]).ok();
+}
+
+#[test]
+fn inspect_tree_that_fails_prints_json_all_the_same() {
+    let place = Place::new();
+    let ran = place.run(&["inspect", "tree", "--json", "--block", "12345", "disk.img"]);
+    assert_ne!(ran.code, 0);
+    assert!(ran.json().as_array().unwrap().is_empty());
+}
+
+#[test]
+fn archive_of_several_volumes_is_not_supported() {
+    let place = Place::new();
+    fs::create_dir(place.path("empty")).unwrap();
+    run(
+        "tar",
+        ["-C", "empty", "-cf", "a.tar", "."].map(|word| match word {
+            "empty" | "a.tar" => place.path(word).into_os_string(),
+            _ => word.into(),
+        }),
+    );
+    let mut bytes = fs::read(place.path("a.tar")).unwrap();
+    bytes[156] = b'M';
+    bytes[148..156].fill(b' ');
+    let sum: u32 = bytes[..512].iter().map(|byte| u32::from(*byte)).sum();
+    bytes[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    fs::write(place.path("a.tar"), bytes).unwrap();
+    place.run(&["import", "disk.img", "a.tar", "/a"]).fails(6).says("several volumes");
+}
+
+#[test]
+fn value_in_base64_is_what_getfattr_and_the_kernel_show() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let place = Place::new();
+    place.run(&["put", "disk.img", "file", "/"]).ok();
+    place.run(&["setfattr", "-n", "user.a", "-v", "0sAP8Q", "disk.img", "/file"]).ok();
+    place.run(&["setfattr", "-n", "user.a", "-v", "0sAP8", "disk.img", "/file"]).fails(2);
+    let mount = KernelMount::read_only(&place.path("disk.img"), "");
+    let file = mount.path().join("file");
+    let words = ["-e", "hex", "-n", "user.a", "--absolute-names"].map(OsStr::new);
+    let shown = run("getfattr", words.into_iter().chain([file.as_os_str()]));
+    assert!(shown.contains("user.a=0x00ff10"), "{shown}");
+    mount.unmount();
+}
+
+#[test]
+fn sync_replays_the_log_that_the_kernel_left() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::BtrfsProgs]) {
+        return;
+    }
+    let image = corpus::kernel_images()
+        .find(|image| image.snapshot_without_log.is_some() && image.devices.len() == 1)
+        .expect("one of the kernel's images has a log");
+    let place = Place::new();
+    let copy = image.copy_to(place.0.path()).remove(0);
+    let copy_name = copy.to_str().unwrap();
+    let log = || {
+        let superblock = place.run(&["inspect", "super", "--json", copy_name]).ok().json();
+        superblock[0]["log_root"].clone()
+    };
+    assert_ne!(log(), 0);
+    place.run(&["filesystem", "sync", copy_name]).ok();
+    assert_eq!(log(), 0);
+    assert_checks_clean(&copy);
+    let mount = KernelMount::read_only(&copy, "subvolid=5,noatime");
+    let compare = Compare::same_filesystem();
+    image.snapshot.assert_same(&TreeSnapshot::of_directory(mount.path()), &compare);
+    mount.unmount();
+}
+
+#[test]
+fn inspect_delayed_refs_shows_the_histogram_of_a_benchmark() {
+    let place = Place::new();
+    let row = |who: &str, up_to: u64, runs: u64| {
+        serde_json::json!({"workload": "fsmark", "who": who, "up_to_ns": up_to, "runs": runs,
+            "share_so_far": 0.5})
+    };
+    let rows = [row("a", 127, 1), row("a", 255, 3), row("b", 127, 7)];
+    let report = serde_json::json!({"date": "", "tables": [
+        {"name": "fsmark", "rows": [{"who": "a"}]},
+        {"name": "delayed_ref_histogram", "rows": rows},
+    ]});
+    fs::write(place.path("bench.json"), report.to_string()).unwrap();
+    let shown = place.run(&["inspect", "delayed-refs", "bench.json"]).ok();
+    let lines: Vec<Vec<&str>> =
+        shown.text().lines().map(|line| line.split_whitespace().collect()).collect();
+    let bar = "#".repeat(40);
+    assert!(lines.contains(&vec!["127", "1", "25.00%", &bar[..13]]), "{}", shown.text());
+    assert!(lines.contains(&vec!["255", "3", "100.00%", &bar]), "{}", shown.text());
+    assert!(shown.text().contains("fsmark, b: 7 runs"), "{}", shown.text());
+    let json = place.run(&["inspect", "delayed-refs", "--json", "bench.json"]).ok().json();
+    assert_eq!((json.as_array().unwrap().len(), &json[1]["runs"]), (3, &3.into()));
+    for text in
+        ["", "{}", "[1]", "{\"tables\": [{\"name\": \"delayed_ref_histogram\", \"rows\": 3}]}"]
+    {
+        fs::write(place.path("bench.json"), text).unwrap();
+        place.run(&["inspect", "delayed-refs", "bench.json"]).fails(4).says("bench.json");
+    }
+    place.run(&["inspect", "delayed-refs", "missing.json"]).fails(4).says("No such file");
+}
