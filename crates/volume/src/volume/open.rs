@@ -175,13 +175,18 @@ impl Volume {
 /// Whether a device is behind because a power cut came between the superblocks of the devices: what
 /// the newer one reaches was durable on all. The copies are durable on all devices before the first
 /// primary is written, so this device has the new one then. One that was missing in the last commit
-/// has not, and lacks what that commit wrote.
+/// has not, and lacks what that commit wrote. A device too short for a copy cannot be told from that.
 fn is_cut_off(device: &dyn Device, superblock: &Superblock, newest: &Superblock) -> bool {
+    if superblock.generation.get().saturating_add(1) != newest.generation.get() {
+        return false;
+    }
+    if superblocks::copies(superblock.dev_item.total_bytes.get()).nth(1).is_none() {
+        return true;
+    }
     superblocks::read_copy(device, SUPERBLOCK_OFFSETS[1]).is_ok_and(|copy| {
         copy.fsid == newest.fsid
             && copy.dev_item.devid == superblock.dev_item.devid
             && copy.generation == newest.generation
-            && superblock.generation.get().saturating_add(1) == newest.generation.get()
     })
 }
 
