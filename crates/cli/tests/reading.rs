@@ -260,7 +260,8 @@ fn paths_follow_links_and_enter_subvolumes() {
     assert_eq!(one(&["cat"], b"to-inside").ok().text(), "inside\n");
     assert_eq!(one(&["cat"], b"/to-sub/../sub/./inside").ok().text(), "inside\n");
     assert_eq!(one(&["cat"], b"../../sub/inside").ok().text(), "inside\n");
-    assert_eq!(one(&["ls"], b"to-sub").ok().text(), "to-sub\n");
+    assert_eq!(one(&["ls"], b"to-sub").ok().text(), "inside\nnested\n");
+    assert_eq!(one(&["ls", "-d"], b"to-sub").ok().text(), "to-sub\n");
     assert_eq!(one(&["ls"], b"snapshot").ok().text(), "inside\nnested\n");
     assert_eq!(one(&["ls", "--subvolid", "256"], b"/").ok().text(), "inside\nnested\n");
     one(&["cat"], b"loop").fails(4).says("too many levels of symbolic links");

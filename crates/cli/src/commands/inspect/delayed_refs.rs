@@ -85,12 +85,15 @@ impl Args {
         let mut report: Value = serde_json::from_slice(&bytes)
             .map_err(|error| none(format!("it is no JSON: {error}")))?;
         let mut rows = Vec::new();
-        for table in report["tables"].as_array_mut().into_iter().flatten() {
-            if table["name"] == TABLE {
-                let more: Vec<Row> = serde_json::from_value(table["rows"].take())
-                    .map_err(|error| none(error.to_string()))?;
-                rows.extend(more);
+        let tables = report.get_mut("tables").and_then(Value::as_array_mut);
+        for table in tables.into_iter().flatten() {
+            if table.get("name").is_none_or(|name| name != TABLE) {
+                continue;
             }
+            let found = table.get_mut("rows").map(Value::take).unwrap_or_default();
+            let more: Vec<Row> =
+                serde_json::from_value(found).map_err(|error| none(error.to_string()))?;
+            rows.extend(more);
         }
         if rows.is_empty() {
             return Err(none("there are no times of delayed references in it".to_owned()));
