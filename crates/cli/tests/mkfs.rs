@@ -7,9 +7,9 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use support::{Ran, command, ubtrfs_in};
+use support::{Ran, assert_judged, command, ubtrfs_in};
 use tempfile::TempDir;
-use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean, oracle, run};
+use ubtrfs_testkit::{KernelMount, Oracle, oracle, run};
 
 struct Place(TempDir);
 
@@ -24,6 +24,10 @@ impl Place {
 
     fn run(&self, words: &[&str]) -> Ran {
         ubtrfs_in(self.path(), words)
+    }
+
+    fn assert_clean(&self, name: &str) {
+        assert_judged(&self.path().join(name));
     }
 
     fn superblock(&self, name: &str) -> serde_json::Value {
@@ -43,9 +47,7 @@ fn mkfs_makes_a_sparse_file_that_reads_and_checks_clean() {
     let df = place.run(&["df", "--json", "disk.img"]).ok().json();
     assert_eq!(df["label"], "my label");
     assert_eq!(df["device_size"], 1 << 30);
-    if oracle::require(Oracle::BtrfsProgs) {
-        assert_checks_clean(&place.path().join("disk.img"));
-    }
+    place.assert_clean("disk.img");
 }
 
 #[test]
@@ -87,6 +89,7 @@ fn mkfs_options_show_in_the_superblock() {
         .collect();
     assert!(profiles.contains(&("Metadata", "single")), "{profiles:?}");
     assert!(!profiles.contains(&("Data", "single")), "{profiles:?}");
+    place.assert_clean("disk.img");
 }
 
 #[test]
@@ -151,6 +154,8 @@ fn mkfs_refuses_what_holds_something_and_changes_no_byte() {
     place.run(&["mkfs", "-q", "-f", "btrfs.img"]).ok();
     place.run(&["mkfs", "-q", "-f", "--size", "300M", "notes.txt"]).ok();
     assert_eq!(place.superblock("notes.txt")[0]["total_bytes"], 300 << 20);
+    place.assert_clean("btrfs.img");
+    place.assert_clean("notes.txt");
 }
 
 #[test]
@@ -164,6 +169,7 @@ fn mkfs_size_grows_a_file_and_uses_the_beginning_of_a_longer_one() {
     assert_eq!(fs::metadata(&image).unwrap().len(), 256 << 20);
     assert_eq!(place.superblock("disk.img")[0]["total_bytes"], 200 << 20);
     place.run(&["ls", "disk.img"]).ok();
+    place.assert_clean("disk.img");
 }
 
 #[test]
@@ -188,6 +194,7 @@ fn mkfs_with_source_date_epoch_gives_the_same_bytes() {
     assert!(read("a") != read("c"));
     let fsid = |name: &str| place.superblock(name)[0]["fsid"].as_str().unwrap().to_owned();
     assert_ne!(fsid("a"), fsid("d"));
+    place.assert_clean("a");
     make("e", "yesterday", "l").fails(2).says("SOURCE_DATE_EPOCH");
 }
 
@@ -199,6 +206,7 @@ fn mkfs_label_of_any_bytes_comes_back() {
     ubtrfs_in(place.path(), words.into_iter().chain([label, OsStr::new("disk.img")])).ok();
     let df = place.run(&["df", "--json", "disk.img"]).ok().json();
     assert_eq!(df["label_hex"], "636166e9");
+    place.assert_clean("disk.img");
 }
 
 #[test]
@@ -214,4 +222,5 @@ fn mkfs_image_mounts_and_is_refused_while_mounted() {
     place.run(&["mkfs", "-f", "disk.img"]).fails(4).says("mounted by the kernel");
     mount.unmount();
     assert_eq!(place.run(&["cat", "disk.img", "file"]).ok().text(), "by the kernel\n");
+    place.assert_clean("disk.img");
 }

@@ -10,9 +10,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use support::{Ran, command, ubtrfs_in};
+use support::{Ran, assert_judged, command, ubtrfs_in};
 use tempfile::TempDir;
-use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean, oracle, run};
+use ubtrfs_testkit::{KernelMount, Oracle, oracle, run};
 
 const MIB: u64 = 1 << 20;
 
@@ -93,7 +93,7 @@ fn filesystem_at_an_offset_leaves_the_next_partition_alone() {
     let (partition, mut bytes) = (place.path("partition"), vec![0; 200 << 20]);
     disk.read_exact_at(&mut bytes, MIB).unwrap();
     fs::write(&partition, bytes).unwrap();
-    assert_checks_clean(&partition);
+    assert_judged(&partition);
     let mount = KernelMount::read_only(&partition, "");
     assert_eq!(fs::read(mount.path().join("file")).unwrap(), b"contents\n");
     mount.unmount();
@@ -145,6 +145,7 @@ fn mkfs_refuses_data_wherever_in_a_file_it_lies() {
         }
         assert!(fs::read(place.path(name)).unwrap() == before, "{name}");
         place.run(&["mkfs", "-q", "-f", name]).ok();
+        assert_judged(&place.path(name));
     }
     // Zeros that were written are no data.
     fs::write(place.path("zeros.img"), vec![0; 256 << 20]).unwrap();

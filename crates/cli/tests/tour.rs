@@ -1,5 +1,7 @@
 //! The README's tour, run as it stands there.
 
+mod support;
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -32,5 +34,8 @@ fn tour_of_the_readme_runs() {
         ["imported 1 file, 2 directories", "summer", "sand", "beach.txt", "zstd", "1 file"]
     {
         assert!(stdout.contains(expect), "{expect:?} not in\n{stdout}");
+    }
+    for image in ["disk.img", "small.img"] {
+        support::assert_judged(&place.path().join(image));
     }
 }

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{Ran, ubtrfs_in, ubtrfs_with_stdin};
+use support::{Ran, assert_judged, ubtrfs_in, ubtrfs_with_stdin};
 use tempfile::TempDir;
 use ubtrfs_testkit::odd::odd_files;
 use ubtrfs_testkit::{
-    Compare, KernelMount, Oracle, Prng, TreeSnapshot, assert_checks_clean,
-    assert_checks_clean_but_for_extended_refs, oracle, run,
+    Compare, KernelMount, Oracle, Prng, TreeSnapshot, assert_checks_clean_but_for_extended_refs,
+    oracle, run,
 };
 
 struct Place(TempDir);
@@ -51,9 +51,7 @@ impl Place {
     }
 
     fn assert_clean(&self, image: &str) {
-        if oracle::require(Oracle::BtrfsProgs) {
-            assert_checks_clean(&self.path(image));
-        }
+        assert_judged(&self.path(image));
     }
 }
 
@@ -129,6 +127,7 @@ fn archives_of_every_compression_and_from_standard_input() {
         }
         place.run(&["import", "-q", "--mkfs", &image, &archive]).ok();
         place.run(&["export", "-q", &image, "/", &out]).ok();
+        place.assert_clean(&image);
         assert_same_files(&place.path("source"), &place.path(&out));
     }
     let piped = place.run(&["export", "disk.img", "/", "-"]).ok().stdout;
@@ -138,6 +137,7 @@ fn archives_of_every_compression_and_from_standard_input() {
     let words = words.into_iter().chain([image.as_os_str(), "-".as_ref()]);
     ubtrfs_with_stdin(&piped, words).ok();
     place.run(&["export", "-q", "stdin.img", "/", "stdin.out"]).ok();
+    place.assert_clean("stdin.img");
     assert_same_files(&place.path("source"), &place.path("stdin.out"));
 }
 
@@ -300,6 +300,7 @@ fn import_with_source_date_epoch_gives_the_same_bytes() {
     let first = make("a.img", &[]);
     // Reading the source changes access times; they do not count.
     assert!(make("b.img", &[]) == first);
+    place.assert_clean("b.img");
     if Path::new("/usr/bin/taskset").exists() {
         assert!(make("c.img", &["taskset", "-c", "0"]) == first, "on one processor");
     }
@@ -327,6 +328,10 @@ fn partition_of_a_disk_image_is_filled_and_read() {
     }
     let df = place.run(&["df", "--json", "--partition", "1", "disk.img"]).ok().json();
     assert_eq!(df["device_size"], 400 << 20);
+    let words = ["if=disk.img", "of=partition.img", "bs=1M", "skip=1", "count=400", "conv=sparse"];
+    let mut dd = Command::new("dd");
+    assert!(dd.args(words).current_dir(place.0.path()).output().unwrap().status.success());
+    place.assert_clean("partition.img");
     assert_eq!(fs::read(place.path("disk.img")).unwrap()[..512], table);
     // Behind the partition nothing was written.
     assert!(fs::read(place.path("disk.img")).unwrap()[401 << 20..].iter().all(|byte| *byte == 0));

@@ -6,6 +6,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use ubtrfs_testkit::{Compare, KernelMount, Oracle, TreeSnapshot, assert_checks_clean, oracle};
+
 /// The command, with an environment that does not depend on who runs the test.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
@@ -103,4 +105,33 @@ impl Ran {
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.stdout).unwrap()
     }
+}
+
+/// Has an image judged: `btrfs check` in all its modes, and the kernel, which must show every file,
+/// attribute and hole as our export has it.
+#[track_caller]
+pub fn assert_judged(image: &Path) {
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(image);
+    }
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
+        return;
+    }
+    // In memory where that is possible: its filesystem takes every attribute, which others do not.
+    let memory = Path::new("/dev/shm");
+    let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    let scratch = tempfile::Builder::new().prefix("ubtrfs-judge-").tempdir_in(base).unwrap();
+    let out = scratch.path().join("out");
+    let words = ["export", "-q", "--subvolid", "5"].map(OsStr::new);
+    let ran = ubtrfs(words.into_iter().chain([image.as_os_str(), "/".as_ref(), out.as_os_str()]));
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.lines().all(|line| line.contains("attribute btrfs.")), "{}", ran.stderr);
+    let mount = KernelMount::read_only(image, "subvolid=5,noatime");
+    let mut kernel = TreeSnapshot::of_directory(mount.path());
+    mount.unmount();
+    for entry in kernel.entries.values_mut() {
+        // Properties of btrfs itself.
+        entry.xattrs.iter_mut().for_each(|all| all.retain(|name, _| !name.starts_with(b"btrfs.")));
+    }
+    kernel.assert_same(&TreeSnapshot::of_directory(&out), &Compare::copied());
 }
