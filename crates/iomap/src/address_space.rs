@@ -30,6 +30,7 @@ use crate::error::Error;
 use crate::extent_state::{CachedState, ExtentStates, LockMode, LockedRange, StateBits, Want};
 use crate::iter::MappingIter;
 use crate::mapping::{Cookie, FileSystem, Mapping, Purpose};
+use crate::mapping_cache::MappingCache;
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{
     Blocks, CachedFile, DirtyOrder, ErrorMark, PageCache, Pages, Readahead, Source,
@@ -65,7 +66,7 @@ pub struct AddressSpace<F: FileSystem> {
 pub struct OpenFile<F: FileSystem> {
     pub(crate) space: Arc<AddressSpace<F>>,
     pub(crate) cached_state: CachedState,
-    pub(crate) seek_mapping: Mutex<Option<Mapping>>,
+    pub(crate) seek_mapping: MappingCache,
     pub(crate) readahead: Mutex<Readahead>,
     pub(crate) errors_seen: Mutex<ErrorMark>,
 }
@@ -101,7 +102,7 @@ impl<F: FileSystem> AddressSpace<F> {
         OpenFile {
             space: Arc::clone(self),
             cached_state: CachedState::new(),
-            seek_mapping: Mutex::new(None),
+            seek_mapping: MappingCache::default(),
             readahead: Mutex::new(Readahead::default()),
             errors_seen: Mutex::new(self.errors.lock().mark()),
         }

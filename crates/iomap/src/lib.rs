@@ -15,6 +15,7 @@ mod fiemap;
 mod iter;
 mod mapped;
 mod mapping;
+mod mapping_cache;
 mod offset;
 mod page_cache;
 mod range_tree;

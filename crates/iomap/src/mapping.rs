@@ -53,6 +53,16 @@ pub struct MappingFlags {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cookie(u64);
 
+impl Cookie {
+    pub(crate) fn to_word(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+}
+
 /// Counts the changes of a file's mappings.
 #[derive(Debug, Default)]
 pub struct MappingSequence(AtomicU64);

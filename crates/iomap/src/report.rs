@@ -69,20 +69,17 @@ impl<F: FileSystem> OpenFile<F> {
 
     /// The mapping at a place: the last one asked for, if it is current and holds the place.
     fn report_mapping(&self, at: FileOffset) -> Result<Mapping, F::Error> {
-        let mut last = self.seek_mapping.try_lock();
-        if let Some(Some(mapping)) = last.as_deref()
+        if let Some(mapping) = self.seek_mapping.load()
             && mapping.range.contains(at)
             && self.space.is_current(mapping.cookie)
         {
-            return Ok(*mapping);
+            return Ok(mapping);
         }
         let mut iter = MappingIter::new(&*self.space, FileRange::from(at));
         let Some((mapping, _)) = iter.next(Purpose::Report)? else {
             return Err(crate::Error::NoData { offset: at }.into());
         };
-        if let Some(last) = last.as_deref_mut() {
-            *last = Some(mapping);
-        }
+        self.seek_mapping.store(&mapping);
         Ok(mapping)
     }
 

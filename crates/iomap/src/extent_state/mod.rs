@@ -396,36 +396,37 @@ impl ExtentStates {
         searches: Option<&CachedState>,
     ) -> Option<(Counted, Place)> {
         let tree = self.tree.read();
-        let within = query.within;
-        let mut place = self.first_place(&tree, within.start, near, searches);
-        let mut counted: Option<(Counted, Place)> = None;
-        let mut end = within.start.bytes();
-        while let Some(found) = place {
-            let record = tree.record(found);
-            if record.start.max(within.start.bytes()) >= within.end.bytes() {
-                break;
-            }
-            let start = record.start.max(within.start.bytes());
-            let is_wanted = query.want.is_met(record.value);
-            if counted.is_some() && query.span == Span::Contiguous && (!is_wanted || start != end) {
-                break;
-            }
-            end = record.end.min(within.end.bytes());
-            if is_wanted {
-                let sum = counted
-                    .map_or(Counted { start: FileOffset::new(start), len_bytes: 0 }, |(sum, _)| {
-                        sum
-                    });
-                let len_bytes = sum.len_bytes + (end - start);
-                counted =
-                    Some((Counted { len_bytes: len_bytes.min(query.bytes_max), ..sum }, found));
-                if len_bytes >= query.bytes_max {
-                    break;
-                }
-            }
-            place = tree.next(found);
+        let (from, upto) = (query.within.start.bytes(), query.within.end.bytes());
+        let mut place = self.first_place(&tree, query.within.start, near, searches)?;
+        let mut record = tree.record(place);
+        while !query.want.is_met(record.value) && record.start < upto {
+            place = tree.next(place)?;
+            record = tree.record(place);
         }
-        counted
+        let start = record.start.max(from);
+        if start >= upto {
+            return None;
+        }
+        let mut end = record.end.min(upto);
+        let mut len_bytes = end - start;
+        let mut last = place;
+        while len_bytes < query.bytes_max && end < upto {
+            let Some(next) = tree.next(place) else { break };
+            record = tree.record(next);
+            let is_wanted = query.want.is_met(record.value);
+            let goes_on = is_wanted && record.start == end;
+            if record.start >= upto || !goes_on && query.span == Span::Contiguous {
+                break;
+            }
+            place = next;
+            end = record.end.min(upto);
+            if is_wanted {
+                len_bytes += end - record.start;
+                last = next;
+            }
+        }
+        let len_bytes = len_bytes.min(query.bytes_max);
+        Some((Counted { start: FileOffset::new(start), len_bytes }, last))
     }
 
     /// The first record that ends after `start`.

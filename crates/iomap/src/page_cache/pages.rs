@@ -510,3 +510,42 @@ impl Drop for Pages {
         self.usage.cached_bytes.fetch_sub(cached, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With the key, the reference counts and the allocator's word about 80 bytes for a folio of one block, the smallest.
+    #[test]
+    fn folio_is_small_beside_a_block() {
+        assert!(size_of::<Folio>() <= 32);
+    }
+
+    #[test]
+    fn folios_grow_as_a_file_is_appended_to() {
+        let usage = Arc::new(Usage::default());
+        let mut pages = Pages::new(4096, 128 * 1024, Arc::clone(&usage));
+        for block in 0..256 {
+            pages.write(block * 4096, (block + 1) * 4096, Source::Bytes(&[1; 4096]));
+        }
+        let sizes: Vec<usize> =
+            pages.folios.values().map(|folio| folio.data.len() / 4096).collect();
+        assert_eq!(sizes.iter().sum::<usize>(), 256);
+        assert!(sizes.len() <= 20, "{sizes:?}");
+        assert_eq!(usage.cached_bytes(), 256 * 4096);
+    }
+
+    #[test]
+    fn blocks_far_apart_have_folios_of_their_own() {
+        let usage = Arc::new(Usage::default());
+        let mut pages = Pages::new(4096, 128 * 1024, Arc::clone(&usage));
+        for block in 0..64 {
+            pages.write(block * 8192, block * 8192 + 4096, Source::Bytes(&[1; 4096]));
+        }
+        assert_eq!(usage.cached_bytes(), 64 * 4096);
+        let mut bytes = [0; 8192];
+        assert_eq!(pages.copy_out(0, &mut bytes), 4096);
+        drop(pages);
+        assert_eq!(usage.cached_bytes(), 0);
+    }
+}
