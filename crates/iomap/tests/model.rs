@@ -287,9 +287,15 @@ fn run(seed: u64, steps: usize, options: CacheOptions, mapping_blocks_max: u64) 
     assert_eq!(run.cache.cached_bytes(), 0);
 }
 
+/// `UBTRFS_IOMAP_SEEDS` asks for more than the few that each test run has time for.
+fn seeds(few: u64) -> std::ops::Range<u64> {
+    let asked = std::env::var("UBTRFS_IOMAP_SEEDS").ok().and_then(|count| count.parse().ok());
+    0..asked.unwrap_or(few)
+}
+
 #[test]
 fn random_operations_same_as_arrays() {
-    for seed in 0..60 {
+    for seed in seeds(60) {
         run(seed, 1500, CacheOptions::default(), u64::MAX);
     }
 }
@@ -305,7 +311,7 @@ fn random_operations_with_little_memory_same_as_arrays() {
         writeback_bytes_max: 3 * BLOCK,
         ..CacheOptions::default()
     };
-    for seed in 0..60 {
+    for seed in seeds(60) {
         run(seed, 1500, options.clone(), 1 + seed % 5);
     }
 }
@@ -313,7 +319,7 @@ fn random_operations_with_little_memory_same_as_arrays() {
 #[test]
 fn random_operations_where_clean_folios_go_at_once_same_as_arrays() {
     let options = CacheOptions { keeps_clean: false, ..CacheOptions::default() };
-    for seed in 0..20 {
+    for seed in seeds(20) {
         run(seed, 1000, options.clone(), 1 + seed % 7);
     }
 }
@@ -325,7 +331,7 @@ fn random_operations_with_mechanisms_off_same_as_arrays() {
     ablation.states.without_hint = true;
     ablation.states.lock_in_tree = true;
     let options = CacheOptions { ablation, ..CacheOptions::default() };
-    for seed in 0..20 {
+    for seed in seeds(20) {
         run(seed, 1000, options.clone(), u64::MAX);
     }
 }
