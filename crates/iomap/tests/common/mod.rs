@@ -195,6 +195,13 @@ impl MemoryFs {
         bytes
     }
 
+    /// Blocks that have data on the medium.
+    pub fn stored_blocks(inode: &MemoryInode) -> Vec<u64> {
+        let extents = inode.extents.lock().unwrap();
+        let data = extents.places.iter().filter(|(_, place)| !place.kind.is_zeros());
+        data.map(|(block, _)| *block).collect()
+    }
+
     pub fn stored_size(inode: &MemoryInode) -> u64 {
         inode.extents.lock().unwrap().size
     }
@@ -252,6 +259,8 @@ impl MemoryFs {
         if is_mapped_anew {
             inode.sequence.changed();
         }
+        // Data is never mapped behind the end.
+        extents.size = extents.size.max(run.size.bytes().min(run.range.end.bytes()));
         Ok(())
     }
 }
