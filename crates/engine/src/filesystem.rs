@@ -228,11 +228,12 @@ impl Filesystem {
         if is_writable {
             fs.inner.core.roots.look_for_shared()?;
         }
-        if is_writable && fs.inner.core.alloc.needs_rebuild(fs.compat_ro()) {
-            fs.rebuild_free_space_tree()?;
-        }
+        // First the log: nothing may commit before its space is claimed.
         if replays {
             log_replay::replay(&fs)?;
+        }
+        if is_writable && fs.inner.core.alloc.needs_rebuild(fs.compat_ro()) {
+            fs.rebuild_free_space_tree()?;
         }
         Ok(fs)
     }
@@ -240,12 +241,6 @@ impl Filesystem {
     /// Makes the free space tree anew and commits.
     fn rebuild_free_space_tree(&self) -> Result<()> {
         let core = &self.inner.core;
-        if self.superblock().log_root.get() != 0 {
-            // The commit would come before the replay, and what the log holds lies in free space.
-            return Err(Error::Unsupported {
-                what: "replaying a log beside a free space tree that is not up to date".to_owned(),
-            });
-        }
         let mut handle = self.begin(Reservation::items(64))?;
         core.alloc
             .rebuild_free_space_tree(&mut handle.txn)

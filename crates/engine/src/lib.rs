@@ -25,8 +25,9 @@ pub use filesystem::{
     CACHE_BYTES_DEFAULT, DelayedRefTimes, Filesystem, Handle, HeldCommits, Notice, OpenOptions,
 };
 pub use fs::{
-    Appender, DirEntry, File, FileExtents, Inode, InodeId, Link, NewInode, ReadDir, RenameMode,
-    SetAttributes, SnapshotOptions, SpaceUsage, SubvolumeInfo, Usage, device_number,
+    Appender, Background, BackgroundOptions, DirEntry, File, FileExtents, Inherit, Inode, InodeId,
+    Link, NewInode, ReadDir, RenameMode, SetAttributes, SnapshotOptions, SpaceUsage, StatFs,
+    SubvolumeInfo, Usage, device_number,
 };
 pub use mkfs::{MkfsOptions, mkfs};
 pub use txn::Reservation;

@@ -268,24 +268,13 @@ fn file_of_a_full_filesystem_can_be_truncated() {
 /// twice: by that, and by the commit.
 #[test]
 fn stale_free_space_tree_of_a_nearly_full_filesystem_is_made_anew() {
-    use std::os::unix::fs::FileExt;
-    use ubtrfs_ondisk::features::CompatRo;
-    use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
     let directory = temporary();
     let image = directory.path().join("image");
     let mode = OpenMode::CreateNew { len_bytes: 40 << 20 };
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, mode, Window::Whole).unwrap());
     let options = MkfsOptions { block_group_tree: false, ..MkfsOptions::default() };
     drop(mkfs(vec![device], &options, &Arc::new(Runtime::system())).unwrap());
-    let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
-    let at = SUPERBLOCK_OFFSETS[0];
-    let mut bytes = [0; SUPERBLOCK_BYTES];
-    file.read_exact_at(&mut bytes, at.0).unwrap();
-    let mut superblock = Superblock::parse(&bytes, at).unwrap();
-    let valid = CompatRo::FREE_SPACE_TREE_VALID.0;
-    superblock.compat_ro_flags = (superblock.compat_ro_flags.get() & !valid).into();
-    superblock.seal(at).unwrap();
-    file.write_all_at(zerocopy::IntoBytes::as_bytes(&*superblock), at.0).unwrap();
+    common::forget_valid(&image);
     let fs = open_for_writing(&image);
     create(&fs, fs.top_level(), b"file");
     fs.commit().unwrap();

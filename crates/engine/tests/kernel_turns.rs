@@ -4,7 +4,6 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,15 +11,12 @@ use ubtrfs_engine::{
     Filesystem, InodeId, Method, NewInode, OpenOptions, PreparedData, Reservation,
 };
 use ubtrfs_ondisk::FileOffset;
-use ubtrfs_ondisk::features::CompatRo;
 use ubtrfs_ondisk::file_extent::Compression;
-use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_testkit::{
     CheckMode, Compare, KernelMount, LoopDevice, MkfsBtrfs, Oracle, Prng, TreeSnapshot,
     btrfs_check, oracle, run,
 };
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
-use zerocopy::IntoBytes;
 
 struct Variant {
     name: &'static str,
@@ -63,17 +59,8 @@ fn variants() -> Vec<Variant> {
     ]
 }
 
-/// Takes away the bit that says that the free space tree is up to date.
 fn forget_valid(images: &[PathBuf]) {
-    let file = fs::File::options().read(true).write(true).open(&images[0]).unwrap();
-    let at = SUPERBLOCK_OFFSETS[0];
-    let mut bytes = [0; SUPERBLOCK_BYTES];
-    file.read_exact_at(&mut bytes, at.0).unwrap();
-    let mut superblock = Superblock::parse(&bytes, at).unwrap();
-    let valid = CompatRo::FREE_SPACE_TREE_VALID.0;
-    superblock.compat_ro_flags = (superblock.compat_ro_flags.get() & !valid).into();
-    superblock.seal(at).unwrap();
-    file.write_all_at(superblock.as_bytes(), at.0).unwrap();
+    common::forget_valid(&images[0]);
 }
 
 fn enable_quota(images: &[PathBuf]) {

@@ -7,7 +7,7 @@
 mod source;
 mod sync;
 
-pub use source::{Clock, Executor, Identifiers, Runtime, Time, monotonic_ns};
+pub use source::{Clock, Executor, Identifiers, Runtime, Service, Time, monotonic_ns};
 pub use sync::{
     Arc, AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, RwLock,
     RwLockReadGuard, RwLockWriteGuard,

@@ -110,6 +110,25 @@ impl Executor {
         }
     }
 
+    /// Runs `work` on a thread of its own, named `name`, until it returns. `None` for `Inline`, where
+    /// nothing runs beside its submitter and `work` is not run.
+    ///
+    /// # Errors
+    /// The system's, where it gives no thread.
+    pub fn spawn(
+        self,
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<Option<Service>> {
+        match self {
+            Self::Inline => Ok(None),
+            Self::Threads(_) => {
+                let builder = std::thread::Builder::new().name(name.to_owned());
+                Ok(Some(Service { thread: builder.spawn(work)? }))
+            }
+        }
+    }
+
     /// Works on the parts of `items` side by side, one part a thread, and returns when all are
     /// done. The parts and their order do not depend on how they are run.
     ///
@@ -139,6 +158,21 @@ impl Executor {
             }
             result
         })
+    }
+}
+
+/// A thread of [`Executor::spawn`].
+#[derive(Debug)]
+pub struct Service {
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Service {
+    /// Waits until its work has returned. A panic there goes on here.
+    pub fn join(self) {
+        if let Err(panic) = self.thread.join() {
+            std::panic::resume_unwind(panic);
+        }
     }
 }
 

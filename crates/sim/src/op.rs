@@ -7,8 +7,8 @@
 use std::cell::RefCell;
 
 use ubtrfs_engine::{
-    Error, Filesystem, InodeId, Method, NewInode, PreparedData, Reservation, SetAttributes,
-    SnapshotOptions,
+    Error, Filesystem, Inherit, InodeId, Method, NewInode, PreparedData, Reservation,
+    SetAttributes, SnapshotOptions,
 };
 use ubtrfs_ondisk::{FileOffset, InodeNo, RootId};
 use ubtrfs_rt::Time;
@@ -612,6 +612,7 @@ fn new_inode(new: &New) -> NewInode {
         mtime: time(new.mtime),
         ctime: time(new.ctime),
         otime: time(new.otime),
+        inherit: Inherit::Nothing,
     }
 }
 

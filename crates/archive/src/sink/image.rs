@@ -4,7 +4,7 @@
 //! files are appended to without one.
 
 use ubtrfs_engine::{
-    Appender, Error, Filesystem, Handle, InodeId, NewInode, PreparedData, Reservation,
+    Appender, Error, Filesystem, Handle, Inherit, InodeId, NewInode, PreparedData, Reservation,
     SetAttributes, WriteOptions, device_number,
 };
 use ubtrfs_ondisk::dir::FileType;
@@ -85,6 +85,7 @@ impl<'f> ImageTree<'f> {
             mtime: metadata.mtime,
             ctime: self.now,
             otime: self.now,
+            inherit: Inherit::Nothing,
         }
     }
 }

@@ -141,7 +141,7 @@ fn insert(editor: &mut Editor<'_>, form: &Form, addr: LogicalAddr, head: &Head) 
         inline: Vec::with_capacity(head.changes.len()),
     };
     let mut keyed = Vec::new();
-    for (reference, count) in &head.changes {
+    for (reference, count) in head.changes.iter() {
         let count = u32::try_from(*count).map_err(|_| below_zero(addr, reference))?;
         extent.refs += u64::from(count);
         let reference = with_count(*reference, count);
@@ -224,7 +224,7 @@ fn apply(
         }
         return Ok(());
     }
-    if let Some((key, have)) = find_keyed(editor, addr, &reference)? {
+    if let Some((key, have)) = find_keyed(editor, addr, &reference, count < 0)? {
         let left =
             u32::try_from(have.saturating_add(count)).map_err(|_| below_zero(addr, &reference))?;
         if left == 0 {
@@ -271,23 +271,32 @@ fn keyed_bytes(reference: &BackRef) -> Vec<u8> {
 }
 
 /// Finds the keyed item of a reference and its count. Data references whose hashes collide lie at
-/// the offsets behind.
+/// the offsets behind; one that `must_be_there` is looked for beyond what others of its hash left
+/// free, as Linux does.
 fn find_keyed(
     editor: &mut Editor<'_>,
     addr: LogicalAddr,
     reference: &BackRef,
+    must_be_there: bool,
 ) -> Result<Option<(Key, i64)>> {
     let mut key = Key::new(ObjectId(addr.0), reference.key_type(), reference.key_offset());
     loop {
-        let Some(bytes) = editor.get(&key, <[u8]>::to_vec)? else { return Ok(None) };
+        let Some((found_key, bytes)) = editor.at_or_after(&key)? else { return Ok(None) };
+        let is_ours = found_key.objectid == key.objectid && found_key.ty == key.ty;
+        if !is_ours || (found_key != key && !must_be_there) {
+            return Ok(None);
+        }
         match reference {
             BackRef::ExtentData { .. } => {
                 let found = BackRef::from_data_ref(OnDisk::peek(&bytes)?);
                 if same(&found, reference) {
-                    return Ok(Some((key, i64::try_from(found.count()).unwrap_or(i64::MAX))));
+                    let count = i64::try_from(found.count()).unwrap_or(i64::MAX);
+                    return Ok(Some((found_key, count)));
                 }
-                key.offset = key.offset.wrapping_add(1);
+                let Some(next) = found_key.offset.checked_add(1) else { return Ok(None) };
+                key.offset = next;
             }
+            _ if found_key != key => return Ok(None),
             BackRef::SharedData { .. } => {
                 let found: &ubtrfs_ondisk::extent::SharedDataRef = OnDisk::peek(&bytes)?;
                 return Ok(Some((key, i64::from(found.count.get()))));

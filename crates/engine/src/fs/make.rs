@@ -9,6 +9,7 @@ use ubtrfs_ondisk::{DiskKey, InodeNo, Key, KeyType};
 use ubtrfs_rt::Time;
 use zerocopy::IntoBytes;
 
+use super::acl::ACCESS_XATTR;
 use super::entry::check_flags;
 use super::inode::InodeId;
 use super::remove::orphan_key;
@@ -45,12 +46,39 @@ pub struct NewInode {
     pub ctime: Time,
     /// Birth.
     pub otime: Time,
+    /// What it takes over from its directory.
+    pub inherit: Inherit,
+}
+
+/// What a new inode takes over from its directory. How its content is kept, inode flags and
+/// compression, it takes over in any case, as in Linux.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Inherit {
+    /// No more: mode and owner are as they are given, as who copies a tree wants them.
+    #[default]
+    Nothing,
+    /// What Linux lets a process's new file take over: the group and the bit of a set-group-id
+    /// directory, and its default access control list.
+    AsProcess {
+        /// Permissions that a new inode does not get where its directory has no such list.
+        umask: u32,
+    },
 }
 
 impl NewInode {
     /// An inode of root's, with all times `now`.
     pub fn new(mode: u32, now: Time) -> Self {
-        Self { mode, uid: 0, gid: 0, rdev: 0, atime: now, mtime: now, ctime: now, otime: now }
+        Self {
+            mode,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            otime: now,
+            inherit: Inherit::Nothing,
+        }
     }
 }
 
@@ -292,7 +320,9 @@ impl Handle<'_> {
         check_flags(dir, parent.item.flags.get(), true)?;
         let index = parent.next_index(core, dir)?;
         let parent_flags = parent.item.flags.get();
-        let mut item = inode_item(new, transid);
+        let of_parent = (parent.item.mode.get(), parent.item.gid.get());
+        let (new, inherited) = self.inherit_from(dir, of_parent, new)?;
+        let mut item = inode_item(&new, transid);
         item.flags = inherited_flags(parent_flags, new.mode).into();
         if let Some(target) = target {
             item.size = (target.len() as u64).into();
@@ -305,6 +335,7 @@ impl Handle<'_> {
         let txn = &mut self.txn;
         txn.insert(id.root, location, item.as_bytes()).map_err(|error| txn.abort(error))?;
         insert_first_ref(txn, id, dir.inode, index, name).map_err(|error| txn.abort(error))?;
+        self.put_inherited(id, &inherited)?;
         inherit_property(self, dir, parent_flags, id, new.mode)?;
         if let Some(target) = target {
             let file = Target { root: id.root, inode: id.inode, has_csums: false };
@@ -337,12 +368,16 @@ impl Handle<'_> {
         let id = InodeId { root: dir.root, inode: InodeNo(names.next_inode(core, dir.root)?) };
         let parent = names.hold(core, dir)?.item;
         check_directory(dir, &parent)?;
-        let mut item = inode_item(new, self.txn.generation().0);
+        check_flags(dir, parent.flags.get(), true)?;
+        let of_parent = (parent.mode.get(), parent.gid.get());
+        let (new, inherited) = self.inherit_from(dir, of_parent, new)?;
+        let mut item = inode_item(&new, self.txn.generation().0);
         item.nlink = 0.into();
         item.flags = inherited_flags(parent.flags.get(), new.mode).into();
         let txn = &mut self.txn;
         txn.insert(id.root, id.key(KeyType::INODE_ITEM, 0), item.as_bytes())
             .map_err(|error| txn.abort(error))?;
+        self.put_inherited(id, &inherited)?;
         inherit_property(self, dir, parent.flags.get(), id, new.mode)?;
         names.take_inode(dir.root);
         Ok(id)
@@ -409,7 +444,7 @@ impl Handle<'_> {
     }
 
     /// Changes attributes of an inode. Of one that is immutable or can only be appended to, only
-    /// together with its flags.
+    /// together with its flags. An access control list follows the permissions, as in Linux.
     ///
     /// # Errors
     /// `NotFound`, `ReadOnly`, `NotPermitted`.
@@ -419,7 +454,18 @@ impl Handle<'_> {
             let now = self.fs.inode(id)?.flags;
             check_flags(id, now, false)?;
         }
-        self.change_inode(id, |item| {
+        let fs = self.fs;
+        // Held throughout: nobody else gives the inode another access list meanwhile.
+        let mut names = fs.inner.files.names();
+        names.check_writable(self.txn.core(), id.root)?;
+        let acl = match attributes.mode {
+            Some(mode) => self.acl_with_mode(id, mode)?,
+            None => None,
+        };
+        if let Some(acl) = acl {
+            self.put_xattr(id, ACCESS_XATTR, &acl)?;
+        }
+        self.change_inode_under(&mut names, id, |item| {
             touch(item, transid, now);
             if let Some(mode) = attributes.mode {
                 let kept = item.mode.get() & MODE_TYPE_MASK;

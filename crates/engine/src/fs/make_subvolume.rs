@@ -8,12 +8,14 @@ use ubtrfs_ondisk::root::{RootItem, RootRef};
 use ubtrfs_ondisk::{DiskKey, InodeNo, Key, KeyType, ObjectId, RootId, Uuid};
 use zerocopy::IntoBytes;
 
+use super::entry::check_flags;
 use super::inode::InodeId;
 use super::make::{
     EntryBytes, NewInode, check_directory, check_new_name, insert_name, insert_root_directory,
 };
 use super::state::timespec;
 use super::uuid_tree;
+use super::xattr::COMPRESSION_XATTR;
 use crate::error::Result;
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::{self, Reservation};
@@ -37,8 +39,10 @@ impl Handle<'_> {
         names.check_writable(core, dir.root)?;
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
+        check_flags(dir, parent.item.flags.get(), true)?;
         let index = parent.next_index(core, dir)?;
         check_new_name(self.fs, core, dir, name)?;
+        let new = self.permissions_of_subvolume(dir, new)?;
         let root = names.take_root(core)?;
         let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);
         let entry = EntryBytes::new(location, transid, FileType::Directory, name);
@@ -60,7 +64,7 @@ impl Handle<'_> {
         };
         let txn = &mut self.txn;
         txn.create_tree(root, &item).map_err(|error| txn.abort(error))?;
-        let directory = insert_root_directory(txn, root, new)?;
+        let mut directory = insert_root_directory(txn, root, &new)?;
         insert_root_refs(txn, dir, root, index, name).map_err(|error| txn.abort(error))?;
         uuid_tree::add(txn, KeyType::UUID_KEY_SUBVOL, uuid, root)
             .map_err(|error| txn.abort(error))?;
@@ -69,8 +73,31 @@ impl Handle<'_> {
         parent.count_name(name.len(), transid, now);
         files.mark_dirty(&mut self.txn, dir, parent)?;
         let id = InodeId::root_of(root);
+        let from = InodeId::root_of(dir.root);
+        let flags_there = names.hold(core, from)?.item.flags.get();
+        self.inherit_from_subvolume(from, flags_there, id, &mut directory)?;
         names.hold_new_directory(id, directory);
         Ok(id)
+    }
+}
+
+impl Handle<'_> {
+    /// Gives a new subvolume the compression that was set by name for the one that it is made in:
+    /// in Linux that counts, not the directory.
+    fn inherit_from_subvolume(
+        &mut self,
+        from: InodeId,
+        flags_there: u64,
+        id: InodeId,
+        directory: &mut InodeItem,
+    ) -> Result<()> {
+        let Some(value) = self.fs.xattr(from, COMPRESSION_XATTR)? else { return Ok(()) };
+        let compression = flags::COMPRESS | flags::NOCOMPRESS;
+        directory.flags = (flags_there & compression).into();
+        let txn = &mut self.txn;
+        txn.replace(id.root, id.key(KeyType::INODE_ITEM, 0), directory.as_bytes())
+            .map_err(|error| txn.abort(error))?;
+        self.put_xattr(id, COMPRESSION_XATTR, &value).map_err(|error| self.txn.abort(error))
     }
 }
 

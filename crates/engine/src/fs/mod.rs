@@ -4,7 +4,9 @@
 //! subvolume and its number there; entering a directory entry that names a subvolume leads to that
 //! subvolume's root directory.
 
+pub(crate) mod acl;
 pub(crate) mod append;
+mod background;
 pub(crate) mod delete_subvolume;
 pub(crate) mod dir;
 mod drop_tree;
@@ -20,6 +22,7 @@ pub(crate) mod remove;
 pub(crate) mod rename;
 pub(crate) mod snapshot;
 pub(crate) mod state;
+mod statfs;
 pub(crate) mod subvolume;
 pub(crate) mod usage;
 mod uuid_tree;
@@ -27,13 +30,15 @@ mod write;
 pub(crate) mod xattr;
 
 pub use append::Appender;
+pub use background::{Background, BackgroundOptions};
 pub use dir::{DirEntry, ReadDir};
 pub use file::{File, FileExtents};
 pub use inode::{Inode, InodeId, Link, device_number};
-pub use make::{NewInode, SetAttributes};
+pub use make::{Inherit, NewInode, SetAttributes};
 pub use rename::RenameMode;
 pub use snapshot::SnapshotOptions;
 pub(crate) use state::FileState;
+pub use statfs::StatFs;
 pub use subvolume::SubvolumeInfo;
 pub use usage::{SpaceUsage, Usage};
 

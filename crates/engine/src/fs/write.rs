@@ -236,7 +236,7 @@ impl<'a> Locked<'a> {
             return result;
         }
         // What was freed in this transaction can be used after its commit.
-        self.fs.commit()?;
+        self.fs.inner.core.commit_unless_held()?;
         let data = PreparedData::new(bytes.to_vec(), options);
         self.replace_once(reservation, start, data, size)
     }

@@ -5,6 +5,7 @@ use ubtrfs_ondisk::dir::{DirEntries, DirItem, FileType};
 use ubtrfs_ondisk::hash::name_hash;
 use zerocopy::IntoBytes;
 
+use super::acl::SetAcl;
 use super::entry::check_flags;
 use super::inode::InodeId;
 use super::make::item_bytes_max;
@@ -67,19 +68,43 @@ const NAME_BYTES_MAX: usize = 255;
 pub(super) const COMPRESSION_XATTR: &[u8] = b"btrfs.compression";
 
 impl Handle<'_> {
-    /// Sets an extended attribute, named with its namespace, in place of the value that it has.
+    /// Sets an extended attribute, named with its namespace, in place of the value that it has. An
+    /// access control list sets the inode's permissions; one that says no more than they do, or
+    /// nothing, is not kept.
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly`, `NotPermitted`; `TooLong` when name and value do not fit a leaf,
+    /// `NotFound`, `ReadOnly`, `NotPermitted`; `InvalidArgument` for an access control list that is
+    /// malformed, or that such an inode cannot have; `TooLong` when name and value do not fit a leaf,
     /// `Limit` when they do not beside others whose names have the same hash.
     pub fn set_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<()> {
         check_lengths(name, value, item_bytes_max(self.txn.core()) - size_of::<DirItem>())?;
         // Held throughout: nobody else changes the inode's attributes meanwhile, or removes it.
         let fs = self.fs;
         let mut names = fs.inner.files.names();
-        self.check_xattrs(&mut names, id)?;
-        self.put_xattr(id, name, value)?;
+        let mode = self.check_xattrs(&mut names, id)?;
+        match SetAcl::of(mode, name, value)? {
+            SetAcl::No => self.put_xattr(id, name, value)?,
+            SetAcl::Default(stored) => self.put_or_remove(id, name, stored.as_deref())?,
+            SetAcl::Access(stored, permissions) => {
+                self.put_or_remove(id, name, stored.as_deref())?;
+                if let Some(permissions) = permissions {
+                    let mode = mode & !0o777 | permissions;
+                    self.change_inode_under(&mut names, id, |item| item.mode = mode.into())
+                        .map_err(|error| self.txn.abort(error))?;
+                }
+            }
+        }
         self.touch_for_xattr(&mut names, id)
+    }
+
+    fn put_or_remove(&mut self, id: InodeId, name: &[u8], value: Option<&[u8]>) -> Result<()> {
+        match value {
+            Some(value) => self.put_xattr(id, name, value),
+            None if self.fs.xattr(id, name)?.is_some() => {
+                self.remove_part(id, id.key(KeyType::XATTR_ITEM, name_hash(name)), name)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Removes an extended attribute.
@@ -98,13 +123,18 @@ impl Handle<'_> {
         self.touch_for_xattr(&mut names, id)
     }
 
-    fn check_xattrs(&self, names: &mut Names, id: InodeId) -> Result<()> {
+    /// Returns the inode's mode.
+    fn check_xattrs(&self, names: &mut Names, id: InodeId) -> Result<u32> {
         names.check_writable(self.txn.core(), id.root)?;
-        let flags = match names.held_mut(id) {
-            Some(held) => held.item.flags.get(),
-            None => self.fs.tree_inode(id)?.flags,
+        let (flags, mode) = match names.held_mut(id) {
+            Some(held) => (held.item.flags.get(), held.item.mode.get()),
+            None => {
+                let inode = self.fs.tree_inode(id)?;
+                (inode.flags, inode.mode)
+            }
         };
-        check_flags(id, flags, false)
+        check_flags(id, flags, false)?;
+        Ok(mode)
     }
 
     fn touch_for_xattr(&mut self, names: &mut Names, id: InodeId) -> Result<()> {

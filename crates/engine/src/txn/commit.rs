@@ -21,13 +21,34 @@ const PASS_COUNT_MAX: usize = 64;
 /// Flag of the quota status: the counts are not to be believed before a rescan.
 const QGROUP_INCONSISTENT: u64 = 1 << 2;
 
+/// Who wants a commit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asked {
+    ByUser,
+    /// Time, or a transaction that has grown large.
+    ByNobody,
+}
+
 impl Core {
-    /// Makes everything durable that was changed through handles closed before the call.
+    /// Makes everything durable that was changed through handles closed before the call. Of many
+    /// that ask at once, one commits for all.
     ///
     /// # Errors
     /// `Aborted`, with its first cause; the medium then holds the last commit.
     pub(crate) fn commit(&self) -> Result<()> {
-        let Some(generation) = self.close_gate()? else { return Ok(()) };
+        self.commit_as(Asked::ByUser)
+    }
+
+    /// As [`Core::commit`], by whom nobody asked: while commits are held, nothing is done.
+    ///
+    /// # Errors
+    /// As [`Core::commit`].
+    pub(crate) fn commit_unless_held(&self) -> Result<()> {
+        self.commit_as(Asked::ByNobody)
+    }
+
+    fn commit_as(&self, asked: Asked) -> Result<()> {
+        let Some(generation) = self.close_gate(asked)? else { return Ok(()) };
         let result = self.commit_alone(generation);
         let mut gate = self.gate.lock();
         gate.is_closed = false;
@@ -44,12 +65,14 @@ impl Core {
     }
 
     /// Waits until no handle is open and keeps new ones out. `None` when there is nothing to do.
-    fn close_gate(&self) -> Result<Option<Generation>> {
+    fn close_gate(&self, asked: Asked) -> Result<Option<Generation>> {
         let mut gate = self.gate.lock();
+        let wanted = gate.generation;
         while gate.is_closed {
             self.changed.wait(&mut gate);
         }
-        if !gate.is_dirty {
+        // Who committed meanwhile took along what the caller changed.
+        if !gate.is_dirty || gate.generation > wanted {
             return Ok(None);
         }
         gate.check()?;
@@ -57,12 +80,16 @@ impl Core {
         while gate.open_handles > 0 {
             self.changed.wait(&mut gate);
         }
-        if let Err(error) = gate.check() {
+        // Commits may have been held since the caller looked. From here on no handle is granted that
+        // this commit could tear from others of its holder's.
+        let is_unwanted = asked == Asked::ByNobody && self.is_held();
+        let checked = gate.check();
+        if checked.is_err() || is_unwanted {
             gate.is_closed = false;
             self.changed.notify_all();
-            return Err(error);
         }
-        Ok(Some(gate.generation))
+        checked?;
+        Ok((!is_unwanted).then_some(gate.generation))
     }
 
     /// Returns whether there was anything to commit.

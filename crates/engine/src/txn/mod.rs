@@ -147,7 +147,7 @@ impl Core {
             });
         }
         if !is_held && self.pending_bytes() > self.commit_bytes {
-            self.commit()?;
+            self.commit_unless_held()?;
         }
         // Where nothing may commit, nothing is freed by it.
         let mut has_committed = is_held;
@@ -184,7 +184,7 @@ impl Core {
                     available_bytes: 0,
                 });
             }
-            self.commit()?;
+            self.commit_unless_held()?;
             has_committed = true;
         }
     }
@@ -263,9 +263,14 @@ impl Core {
         Ok(bytes)
     }
 
+    /// Whether nothing commits by itself just now.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held_bytes_max.load(Ordering::Relaxed) > 0
+    }
+
     /// Whether a commit may free space, and may be made.
     pub(crate) fn frees_by_commit(&self) -> bool {
-        self.held_bytes_max.load(Ordering::Relaxed) == 0 && self.alloc.frees_by_commit()
+        !self.is_held() && self.alloc.frees_by_commit()
     }
 
     /// Memory that the running transaction takes.

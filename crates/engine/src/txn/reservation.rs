@@ -29,9 +29,10 @@ impl Reservation {
     }
 
     /// Making a file, directory, node or symlink, with `xattr_count` xattrs: its inode, reference,
-    /// two directory items and inline data, the directory's inode, and the xattrs.
+    /// two directory items and inline data, the directory's inode, and the xattrs, with the three
+    /// that it may inherit.
     pub const fn create(xattr_count: u64) -> Self {
-        Self::items(6 + xattr_count)
+        Self::items(9 + xattr_count)
     }
 
     /// Appending `extent_count` extents to a file: the inode, and the file extents, which lie side
@@ -52,9 +53,9 @@ impl Reservation {
     }
 
     /// Making a subvolume: root item, references, uuid items, its first inode, the names in its
-    /// parent, and a root block.
+    /// parent, a root block, and what it inherits.
     pub const fn create_subvolume() -> Self {
-        Self { unshared_items: 8, ..Self::items(12) }
+        Self { unshared_items: 11, ..Self::items(15) }
     }
 
     /// Making a snapshot: as a subvolume, and the source's root item.

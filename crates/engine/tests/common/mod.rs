@@ -34,6 +34,22 @@ pub fn open_for_writing(image: &Path) -> Filesystem {
     Filesystem::open(volume, OpenOptions::default()).unwrap()
 }
 
+/// Takes away the bit that says that the free space tree is up to date.
+pub fn forget_valid(image: &Path) {
+    use std::os::unix::fs::FileExt;
+    use ubtrfs_ondisk::features::CompatRo;
+    use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+    let file = std::fs::File::options().read(true).write(true).open(image).unwrap();
+    let at = SUPERBLOCK_OFFSETS[0];
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    file.read_exact_at(&mut bytes, at.0).unwrap();
+    let mut superblock = Superblock::parse(&bytes, at).unwrap();
+    let valid = CompatRo::FREE_SPACE_TREE_VALID.0;
+    superblock.compat_ro_flags = (superblock.compat_ro_flags.get() & !valid).into();
+    superblock.seal(at).unwrap();
+    file.write_all_at(zerocopy::IntoBytes::as_bytes(&*superblock), at.0).unwrap();
+}
+
 /// Lets `btrfs check` judge an image in all its modes, and compares all that the engine sees in it
 /// with all that the kernel sees, as far as they are here.
 pub fn judge(image: &Path) {

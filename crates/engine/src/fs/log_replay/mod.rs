@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 
 use ubtrfs_ondisk::block::Block;
 use ubtrfs_ondisk::dir::{DirEntries, FileType};
-use ubtrfs_ondisk::file_extent::FileExtent;
+use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
 use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::root::RootItem;
@@ -154,6 +154,17 @@ fn items(tree: &Arc<Tree>, first: Key) -> Result<Vec<Item>> {
     Ok(found)
 }
 
+/// The extent of a file extent item that has one.
+fn regular_extent(data: &[u8]) -> Result<Option<RegularExtent>> {
+    let extent = FileExtent::parse(data).map_err(|error| error.in_root(RootId::TREE_LOG))?;
+    Ok(match extent {
+        FileExtent::Regular(extent) | FileExtent::Prealloc(extent) if !extent.is_hole() => {
+            Some(extent)
+        }
+        _ => None,
+    })
+}
+
 /// Keeps the blocks of a log's tree from being given out before the commit.
 fn claim_blocks(fs: &Filesystem, log: &Tree) -> Result<()> {
     let core = &fs.inner.core;
@@ -237,24 +248,17 @@ impl<'a> Replay<'a> {
     /// Keeps the data that only the log refers to, each extent once.
     fn claim_data(&self, claimed: &mut BTreeSet<LogicalAddr>) -> Result<()> {
         let core = &self.fs.inner.core;
-        for Item { key, data } in items(&self.log, Key::MIN)? {
-            if key.ty != KeyType::EXTENT_DATA {
-                continue;
-            }
-            let extent =
-                FileExtent::parse(&data).map_err(|error| error.in_root(RootId::TREE_LOG))?;
-            if let FileExtent::Regular(extent) | FileExtent::Prealloc(extent) = extent
-                && !extent.is_hole()
-                && !core.alloc.is_recorded(
-                    &core.roots,
-                    extent.disk_bytenr,
-                    extent.disk_num_bytes,
-                )?
-            {
-                let (start, len) = (extent.disk_bytenr, extent.disk_num_bytes);
-                if !claimed.insert(start) {
-                    continue;
-                }
+        let mut cursor = self.log.cursor();
+        cursor.seek(&Key::MIN)?;
+        while let Some((key, data)) = cursor.current()? {
+            let extent = match key.ty {
+                KeyType::EXTENT_DATA => regular_extent(data)?,
+                _ => None,
+            };
+            cursor.next()?;
+            let Some(extent) = extent else { continue };
+            let (start, len) = (extent.disk_bytenr, extent.disk_num_bytes);
+            if !core.alloc.is_recorded(&core.roots, start, len)? && claimed.insert(start) {
                 core.alloc.claim_until_commit(&core.roots, start, len)?;
             }
         }

@@ -8,7 +8,7 @@ use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{InodeNo, Key, KeyType, ObjectId, RootId};
 use zerocopy::little_endian::U64;
 
-use super::{Item, Replay, items};
+use super::{Item, Replay};
 use crate::error::{Error, Result};
 use crate::fs::entry::Named;
 use crate::fs::inode::InodeId;
@@ -308,10 +308,15 @@ pub(super) fn logged_csums(
     sectorsize_bytes: u64,
 ) -> Result<Vec<(u64, Vec<u8>)>> {
     let mut runs = Vec::new();
-    // Few items: the log has only what was fsynced.
-    for Item { key, data } in items(log, Key::new(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, 0))?
-    {
-        if key.objectid != ObjectId::EXTENT_CSUM || key.ty != KeyType::EXTENT_CSUM {
+    // An item covers no more than a whole block of checksums.
+    let nodesize = log.store.geometry().nodesize_bytes;
+    let covered_max = (nodesize / csum_bytes.max(1)) as u64 * sectorsize_bytes;
+    let first = start.saturating_sub(covered_max);
+    let mut cursor = log.cursor();
+    cursor.seek(&Key::new(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, first))?;
+    while let Some((key, data)) = cursor.current()? {
+        let is_csum = key.objectid == ObjectId::EXTENT_CSUM && key.ty == KeyType::EXTENT_CSUM;
+        if !is_csum || key.offset >= end {
             break;
         }
         let covered = (data.len() / csum_bytes) as u64 * sectorsize_bytes;
@@ -322,6 +327,7 @@ pub(super) fn logged_csums(
             };
             runs.push((from, data[bytes_upto(from)..bytes_upto(to)].to_vec()));
         }
+        cursor.next()?;
     }
     Ok(runs)
 }
