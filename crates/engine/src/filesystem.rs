@@ -15,7 +15,7 @@ use ubtrfs_volume::Volume;
 use crate::alloc::{AllocOptions, Allocator};
 use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
 use crate::error::{Error, Result};
-use crate::fs::{FileState, log_replay};
+use crate::fs::{FileState, InodeId, log_replay};
 use crate::txn::{self, Core, Flush, Reservation};
 
 /// Bytes of tree blocks that are kept in memory unless told otherwise.
@@ -111,7 +111,7 @@ pub struct HeldCommits<'a> {
 
 impl Drop for HeldCommits<'_> {
     fn drop(&mut self) {
-        self.fs.inner.core.hold_commits(0);
+        self.fs.inner.core.release_commits();
     }
 }
 
@@ -235,13 +235,24 @@ impl Filesystem {
         if is_writable && fs.inner.core.alloc.needs_rebuild(fs.compat_ro()) {
             fs.rebuild_free_space_tree()?;
         }
+        if is_writable {
+            fs.clean_at_open();
+        }
         Ok(fs)
+    }
+
+    /// Removes what had no name left in the top level when the filesystem was last closed. Other
+    /// subvolumes are cleaned when they are first changed.
+    fn clean_at_open(&self) {
+        // What keeps it from being done is met again by who changes something there.
+        let _ = self.inner.files.names().check_writable(&self.inner.core, RootId::FS_TREE);
+        let _ = self.clean_noted_orphans();
     }
 
     /// Makes the free space tree anew and commits.
     fn rebuild_free_space_tree(&self) -> Result<()> {
         let core = &self.inner.core;
-        let mut handle = self.begin(Reservation::items(64))?;
+        let mut handle = self.begin(core.alloc.reservation_of_rebuild(&core.roots)?)?;
         core.alloc
             .rebuild_free_space_tree(&mut handle.txn)
             .map_err(|error| handle.txn.abort(error))?;
@@ -368,14 +379,20 @@ impl Filesystem {
     /// # Errors
     /// `ReadOnly`, `Aborted`, or `NoSpace` when the worst case does not fit.
     pub fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
-        for root in self.inner.files.take_uncleaned() {
-            match self.clean_orphans(root) {
-                // They go at the next open; or went with their subvolume.
-                Ok(_) | Err(Error::NoSpace { .. } | Error::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+        self.clean_noted_orphans()?;
+        self.begin_step(reservation)
+    }
+
+    /// Cleans the orphans of subvolumes that were looked at since, to be changed.
+    fn clean_noted_orphans(&self) -> Result<()> {
+        let mut noted = self.inner.files.take_uncleaned();
+        while let Some(root) = noted.pop() {
+            if let Err(error) = self.clean_orphans_or_later(root) {
+                self.inner.files.names().note_uncleaned(noted);
+                return Err(error);
             }
         }
-        self.begin_step(reservation)
+        Ok(())
     }
 
     /// As [`Filesystem::begin`], without looking for what is to be cleaned up: for who holds a file's
@@ -385,19 +402,44 @@ impl Filesystem {
     }
 
     /// While the answer lives, nothing commits by itself: all that is done becomes durable with one
-    /// [`Filesystem::commit`], or not at all. What does not fit half of
+    /// [`Filesystem::commit`], or not at all where the filesystem is dropped instead: what was done
+    /// stays in memory, and who goes on with it commits it. What does not fit half of
     /// [`OpenOptions::cache_bytes`], or into the space that there is without a commit, is refused.
     pub fn hold_commits(&self) -> HeldCommits<'_> {
         self.inner.core.hold_commits((self.inner.options.cache_bytes as u64 / 2).max(1));
         HeldCommits { fs: self }
     }
 
-    /// Makes durable all that was done through handles closed before the call.
+    /// Makes durable all that was done through handles closed before the call. Of many threads that
+    /// ask at once, one does it for all.
     ///
     /// # Errors
     /// `Aborted`, with its first cause: the medium then holds the last commit.
     pub fn commit(&self) -> Result<()> {
-        self.inner.core.commit()
+        self.clean_noted_orphans()?;
+        self.inner.core.commit()?;
+        // What was unlinked and found no room to go has some now.
+        let late = self.inner.files.names().take_late();
+        let mut count = 0;
+        for root in late {
+            match self.clean_orphans(root) {
+                Ok(cleaned) => count += cleaned,
+                Err(Error::NoSpace { .. }) => self.inner.files.names().note_late(root),
+                Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if count > 0 { self.inner.core.commit() } else { Ok(()) }
+    }
+
+    /// Makes a file durable, as `fsync` does: all that was done to it through handles closed before
+    /// the call. That is a commit of all that was done.
+    ///
+    /// # Errors
+    /// As [`Filesystem::commit`]; `NotFound` where there is no such file.
+    pub fn fsync(&self, id: InodeId) -> Result<()> {
+        self.inode(id)?;
+        self.commit()
     }
 
     /// Cuts the only device off behind the last byte that chunks use, commits, and returns the

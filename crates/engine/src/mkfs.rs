@@ -97,6 +97,11 @@ impl MkfsOptions {
         if self.nodesize_bytes > 4096 {
             bits.insert(Incompat::BIG_METADATA);
         }
+        let profiles = [self.metadata_profile, self.data_profile];
+        let many = BlockGroupFlags::RAID1C3 | BlockGroupFlags::RAID1C4;
+        if profiles.iter().flatten().any(|profile| profile.intersects(many)) {
+            bits.insert(Incompat::RAID1C34);
+        }
         bits
     }
 

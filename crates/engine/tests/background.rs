@@ -64,7 +64,7 @@ fn background_commits_what_nobody_commits_and_frees_deleted_subvolumes() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let fs = make(&image, Runtime::system());
-    make_subvolume(&fs, "doomed", 2000);
+    make_subvolume(&fs, "doomed", 6000);
     fs.commit().unwrap();
     let full_bytes = fs.usage().unwrap().used_bytes;
     let background = fs.run_in_background(often()).unwrap();

@@ -321,7 +321,6 @@ fn orphans_go_when_the_subvolume_is_changed_next_and_not_those_in_use() {
     handle.create(top, b"first change", &new).unwrap();
     let unnamed_now = handle.create_unlinked(top, &new).unwrap();
     drop(handle);
-    drop(fs.begin(Reservation::items(1)).unwrap());
     for gone in [kept, unnamed] {
         assert!(matches!(fs.inode(gone), Err(Error::NotFound { .. })), "{gone}");
     }
@@ -380,6 +379,39 @@ fn flags_forbid_what_they_say_and_compression_is_inherited() {
     assert!(fs.appender(file, 0).is_err_and(|e| matches!(e, Error::NotPermitted { .. })));
     set_flags(file, flags::APPEND);
     assert!(fs.appender(file, 0).is_ok());
+    set_flags(file, 0);
+    for bits in [1 << 20, 1 << 40] {
+        let attributes = SetAttributes { flags: Some(bits), ..SetAttributes::default() };
+        let mut handle = fs.begin(Reservation::items(1)).unwrap();
+        let refused = handle.set_attributes(file, &attributes);
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    }
+    // Data that is there has checksums, or it has none: a flag does not change that.
+    set_flags(file, flags::NODATASUM | flags::NODATACOW);
+    set_flags(file, 0);
+    fs.write(file, ubtrfs_ondisk::FileOffset(0), &[7; 5000]).unwrap();
+    let no_csums = SetAttributes { flags: Some(flags::NODATASUM), ..SetAttributes::default() };
+    let refused = fs.begin(Reservation::items(1)).unwrap().set_attributes(file, &no_csums);
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    // What an append-only file has is not replaced by a clone of something else either.
+    let other = create(sub, b"other", 0o100_644).unwrap();
+    fs.write(other, ubtrfs_ondisk::FileOffset(0), &[8; 8192]).unwrap();
+    set_flags(file, flags::APPEND);
+    let at = ubtrfs_ondisk::FileOffset;
+    refused_clone(fs.clone_range(other, at(0)..at(8192), file, at(0)));
+    refused_clone(fs.dedupe_range(other, at(0)..at(4096), file, at(0)).map(drop));
+    let mut have = vec![0; 5000];
+    fs.read(file, at(0), &mut have).unwrap();
+    assert_eq!(have, [7; 5000]);
+    let new = NewInode::new(0o100_600, Time::default());
+    set_flags(sub, flags::IMMUTABLE);
+    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+    refused_clone(handle.create_unlinked(sub, &new).map(drop));
+    refused_clone(handle.create_subvolume(sub, b"subvolume", &new).map(drop));
+    drop(handle);
+    let snapshot = fs.snapshot(top.root, sub, b"snapshot", &Default::default());
+    refused_clone(snapshot.map(drop));
+    set_flags(sub, 0);
 
     set_flags(sub, flags::COMPRESS);
     fs.begin(Reservation::items(4)).unwrap().set_xattr(sub, b"btrfs.compression", b"zstd").unwrap();
@@ -389,6 +421,151 @@ fn flags_forbid_what_they_say_and_compression_is_inherited() {
         assert_eq!(fs.xattr(id, b"btrfs.compression").unwrap().as_deref(), Some(&b"zstd"[..]));
         assert_eq!(fs.inode(id).unwrap().flags, flags::COMPRESS);
     }
+}
+
+fn refused_clone(result: Result<(), Error>) {
+    assert!(matches!(result, Err(Error::NotPermitted { .. })), "{result:?}");
+}
+
+/// Bits of a mode that Linux does not know made it refuse the whole leaf.
+#[test]
+fn mode_bits_that_nobody_knows_are_not_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let new = NewInode::new(0o7_100_644, Time::default());
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    let file = handle.create(fs.top_level(), b"file", &new).unwrap();
+    drop(handle);
+    assert_eq!(fs.inode(file).unwrap().mode, 0o100_644);
+    fs.commit().unwrap();
+    drop(fs);
+    common::judge(&image);
+}
+
+/// Directories deeper than 4096 had no path, and nothing could be renamed in them.
+#[test]
+fn directories_as_deep_as_linux_allows_have_paths_and_are_renamed() {
+    const DEPTH: usize = 5000;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let new = NewInode::new(0o040_755, Time::default());
+    let mut here = fs.top_level();
+    for _ in 0..DEPTH {
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        here = handle.create(here, b"d", &new).unwrap();
+    }
+    assert_eq!(fs.path_of(here).unwrap().len(), 2 * DEPTH - 1);
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    handle.create(here, b"a", &new).unwrap();
+    drop(handle);
+    fs.rename(here, b"a", here, b"b", RenameMode::Replace).unwrap();
+    fs.commit().unwrap();
+    drop(fs);
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(&image);
+    }
+}
+
+#[test]
+fn file_has_as_many_names_as_linux_gives_it_and_no_more() {
+    const NAMES: u32 = 65_535;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let top = fs.top_level();
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    let file = handle.create(top, b"0", &NewInode::new(0o100_644, Time::default())).unwrap();
+    drop(handle);
+    for number in 1..NAMES {
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        handle.link(top, format!("{number}").as_bytes(), file).unwrap();
+    }
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    let refused = handle.link(top, b"one more", file);
+    assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
+    drop(handle);
+    assert_eq!(fs.inode(file).unwrap().nlink, NAMES);
+    fs.commit().unwrap();
+    drop(fs);
+    // `btrfs check` takes minutes for so many names of one inode: of fewer it judges in other tests.
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
+        return;
+    }
+    let mount = KernelMount::read_write(&image, "");
+    let (first, more) = (mount.path().join("0"), mount.path().join("one more"));
+    assert_eq!(std::fs::hard_link(&first, &more).unwrap_err().raw_os_error(), Some(31), "EMLINK");
+    std::fs::remove_file(mount.path().join("40000")).unwrap();
+    std::fs::hard_link(&first, &more).unwrap();
+    mount.unmount();
+    let fs = open_for_writing(&image);
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    assert!(matches!(handle.link(top, b"40000", file), Err(Error::Limit { .. })));
+    drop(handle);
+    fs.unlink(top, b"one more").unwrap();
+    fs.begin(Reservation::create(0)).unwrap().link(top, b"40000", file).unwrap();
+    fs.commit().unwrap();
+    drop(fs);
+    let mount = KernelMount::read_write(&image, "");
+    for number in 0..NAMES {
+        std::fs::remove_file(mount.path().join(format!("{number}"))).unwrap();
+    }
+    mount.unmount();
+    common::judge(&image);
+}
+
+/// A reader that goes on from the offset of the last entry it got meets each name once that is there
+/// throughout, whatever comes and goes meanwhile.
+#[test]
+fn directory_read_while_it_changes_shows_what_stays_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let top = fs.top_level();
+    let new = NewInode::new(0o100_644, Time::default());
+    let create = |name: &str| {
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        handle.create(top, name.as_bytes(), &new).unwrap();
+    };
+    for number in 0..500 {
+        create(&format!("stays {number}"));
+        create(&format!("goes {number}"));
+    }
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..500 {
+                fs.unlink(top, format!("goes {round}").as_bytes()).unwrap();
+                create(&format!("comes {round}"));
+                let other = format!("renamed {round}");
+                let name = format!("comes {}", round / 2);
+                let _ = fs.rename(top, name.as_bytes(), top, other.as_bytes(), RenameMode::Replace);
+                if round % 50 == 0 {
+                    fs.commit().unwrap();
+                }
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let mut passes = 0;
+        while passes == 0 || !done.load(std::sync::atomic::Ordering::Relaxed) {
+            let (mut seen, mut offset) = (Vec::new(), 0);
+            loop {
+                // A few at a time, as a caller with a small buffer does.
+                let some: Vec<_> =
+                    fs.read_dir(top, offset).unwrap().take(7).map(Result::unwrap).collect();
+                let Some(last) = some.last() else { break };
+                offset = last.index;
+                seen.extend(some.into_iter().map(|entry| entry.name));
+            }
+            let stays = seen.iter().filter(|name| name.starts_with(b"stays")).count();
+            assert_eq!(stays, 500);
+            let count = seen.len();
+            seen.sort();
+            seen.dedup();
+            assert_eq!(seen.len(), count, "a name twice");
+            passes += 1;
+        }
+    });
 }
 
 /// An appender, and an eviction, held the lock of a file's data and began a handle, which first

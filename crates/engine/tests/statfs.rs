@@ -48,7 +48,10 @@ fn statfs_of_filled_images_of_each_profile_is_the_kernels() {
         for n in 0..fill_bytes / 50_000 {
             std::fs::write(mount.path().join(format!("inline {n}")), [1; 1500]).unwrap();
         }
-        run("btrfs", ["subvolume".as_ref(), "create".as_ref(), mount.path().join("sub").as_os_str()]);
+        run(
+            "btrfs",
+            ["subvolume".as_ref(), "create".as_ref(), mount.path().join("sub").as_os_str()],
+        );
         mount.unmount();
 
         let mount = KernelMount::mount(&images, "subvolid=5", true).unwrap();
@@ -56,7 +59,8 @@ fn statfs_of_filled_images_of_each_profile_is_the_kernels() {
         for (root, path) in [(RootId::FS_TREE, "."), (RootId(256), "sub")] {
             let format = "%S %b %f %a %l %i";
             let path = mount.path().join(path);
-            let said = run("stat", ["-f".as_ref(), "-c".as_ref(), format.as_ref(), path.as_os_str()]);
+            let said =
+                run("stat", ["-f".as_ref(), "-c".as_ref(), format.as_ref(), path.as_os_str()]);
             let ours = fs.statfs(root).unwrap();
             let id = u64::from(ours.fsid[0]) << 32 | u64::from(ours.fsid[1]);
             let ours = format!(

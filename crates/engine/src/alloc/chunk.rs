@@ -210,12 +210,13 @@ impl Allocator {
     /// # Errors
     /// `Unsupported` for a profile that is not allocated yet; or the volume's error.
     pub(crate) fn add_chunk(&self, flags: BlockGroupFlags, wanted_bytes: u64) -> Result<bool> {
+        let missing = self.store.volume().missing_devices();
         let mut state = self.state();
-        let found = match place(&state, flags, wanted_bytes)? {
+        let found = match place(&state, &missing, flags, wanted_bytes)? {
             Some(found) => Some(found),
             None if self.options.grow_device && state.devices.len() == 1 => {
                 self.grow(&mut state, flags, wanted_bytes)?;
-                place(&state, flags, wanted_bytes)?
+                place(&state, &missing, flags, wanted_bytes)?
             }
             None => None,
         };
@@ -246,6 +247,10 @@ impl Allocator {
         let mut group = BlockGroup::new(start, len_bytes, flags, 0);
         group.is_new = true;
         state.groups.insert(start, group);
+        let class = Self::class_of_group(flags);
+        if class == Class::Data {
+            state.spaces[class.index()].hint = start;
+        }
         let shadowed = self.store.volume().superblock_ranges(start)?;
         state.enter_free_space(start, &[(start.0, start.0 + len_bytes)], &shadowed);
         Ok(true)
@@ -263,6 +268,19 @@ impl Allocator {
         device.is_dirty = true;
         self.store.volume().set_device_item(device.item);
         Ok(())
+    }
+
+    /// Bytes of the devices that no chunk has; without end where the device grows.
+    pub(super) fn unallocated_bytes(&self) -> u64 {
+        if self.options.grow_device {
+            return u64::MAX;
+        }
+        let state = self.state();
+        let free = state.devices.values().map(|device| {
+            let item = &device.item;
+            item.total_bytes.get().saturating_sub(item.bytes_used.get())
+        });
+        free.fold(0, u64::saturating_add)
     }
 
     /// Makes a device longer.
@@ -321,13 +339,23 @@ impl State {
 }
 
 /// Places the stripes of a chunk: `wanted_bytes` of data, or as much as there is room for.
-fn place(state: &State, flags: BlockGroupFlags, wanted_bytes: u64) -> Result<Option<Placed>> {
+fn place(
+    state: &State,
+    missing: &[DeviceId],
+    flags: BlockGroupFlags,
+    wanted_bytes: u64,
+) -> Result<Option<Placed>> {
     let layout = Layout::of(flags.profile())?;
+    let is_missing = |device: &DeviceSpace| missing.contains(&DeviceId(device.item.devid.get()));
     let mut devices: Vec<&DeviceSpace> = state.devices.values().collect();
-    // The emptiest first, so that devices fill evenly; by number where equal.
+    if layout.copies == 1 || layout.is_on_one {
+        devices.retain(|device| !is_missing(device));
+    }
+    // The emptiest first, so that devices fill evenly; by number where equal. One that is missing
+    // only takes a copy that no other could.
     devices.sort_by_key(|device| {
         let unallocated = device.total_bytes().saturating_sub(device.item.bytes_used.get());
-        (std::cmp::Reverse(unallocated), device.item.devid.get())
+        (is_missing(device), std::cmp::Reverse(unallocated), device.item.devid.get())
     });
     if !layout.is_striped {
         return place_longest(&devices, layout, layout.copies, wanted_bytes);
@@ -443,7 +471,7 @@ mod tests {
     }
 
     fn lens(state: &State, flags: BlockGroupFlags, wanted_bytes: u64) -> Option<(Vec<u64>, u64)> {
-        let placed = place(state, flags, wanted_bytes).unwrap()?;
+        let placed = place(state, &[], flags, wanted_bytes).unwrap()?;
         Some((placed.stripes.iter().map(|stripe| stripe.device.0).collect(), placed.len_bytes))
     }
 
@@ -476,10 +504,10 @@ mod tests {
     fn place_in_holes_takes_none_of_what_is_used() {
         let used: &[(u64, u64)] = &[(2 * MIB, 4 * MIB), (10 * MIB, MIB)];
         let state = devices(&[(12 * MIB, used)]);
-        let found = place(&state, BlockGroupFlags::DATA, 4 * MIB).unwrap().unwrap();
+        let found = place(&state, &[], BlockGroupFlags::DATA, 4 * MIB).unwrap().unwrap();
         assert_eq!((found.stripes[0].offset.0, found.len_bytes), (6 * MIB, 4 * MIB));
         let flags = BlockGroupFlags::DATA | BlockGroupFlags::DUP;
-        let found = place(&state, flags, 4 * MIB).unwrap().unwrap();
+        let found = place(&state, &[], flags, 4 * MIB).unwrap().unwrap();
         let offsets = (found.stripes[0].offset.0, found.stripes[1].offset.0);
         assert_eq!(offsets, (6 * MIB, 8 * MIB));
         assert_eq!(found.len_bytes, 2 * MIB);

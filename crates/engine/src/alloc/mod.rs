@@ -267,11 +267,20 @@ impl Allocator {
             if let Ok((start, len)) = self.take_data(max_bytes, max_bytes) {
                 return Ok((LogicalAddr(start), len));
             }
-            if self.load_free_space(roots, class)? || self.allocate_chunk(roots, class)? {
-                continue;
+            if !self.load_free_space(roots, class)? {
+                break;
             }
-            let (start, len) = self.take_data(min_bytes, max_bytes)?;
-            return Ok((LogicalAddr(start), len));
+        }
+        // One chunk: where it is shorter than what is asked for, so would be the next, and all that is
+        // left of the devices would become data's.
+        let is_new = self.allocate_chunk(roots, class)?;
+        loop {
+            match self.take_data(min_bytes, max_bytes) {
+                Ok((start, len)) => return Ok((LogicalAddr(start), len)),
+                // Others may have been faster.
+                Err(_) if is_new && self.allocate_chunk(roots, class)? => {}
+                Err(error) => return Err(error),
+            }
         }
     }
 

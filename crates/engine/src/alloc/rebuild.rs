@@ -11,13 +11,36 @@ use ubtrfs_rt::Ordering;
 
 use super::Allocator;
 use super::free_space_tree::Delta;
+use crate::btree::Roots;
 use crate::error::Result;
-use crate::txn::Handle;
+use crate::txn::{Handle, Reservation};
+
+/// Bytes of the items that a group has whatever its form.
+const GROUP_BYTES: u64 = 256;
 
 impl Allocator {
     /// Whether there is a free space tree that must be made anew before anything changes.
     pub(crate) fn needs_rebuild(&self, compat_ro: CompatRo) -> bool {
         compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !self.has_free_space_tree()
+    }
+
+    /// What making it anew may need: the tree holds of each group either bitmaps or no more extents
+    /// than lie between those of the extent tree.
+    ///
+    /// # Errors
+    /// A damaged root item.
+    pub(crate) fn reservation_of_rebuild(&self, roots: &Roots) -> Result<Reservation> {
+        self.load(roots)?;
+        let (group_count, total_bytes) = {
+            let state = self.state();
+            let total = state.groups.values().map(|group| group.len_bytes);
+            (state.groups.len() as u64, total.fold(0, u64::saturating_add))
+        };
+        let bitmap_bytes = total_bytes / self.sectorsize_bytes() / 8 * 2;
+        let extent_bytes = roots.tree(RootId::EXTENT_TREE)?.read().bytes_used;
+        let group_bytes = group_count.saturating_mul(GROUP_BYTES);
+        let bytes = bitmap_bytes.min(extent_bytes).saturating_add(group_bytes);
+        Ok(Reservation::items(64).and(Reservation::adjacent(bytes)))
     }
 
     /// Makes it anew, in the transaction of `handle`, the first since the filesystem was opened.

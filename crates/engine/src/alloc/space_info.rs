@@ -141,9 +141,12 @@ impl Allocator {
                 }
                 (needed, free, !state.pinned.is_empty() || state.refs.len() > 0)
             };
-            if self.load_free_space(roots, Class::Metadata)?
-                || self.allocate_chunk(roots, Class::Metadata)?
-            {
+            if self.load_free_space(roots, Class::Metadata)? {
+                continue;
+            }
+            // Chunks are not made for what would not fit into all of them.
+            let could_fit = needed <= free.saturating_add(self.unallocated_bytes());
+            if could_fit && self.allocate_chunk(roots, Class::Metadata)? {
                 continue;
             }
             if has_pinned {

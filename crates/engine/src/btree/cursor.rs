@@ -52,11 +52,12 @@ impl Cursor {
     /// # Errors
     /// A block on the way that is damaged or cannot be read.
     pub(crate) fn seek(&mut self, key: &Key) -> Result<()> {
-        self.search(key)?;
-        if self.past_leaf() {
-            self.next_leaf(key)?;
+        loop {
+            self.search(key)?;
+            if !self.past_leaf() || self.next_leaf()? {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Goes to the last item whose key is not above `key`.
@@ -64,9 +65,24 @@ impl Cursor {
     /// # Errors
     /// A block on the way that is damaged or cannot be read.
     pub(crate) fn seek_back(&mut self, key: &Key) -> Result<()> {
-        self.search(key)?;
-        let exact = matches!(self.peek(), Some((found, _)) if found == *key);
-        if !exact { self.step_back(key) } else { Ok(()) }
+        let mut key = *key;
+        loop {
+            self.search(&key)?;
+            let exact = matches!(self.peek(), Some((found, _)) if found == key);
+            if exact || self.step_back()? {
+                return Ok(());
+            }
+            let Some(before) = key.predecessor() else {
+                self.path.clear();
+                return Ok(());
+            };
+            key = before;
+        }
+    }
+
+    /// Whether the tree is still as it was when the cursor came here.
+    pub(crate) fn is_current(&self) -> bool {
+        self.version == self.tree.version()
     }
 
     /// The item here, or `None` past either end.
@@ -91,7 +107,7 @@ impl Cursor {
             Some(next) if stale => self.seek(&next),
             Some(next) => {
                 self.path[0].1 += 1;
-                self.next_leaf(&next)
+                if self.next_leaf()? { Ok(()) } else { self.seek(&next) }
             }
             None => {
                 self.path.clear();
@@ -109,7 +125,16 @@ impl Cursor {
         if self.version != self.tree.version() {
             self.search(&key)?;
         }
-        self.step_back(&key)
+        if self.step_back()? {
+            return Ok(());
+        }
+        match key.predecessor() {
+            Some(before) => self.seek_back(&before),
+            None => {
+                self.path.clear();
+                Ok(())
+            }
+        }
     }
 
     #[inline]
@@ -128,44 +153,37 @@ impl Cursor {
         Ok(())
     }
 
-    /// From a slot, whose key is not below `key`, to the one before it.
-    fn step_back(&mut self, key: &Key) -> Result<()> {
+    /// From a slot to the one before it. Returns false where the tree changed meanwhile: the path is
+    /// void then.
+    fn step_back(&mut self) -> Result<bool> {
         if self.path[0].1 > 0 {
             self.path[0].1 -= 1;
-            return Ok(());
+            return Ok(true);
         }
         let Some(level) = self.path.iter().skip(1).position(|(_, slot)| *slot > 0) else {
             self.path.clear();
-            return Ok(());
+            return Ok(true);
         };
         let level = level + 1;
         self.path[level].1 -= 1;
-        let went = self.descend(level, usize::MAX, Readahead::Back)?;
-        if !went {
-            let Some(before) = key.predecessor() else {
-                self.path.clear();
-                return Ok(());
-            };
-            return self.seek_back(&before);
-        }
-        Ok(())
+        self.descend(level, usize::MAX, Readahead::Back)
     }
 
-    /// From the end of a leaf to the first item of the next: the first not below `key`.
-    fn next_leaf(&mut self, key: &Key) -> Result<()> {
+    /// From the end of a leaf to the first item of the next. Returns false where the tree changed
+    /// meanwhile: the path is void then.
+    fn next_leaf(&mut self) -> Result<bool> {
         loop {
             let up = self.path.iter().skip(1).position(|(block, slot)| slot + 1 < block.len());
             let Some(level) = up.map(|up| up + 1) else {
                 self.path.clear();
-                return Ok(());
+                return Ok(true);
             };
             self.path[level].1 += 1;
-            if self.descend(level, 0, self.readahead)? {
-                if !self.past_leaf() {
-                    return Ok(());
-                }
-            } else {
-                return self.seek(key);
+            if !self.descend(level, 0, self.readahead)? {
+                return Ok(false);
+            }
+            if !self.past_leaf() {
+                return Ok(true);
             }
         }
     }

@@ -89,14 +89,7 @@ impl<'a> Editor<'a> {
                 return Ok(());
             }
         }
-        let capacity = self.leaf_capacity_bytes();
-        if len_bytes + ITEM_BYTES > capacity {
-            return Err(Error::TooLong {
-                what: format!("item {key}"),
-                have_bytes: len_bytes,
-                max_bytes: capacity - ITEM_BYTES,
-            });
-        }
+        self.check_fits(&key, len_bytes)?;
         let path = self.descend(&key, Purpose::Insert)?;
         let (addr, slot) = *path.last().expect("a path ends in a leaf");
         let leaf = self.leaf_mut(addr);
@@ -138,8 +131,18 @@ impl<'a> Editor<'a> {
             leaf.resize(slot, data.len()).copy_from_slice(data);
             return Ok(());
         }
+        self.check_fits(key, data.len())?;
         self.remove(key)?;
         self.insert(*key, data.len(), |bytes| bytes.copy_from_slice(data))
+    }
+
+    /// Refuses an item that no leaf holds.
+    fn check_fits(&self, key: &Key, have_bytes: usize) -> Result<()> {
+        let max_bytes = self.leaf_capacity_bytes() - ITEM_BYTES;
+        if have_bytes <= max_bytes {
+            return Ok(());
+        }
+        Err(Error::TooLong { what: format!("item {key}"), have_bytes, max_bytes })
     }
 
     /// Removes the item.
@@ -379,7 +382,11 @@ impl<'a> Editor<'a> {
         self.alloc.share_below(self.roots, self.tree, &block)?;
         let key = block.first_key().unwrap_or_default();
         let addr = self.alloc.allocate_block(self.tree.id, ptr.level, key)?;
-        let mut copy = Block::clone(&block);
+        if !self.tree.may_share(&block) {
+            // Only the last commit reaches it now, which nobody reads: its room is the copy's.
+            self.tree.store.forget(ptr.addr);
+        }
+        let mut copy = Arc::unwrap_or_clone(block);
         copy.readdress(addr, self.generation, self.tree.id);
         self.state.dirty.insert(addr, Arc::new(copy));
         self.alloc.free_block(self.tree.id, ptr);

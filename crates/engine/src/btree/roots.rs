@@ -1,6 +1,6 @@
 //! The trees of a filesystem, each made when first asked for.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, ObjectId, RootId};
 use ubtrfs_rt::{Arc, AtomicBool, Ordering, RwLock};
@@ -14,16 +14,24 @@ pub(crate) struct Roots {
     pub(crate) store: Arc<Store>,
     pub(crate) root_tree: Arc<Tree>,
     pub(crate) chunk_tree: Arc<Tree>,
-    trees: RwLock<FxHashMap<RootId, Arc<Tree>>>,
+    trees: RwLock<Known>,
     /// A subvolume may share blocks with a snapshot.
     has_shared: AtomicBool,
+}
+
+/// Trees by number.
+#[derive(Debug, Default)]
+struct Known {
+    open: FxHashMap<RootId, Arc<Tree>>,
+    /// Deleted in this session. Who read such a tree's item before must not enter it after.
+    deleted: FxHashSet<RootId>,
 }
 
 impl Roots {
     /// The two trees that the superblock points to; the others are found through the first.
     pub(crate) fn new(store: Arc<Store>, root_tree: Arc<Tree>, chunk_tree: Arc<Tree>) -> Self {
         let has_shared = AtomicBool::new(false);
-        Self { store, root_tree, chunk_tree, trees: RwLock::new(FxHashMap::default()), has_shared }
+        Self { store, root_tree, chunk_tree, trees: RwLock::default(), has_shared }
     }
 
     /// The tree `root`, read from its root item when first asked for.
@@ -36,13 +44,14 @@ impl Roots {
             RootId::CHUNK_TREE => return Ok(Arc::clone(&self.chunk_tree)),
             _ => {}
         }
-        if let Some(tree) = self.trees.read().get(&root) {
+        if let Some(tree) = self.trees.read().open.get(&root) {
             return Ok(Arc::clone(tree));
         }
+        let deleted = || Error::not_found(format!("subvolume {root}, which is deleted,"));
         let (key, item) =
             self.root_item(root)?.ok_or_else(|| Error::not_found(format!("tree {root}")))?;
         if root.is_subvolume() && item.refs.get() == 0 {
-            return Err(Error::not_found(format!("subvolume {root}, which is deleted,")));
+            return Err(deleted());
         }
         let ptr = BlockPtr {
             addr: LogicalAddr(item.bytenr.get()),
@@ -54,7 +63,16 @@ impl Roots {
             item.bytes_used.get(),
             Generation(item.last_snapshot.get()),
         );
-        Ok(self.insert(tree))
+        let mut known = self.trees.write();
+        if known.deleted.contains(&root) {
+            return Err(deleted());
+        }
+        Ok(known.enter(tree))
+    }
+
+    /// Whether the subvolume was deleted since the filesystem was opened.
+    pub(crate) fn is_deleted(&self, root: RootId) -> bool {
+        self.trees.read().deleted.contains(&root)
     }
 
     /// Whether a change may copy blocks that are shared: what lies below them gets references then.
@@ -84,20 +102,21 @@ impl Roots {
         self.has_shared.store(true, Ordering::Relaxed);
     }
 
-    /// Enters a tree that was just made, or read; the one that is there already wins.
+    /// Enters a tree that was just made, of which there is no item yet.
     pub(crate) fn insert(&self, tree: Tree) -> Arc<Tree> {
-        let mut trees = self.trees.write();
-        Arc::clone(trees.entry(tree.id).or_insert_with(|| Arc::new(tree)))
+        self.trees.write().enter(tree)
     }
 
-    /// Forgets a tree that is deleted and has no dirty block.
+    /// Forgets a tree that is deleted and has no dirty block, for good: no other gets its number.
     pub(crate) fn forget(&self, root: RootId) {
-        self.trees.write().remove(&root);
+        let mut known = self.trees.write();
+        known.open.remove(&root);
+        known.deleted.insert(root);
     }
 
     /// The trees looked at so far, by number, the root tree left out and the chunk tree too.
     pub(crate) fn open_trees(&self) -> Vec<Arc<Tree>> {
-        let mut trees: Vec<_> = self.trees.read().values().map(Arc::clone).collect();
+        let mut trees: Vec<_> = self.trees.read().open.values().map(Arc::clone).collect();
         trees.sort_by_key(|tree| tree.id);
         trees
     }
@@ -117,5 +136,12 @@ impl Roots {
             }
             _ => Ok(None),
         }
+    }
+}
+
+impl Known {
+    /// The one that is there already wins.
+    fn enter(&mut self, tree: Tree) -> Arc<Tree> {
+        Arc::clone(self.open.entry(tree.id).or_insert_with(|| Arc::new(tree)))
     }
 }

@@ -47,9 +47,16 @@ impl CsumLookup {
         out.clear();
         let mut wanted = at.0;
         let mut left = count;
-        let mut is_placed = false;
+        // Whether the cursor was placed for what is wanted, and whether it is not pending either.
+        let (mut is_placed, mut is_not_pending) = (false, false);
         while left > 0 {
-            let Some((first, available)) = self.covering(wanted)? else {
+            // What a cursor stands at from before stays as it was; the tree may have another item
+            // there by now.
+            let covering = match is_placed || self.cursor.is_current() {
+                true => self.covering(wanted)?,
+                false => None,
+            };
+            let Some((first, available)) = covering else {
                 if !is_placed {
                     self.cursor.seek_back(&csum_key(LogicalAddr(wanted)))?;
                     is_placed = true;
@@ -58,13 +65,19 @@ impl CsumLookup {
                 let sectorsize = self.sectorsize_bytes;
                 let found = self.pending.find(wanted, left, self.csum, sectorsize, out);
                 if found == 0 {
-                    return Err(missing(wanted));
+                    if is_not_pending {
+                        return Err(missing(wanted));
+                    }
+                    // They may have become items between the two looks.
+                    (is_placed, is_not_pending) = (false, true);
+                    continue;
                 }
                 left -= found;
                 wanted += found * sectorsize;
-                is_placed = false;
+                (is_placed, is_not_pending) = (false, false);
                 continue;
             };
+            is_not_pending = false;
             let take = left.min(available);
             if let Some((_, data)) = self.cursor.current()? {
                 // Bounded by the item, which `covering` measured.
@@ -270,6 +283,11 @@ impl PendingCsums {
     /// # Errors
     /// What stops an edit; the transaction is then aborted.
     pub(crate) fn flush(&self, handle: &mut Handle<'_>) -> Result<()> {
+        // Half of them may be items by then, and the rest would be lost.
+        self.flush_unguarded(handle).map_err(|error| handle.abort(error))
+    }
+
+    fn flush_unguarded(&self, handle: &mut Handle<'_>) -> Result<()> {
         let _alone = self.flush.lock();
         // Readers look here after the tree, so what is in the tree may still be here, but not be
         // in neither. What other threads add meanwhile waits for the next flush.
@@ -288,8 +306,7 @@ impl PendingCsums {
             let csums = extend_item(handle, start, csums, csum_bytes, item_bytes_max)?;
             let mut at = start + (csums.0 / csum_bytes) as u64 * sector_bytes;
             for part in csums.1.chunks(item_bytes_max) {
-                let result = handle.insert(RootId::CSUM_TREE, csum_key(LogicalAddr(at)), part);
-                result.map_err(|error| handle.abort(error))?;
+                handle.insert(RootId::CSUM_TREE, csum_key(LogicalAddr(at)), part)?;
                 at += (part.len() / csum_bytes) as u64 * sector_bytes;
             }
         }
@@ -324,10 +341,10 @@ fn extend_item<'a>(
             .in_root(RootId::CSUM_TREE)
             .in_block(LogicalAddr(start))
             .have(format!("checksums up to {end} of space that was free"));
-        return Err(handle.abort(error.into()));
+        return Err(error.into());
     }
     let take = (item_bytes_max - data.len()).min(csums.len()) / csum_bytes * csum_bytes;
     let longer = [data, &csums[..take]].concat();
-    handle.replace(RootId::CSUM_TREE, key, &longer).map_err(|error| handle.abort(error))?;
+    handle.replace(RootId::CSUM_TREE, key, &longer)?;
     Ok((take, &csums[take..]))
 }

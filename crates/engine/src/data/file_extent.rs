@@ -137,7 +137,12 @@ impl ExtentWalk {
                 first = true;
             }
             State::Told => self.cursor.next()?,
-            State::Ahead => {}
+            State::Ahead if self.cursor.is_current() => {}
+            // What it stands at may not be there any more.
+            State::Ahead => {
+                self.place()?;
+                first = true;
+            }
         }
         self.state = State::Ahead;
         let hole_end = self.hole_end();

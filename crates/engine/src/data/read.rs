@@ -35,6 +35,8 @@ pub(crate) struct DecodedCache {
 struct DecodedSlots {
     slots: [Option<(DecodedKey, Arc<Vec<u8>>)>; DECODED_COUNT],
     next: usize,
+    /// How often an extent was forgotten: what was decoded before may be of one that is gone.
+    forgotten: u64,
 }
 
 /// The extent's generation keeps a reused address apart.
@@ -48,23 +50,30 @@ struct DecodedKey {
 }
 
 impl DecodedCache {
-    fn find(&self, key: &DecodedKey) -> Option<Arc<Vec<u8>>> {
+    /// The decoded extent; else what [`DecodedCache::keep`] is to be told of it.
+    fn find(&self, key: &DecodedKey) -> Result<Arc<Vec<u8>>, u64> {
         let slots = self.slots.lock();
-        let found = slots.slots.iter().flatten().find(|(have, _)| have == key)?;
-        Some(Arc::clone(&found.1))
+        let found = slots.slots.iter().flatten().find(|(have, _)| have == key);
+        found.map(|(_, bytes)| Arc::clone(bytes)).ok_or(slots.forgotten)
     }
 
     /// Forgets an extent that is gone: another of this transaction may come in its place.
     pub(crate) fn forget(&self, disk_bytenr: LogicalAddr) {
-        for slot in &mut self.slots.lock().slots {
+        let mut slots = self.slots.lock();
+        slots.forgotten += 1;
+        for slot in &mut slots.slots {
             if slot.as_ref().is_some_and(|(key, _)| key.disk_bytenr == disk_bytenr) {
                 *slot = None;
             }
         }
     }
 
-    fn keep(&self, key: DecodedKey, bytes: Arc<Vec<u8>>) {
+    /// Keeps what was decoded since `forgotten` was told, unless it may be gone since.
+    fn keep(&self, key: DecodedKey, bytes: Arc<Vec<u8>>, forgotten: u64) {
         let mut slots = self.slots.lock();
+        if slots.forgotten != forgotten {
+            return;
+        }
         let place = slots.next;
         slots.slots[place] = Some((key, bytes));
         slots.next = (place + 1) % DECODED_COUNT;
@@ -284,14 +293,14 @@ impl FileReader {
             generation: self.walk.generation()?,
         };
         let decoded = match self.source.decoded.find(&key) {
-            Some(decoded) => decoded,
-            None => {
+            Ok(decoded) => decoded,
+            Err(forgotten) => {
                 let mut decoded = vec![0; ram_bytes];
                 self.decode(mapping, &mut decoded, scratch)?;
                 let decoded = Arc::new(decoded);
                 // An extent of which this was the last part is not read again soon.
                 if from + want < ram_bytes {
-                    self.source.decoded.keep(key, Arc::clone(&decoded));
+                    self.source.decoded.keep(key, Arc::clone(&decoded), forgotten);
                 }
                 decoded
             }

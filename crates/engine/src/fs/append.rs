@@ -147,7 +147,7 @@ impl Appender {
     /// # Errors
     /// `InvalidArgument` for a piece that overlaps or is not aligned, or was prepared for another
     /// filesystem. `NoSpace` or a failed write: the file then ends before the pieces that were held
-    /// back, and takes no more.
+    /// back, and takes no more. `InvalidArgument` where others changed the file since.
     pub fn push(&mut self, offset: FileOffset, data: PreparedData) -> Result<()> {
         self.tail.hold(&self.fs, offset, data)?;
         if self.tail.held_bytes < BATCH_BYTES && self.tail.held_extents < BATCH_EXTENTS_MAX {
@@ -155,7 +155,7 @@ impl Appender {
         }
         let _lock = self.fs.inner.files.lock_data(self.tail.id);
         let mut handle = self.fs.begin_step(self.tail.reservation())?;
-        handle.check_file(self.tail.id)?;
+        self.tail.check_unchanged(&handle)?;
         self.tail.place(&mut handle)
     }
 
@@ -177,7 +177,7 @@ impl Appender {
         }
         let _lock = self.fs.inner.files.lock_data(self.tail.id);
         let mut handle = self.fs.begin_step(self.tail.reservation())?;
-        handle.check_file(self.tail.id)?;
+        self.tail.check_unchanged(&handle)?;
         self.tail.finish(&mut handle)
     }
 }
@@ -195,7 +195,8 @@ impl Handle<'_> {
 
     /// Fills the empty regular file `id` with pieces, each at its offset as with
     /// [`Appender::push`], and lets it end at `size_bytes`. Needs a [`Reservation`] of
-    /// [`Reservation::extents`] for them, beside that for making the file.
+    /// [`Reservation::extents`] for them, beside that for making the file. Nobody else may write
+    /// the file meanwhile, as with one that was made under this handle.
     ///
     /// # Errors
     /// As [`Filesystem::appender`] and [`Appender::push`].
@@ -219,6 +220,18 @@ impl Handle<'_> {
 }
 
 impl Tail {
+    /// Refuses a file that is not as this left it: others may have written it, or removed it, since its
+    /// data lock was held last. Until the handle ends they cannot.
+    fn check_unchanged(&self, handle: &Handle<'_>) -> Result<()> {
+        handle.check_file(self.id)?;
+        let inode = handle.fs.inode(self.id)?;
+        if inode.size_bytes != self.recorded_end || inode.has_csums() != self.target.has_csums {
+            let what = format!("appending to {}, which others changed meanwhile", self.id);
+            return Err(Error::InvalidArgument { what });
+        }
+        handle.fs.check_nothing_behind(self.id, self.placed_end)
+    }
+
     fn is_placed(&self) -> bool {
         self.held.is_empty() && self.end == self.recorded_end
     }
@@ -342,7 +355,7 @@ impl Tail {
             .change_inode(self.id, |item| {
                 item.transid = transid.into();
                 item.size = size.into();
-                item.nbytes += nbytes;
+                item.nbytes = item.nbytes.get().saturating_add(nbytes).into();
             })
             .map_err(|error| handle.txn.abort(error))
     }

@@ -77,35 +77,35 @@ impl Filesystem {
     pub fn clean_deleted_step(&self, count: usize) -> Result<bool> {
         let _alone = self.inner.cleaning.lock();
         let Some(root) = self.next_deleted()? else { return Ok(false) };
-        if let Some(mut walk) = self.begin_drop(root)? {
-            self.drop_some(&mut walk, count)?;
-        }
+        self.drop_some(root, &mut None, count)?;
         Ok(true)
     }
 
     fn drop_tree(&self, root: RootId) -> Result<()> {
-        if let Some(mut walk) = self.begin_drop(root)? {
-            while !self.drop_some(&mut walk, REFS_PER_HANDLE)? {}
-        }
+        let mut walk = None;
+        while !self.drop_some(root, &mut walk, REFS_PER_HANDLE)? {}
         Ok(())
     }
 
-    /// The walk that drops a tree; `None` where only its orphan item was left, and is gone now.
-    fn begin_drop(&self, root: RootId) -> Result<Option<DropTree>> {
-        let Some((key, item)) = self.root_item(root)? else {
-            let mut handle = self.begin(Reservation::items(1))?;
-            handle.txn.remove(RootId::ROOT_TREE, orphan_key(root))?;
-            return Ok(None);
-        };
-        DropTree::begin(&self.inner.core, root, key, &item).map(Some)
-    }
-
-    /// Returns whether all of the tree is gone, with its root item.
-    fn drop_some(&self, walk: &mut DropTree, count: usize) -> Result<bool> {
+    /// Goes on with the walk that drops the tree, or begins it: under a handle, beside which no
+    /// commit runs what the references of its blocks are told by. Returns whether all of the tree is
+    /// gone, with its root item.
+    fn drop_some(&self, root: RootId, walk: &mut Option<DropTree>, count: usize) -> Result<bool> {
         let mut handle = self.begin(Reservation::drops(count as u64))?;
+        let walk = match walk {
+            Some(walk) => walk,
+            None => {
+                let Some((key, item)) = self.root_item(root)? else {
+                    // Only its orphan item was left.
+                    handle.txn.remove(RootId::ROOT_TREE, orphan_key(root))?;
+                    return Ok(true);
+                };
+                walk.insert(DropTree::begin(&self.inner.core, root, key, &item)?)
+            }
+        };
         let result = walk.step(&mut handle.txn, self.inner.files.kept(), count);
         let progress = result.map_err(|error| handle.txn.abort(error))?;
-        let (root, txn) = (walk.root(), &mut handle.txn);
+        let txn = &mut handle.txn;
         let result = match progress {
             Some((next, level)) => txn
                 .change_root_item(root, |item| {
@@ -135,7 +135,7 @@ impl Handle<'_> {
         }
         let root = named.id.root;
         let item = self.live_root_item(root)?;
-        if self.fs.default_subvolume()?.root == root {
+        if self.fs.default_root()? == root {
             let what = format!("{} is the default subvolume", shown(dir, name));
             return Err(Error::InvalidArgument { what });
         }

@@ -114,11 +114,6 @@ impl DropTree {
         Ok(Step { ptr, block, slot: 0, below })
     }
 
-    /// The tree.
-    pub(super) fn root(&self) -> RootId {
-        self.root
-    }
-
     /// The key of its root item.
     pub(super) fn root_key(&self) -> Key {
         self.root_key

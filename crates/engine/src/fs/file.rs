@@ -13,8 +13,10 @@ use crate::filesystem::Filesystem;
 /// Longest target of a symbolic link that is read: Linux's PATH_MAX.
 pub(crate) const SYMLINK_BYTES_MAX: usize = 4096;
 
-/// How often a range is read again that others change meanwhile.
-const READ_COUNT_MAX: usize = 10_000;
+/// How often a piece is read again that others change meanwhile.
+const READ_COUNT_MAX: usize = 100_000;
+/// What is read in one go, so that who changes the file now and then does not keep it from being read.
+const PIECE_BYTES: u64 = 1 << 20;
 
 /// The mappings of a file in order, its holes included up to its size; preallocation may follow
 /// behind that.
@@ -56,12 +58,14 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::read`].
     pub fn open_file(&self, id: InodeId) -> Result<File> {
+        // Before anything is looked at: a change after this is seen by it.
+        let count = self.inner.files.data_count(id);
         let inode = self.inode(id)?;
         let tree = self.tree(id.root)?;
         let source = self.data_source()?;
         let of = self.extents_of(&inode)?;
         let reader = FileReader::new(source, &tree, of, inode.has_csums())?;
-        Ok(File { fs: self.clone(), inode, reader })
+        Ok(File { fs: self.clone(), inode, reader, count })
     }
 
     /// The file's mappings, from the one that holds `from` on.
@@ -131,6 +135,9 @@ pub struct File {
     fs: Filesystem,
     inode: Inode,
     reader: FileReader,
+    /// What [`FileState::data_count`](super::state::FileState::data_count) said when it was opened;
+    /// `None` where a change was under way.
+    count: Option<u64>,
 }
 
 impl File {
@@ -139,33 +146,53 @@ impl File {
         &self.inode
     }
 
-    /// See [`Filesystem::read`].
+    /// See [`Filesystem::read`]. The bytes of each MiB are of one moment.
     ///
     /// # Errors
-    /// As there.
+    /// As there; `NotFound` where the subvolume was deleted since; `Limit` where others change the
+    /// file without end.
     pub fn read(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
-        let mut last = None;
-        // Its extents may be replaced, and their space used again, while it is read: then what was
-        // read may be anything.
-        for _ in 0..READ_COUNT_MAX {
-            let before = self.quiet_count();
-            let result = self.reader.read(offset, buf);
-            if self.fs.inner.files.data_count(self.inode.id) == Some(before) {
-                return result;
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset.0.saturating_add(done as u64);
+            let piece_end = (at / PIECE_BYTES).saturating_add(1).saturating_mul(PIECE_BYTES);
+            let left = buf.len() - done;
+            let len = usize::try_from(piece_end - at).map_or(left, |len| len.min(left));
+            // The last piece may use the room behind the bytes that are wanted.
+            let room = if len == left { &mut buf[done..] } else { &mut buf[done..done + len] };
+            let count = self.read_piece(FileOffset(at), room)?;
+            done += count;
+            if count < len {
+                break;
             }
-            last = Some(result);
-            *self = self.fs.open_file(self.inode.id)?;
         }
-        last.unwrap_or_else(|| self.reader.read(offset, buf))
+        Ok(done)
     }
 
-    /// The count of changes, once none is under way. Whoever makes one waits for nobody.
-    fn quiet_count(&self) -> u64 {
-        loop {
-            match self.fs.inner.files.data_count(self.inode.id) {
-                Some(count) => return count,
-                None => std::thread::yield_now(),
+    /// Reads what is of one moment.
+    fn read_piece(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
+        let (files, id) = (&self.fs.inner.files, self.inode.id);
+        for _ in 0..READ_COUNT_MAX {
+            // Its extents may have been replaced, and their space used again, since it was opened or
+            // while it is read: then what is read may be anything.
+            let before = files.data_count(id);
+            if before.is_some() && before == self.count {
+                let result = self.reader.read(offset, buf);
+                // Who frees what a deleted subvolume held counts no change of its files.
+                if self.fs.inner.core.roots.is_deleted(id.root) {
+                    return Err(Error::not_found(format!("{id}, of a deleted subvolume,")));
+                }
+                if files.data_count(id) == before {
+                    return result;
+                }
             }
+            if before.is_none() {
+                ubtrfs_rt::yield_now();
+                continue;
+            }
+            let again = self.fs.open_file(id)?;
+            (self.inode, self.reader, self.count) = (again.inode, again.reader, again.count);
         }
+        Err(Error::Limit { what: format!("reading {id}, which others change without end") })
     }
 }

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::acl::ACCESS_XATTR;
 use super::entry::check_flags;
-use super::inode::InodeId;
+use super::inode::{Inode, InodeId};
 use super::remove::orphan_key;
 use super::state::{Names, timespec, touch};
 use super::xattr::COMPRESSION_XATTR;
@@ -322,6 +322,7 @@ impl Handle<'_> {
         let parent_flags = parent.item.flags.get();
         let of_parent = (parent.item.mode.get(), parent.item.gid.get());
         let (new, inherited) = self.inherit_from(dir, of_parent, new)?;
+        let property = self.inherited_property(dir, parent_flags, new.mode)?;
         let mut item = inode_item(&new, transid);
         item.flags = inherited_flags(parent_flags, new.mode).into();
         if let Some(target) = target {
@@ -336,7 +337,7 @@ impl Handle<'_> {
         txn.insert(id.root, location, item.as_bytes()).map_err(|error| txn.abort(error))?;
         insert_first_ref(txn, id, dir.inode, index, name).map_err(|error| txn.abort(error))?;
         self.put_inherited(id, &inherited)?;
-        inherit_property(self, dir, parent_flags, id, new.mode)?;
+        self.put_property(id, property.as_deref())?;
         if let Some(target) = target {
             let file = Target { root: id.root, inode: id.inode, has_csums: false };
             let len = target.len() as u64;
@@ -371,6 +372,7 @@ impl Handle<'_> {
         check_flags(dir, parent.flags.get(), true)?;
         let of_parent = (parent.mode.get(), parent.gid.get());
         let (new, inherited) = self.inherit_from(dir, of_parent, new)?;
+        let property = self.inherited_property(dir, parent.flags.get(), new.mode)?;
         let mut item = inode_item(&new, self.txn.generation().0);
         item.nlink = 0.into();
         item.flags = inherited_flags(parent.flags.get(), new.mode).into();
@@ -378,8 +380,12 @@ impl Handle<'_> {
         txn.insert(id.root, id.key(KeyType::INODE_ITEM, 0), item.as_bytes())
             .map_err(|error| txn.abort(error))?;
         self.put_inherited(id, &inherited)?;
-        inherit_property(self, dir, parent.flags.get(), id, new.mode)?;
+        self.put_property(id, property.as_deref())?;
+        let txn = &mut self.txn;
+        txn.insert(id.root, orphan_key(id), &[]).map_err(|error| txn.abort(error))?;
         names.take_inode(dir.root);
+        // Under the same lock as the item: no clean-up sees that without this.
+        names.add_live_orphan(id);
         Ok(id)
     }
 
@@ -447,12 +453,14 @@ impl Handle<'_> {
     /// together with its flags. An access control list follows the permissions, as in Linux.
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly`, `NotPermitted`.
+    /// `NotFound`, `ReadOnly`, `NotPermitted`; `InvalidArgument` for flags that are not known, or
+    /// that would say of data that is there that it has checksums, or none.
     pub fn set_attributes(&mut self, id: InodeId, attributes: &SetAttributes) -> Result<()> {
         let (transid, now) = (self.txn.generation().0, self.txn.now());
-        if attributes.flags.is_none() {
-            let now = self.fs.inode(id)?.flags;
-            check_flags(id, now, false)?;
+        let inode = self.fs.inode(id)?;
+        match attributes.flags {
+            Some(flags) => check_new_flags(&inode, flags)?,
+            None => check_flags(id, inode.flags, false)?,
         }
         let fs = self.fs;
         // Held throughout: nobody else gives the inode another access list meanwhile.
@@ -536,6 +544,20 @@ impl Handle<'_> {
     }
 }
 
+fn check_new_flags(inode: &Inode, new: u64) -> Result<()> {
+    let invalid = |what: String| Err(Error::InvalidArgument { what });
+    let unknown = new & !flags::KNOWN;
+    if unknown != 0 {
+        return invalid(format!("unknown inode flags {unknown:#x}"));
+    }
+    let changed = inode.flags ^ new;
+    let is_file = inode.file_type() == FileType::Regular;
+    if is_file && inode.size_bytes > 0 && changed & (flags::NODATASUM | flags::NODATACOW) != 0 {
+        return invalid(format!("whether {} has checksums, as it has data", inode.id));
+    }
+    Ok(())
+}
+
 pub(super) fn check_directory(id: InodeId, item: &InodeItem) -> Result<()> {
     if FileType::from_mode(item.mode.get()) != FileType::Directory {
         return Err(Error::NotDirectory { what: id.to_string() });
@@ -554,7 +576,8 @@ pub(super) fn inode_item(new: &NewInode, transid: u64) -> InodeItem {
         nlink: 1.into(),
         uid: new.uid.into(),
         gid: new.gid.into(),
-        mode: new.mode.into(),
+        // Linux refuses other bits.
+        mode: (new.mode & (MODE_TYPE_MASK | MODE_PERMISSIONS_MASK)).into(),
         rdev: match FileType::from_mode(new.mode) {
             FileType::CharDevice | FileType::BlockDevice => new.rdev.into(),
             _ => 0.into(),
@@ -582,26 +605,31 @@ fn inherited_flags(parent: u64, mode: u32) -> u64 {
     inherited
 }
 
-/// Gives a new file or directory the compression that was set for its directory by name, as Linux
-/// does.
-fn inherit_property(
-    handle: &mut Handle<'_>,
-    dir: InodeId,
-    parent_flags: u64,
-    id: InodeId,
-    mode: u32,
-) -> Result<()> {
-    let is_inheriting =
-        matches!(FileType::from_mode(mode), FileType::Regular | FileType::Directory);
-    // A directory with the property has one of these flags.
-    if !is_inheriting || parent_flags & (flags::COMPRESS | flags::NOCOMPRESS) == 0 {
-        return Ok(());
-    }
-    match handle.fs.xattr(dir, COMPRESSION_XATTR)? {
-        Some(value) => {
-            handle.put_xattr(id, COMPRESSION_XATTR, &value).map_err(|error| handle.txn.abort(error))
+impl Handle<'_> {
+    /// The compression that was set for a directory by name, where a new inode in it takes it over,
+    /// as in Linux.
+    fn inherited_property(
+        &self,
+        dir: InodeId,
+        parent_flags: u64,
+        mode: u32,
+    ) -> Result<Option<Vec<u8>>> {
+        let file_type = FileType::from_mode(mode);
+        let is_inheriting = matches!(file_type, FileType::Regular | FileType::Directory);
+        // A directory with the property has one of these flags.
+        if !is_inheriting || parent_flags & (flags::COMPRESS | flags::NOCOMPRESS) == 0 {
+            return Ok(None);
         }
-        None => Ok(()),
+        self.fs.xattr(dir, COMPRESSION_XATTR)
+    }
+
+    fn put_property(&mut self, id: InodeId, value: Option<&[u8]>) -> Result<()> {
+        match value {
+            Some(value) => {
+                self.put_xattr(id, COMPRESSION_XATTR, value).map_err(|error| self.txn.abort(error))
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -108,8 +108,9 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such subvolume.
     pub fn set_default_subvolume(&self, root: RootId) -> Result<()> {
-        self.subvolume(root)?;
         let mut handle = self.begin(Reservation::items(1))?;
+        // A deletion is alone while it looks for the default: it comes before, or sees this.
+        handle.live_root_item(root)?;
         let txn = &mut handle.txn;
         let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, name_hash(b"default"));
         let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, u64::MAX);

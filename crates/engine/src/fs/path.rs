@@ -8,8 +8,9 @@ use super::inode::{InodeId, Link};
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
-/// Deepest directory whose path is told; in a damaged filesystem parents may form a circle.
-pub(crate) const DEPTH_MAX: usize = 4096;
+/// Deepest directory whose path is told; in a damaged filesystem parents may form a circle. Linux has
+/// no limit.
+pub(crate) const DEPTH_MAX: usize = 1 << 18;
 /// Longest path of a subvolume that is told.
 const PATH_BYTES_MAX: usize = 64 << 10;
 

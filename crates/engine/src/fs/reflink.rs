@@ -5,6 +5,7 @@ use std::ops::Range;
 use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
 use ubtrfs_ondisk::{FileOffset, LogicalAddr};
 
+use super::entry::check_flags;
 use super::inode::InodeId;
 use super::write::{Locked, STEP_EXTENTS_MAX};
 use crate::data::append::{self, Target};
@@ -36,6 +37,10 @@ impl Filesystem {
     ) -> Result<()> {
         let _locks = self.inner.files.lock_both(source, target);
         let mut clone = Clone::new(self, source, &range, target, target_offset)?;
+        let inode = &clone.target.inode;
+        if target_offset.0 < inode.size_bytes {
+            check_flags(target, inode.flags, false)?;
+        }
         clone.target.outline_unless(0..u64::MAX)?;
         while clone.step()? {}
         Ok(())
@@ -55,6 +60,8 @@ impl Filesystem {
     ) -> Result<bool> {
         let _locks = self.inner.files.lock_both(source, target);
         let mut clone = Clone::new(self, source, &range, target, target_offset)?;
+        // Its data stays, but not where it lies.
+        check_flags(target, clone.target.inode.flags, false)?;
         let mtime = clone.target.inode.mtime;
         if clone.end > clone.target.inode.size_bytes || !clone.is_same()? {
             return Ok(false);
@@ -78,7 +85,7 @@ impl Filesystem {
         target: InodeId,
         target_offset: FileOffset,
     ) -> Result<u64> {
-        let size = self.inode(source)?.size_bytes;
+        let size = Locked::for_reading(self, source)?.inode.size_bytes;
         let range = range.start.0..range.end.0.min(size);
         if range.is_empty() {
             return Ok(0);
@@ -94,8 +101,10 @@ impl Filesystem {
         let clones = range.start % sector == target_offset.0 % sector
             && self.inode(source)?.has_csums() == self.inode(target)?.has_csums();
         let head = range.start.next_multiple_of(sector).min(range.end);
-        // The end of the last sector can be shared only where the target ends, too.
-        let tail = match range.end == size && target_end >= self.inode(target)?.size_bytes {
+        // The end of the last sector can be shared only where the target ends, too; and of one file,
+        // which may become longer by what is copied first, not at all.
+        let ends_both = range.end == size && target_end >= self.inode(target)?.size_bytes;
+        let tail = match ends_both && source != target {
             true => range.end,
             false => (range.end / sector * sector).max(head),
         };
@@ -272,7 +281,8 @@ impl<'a> Clone<'a> {
         }
         if !self.target.no_holes() {
             let gap = old_end.min(range.start)..range.end;
-            drop_range::put_missing_holes(&mut handle.txn, &of, &gap)?;
+            drop_range::put_missing_holes(&mut handle.txn, &of, &gap)
+                .map_err(|error| handle.txn.abort(error))?;
         }
         let size = self.target.inode.size_bytes.max(range.end.min(self.end));
         self.target.count(handle, added, lost, size)?;

@@ -87,17 +87,23 @@ impl Filesystem {
     }
 
     /// As [`Filesystem::evict`], after the name went: where there is no room for that just now, the
-    /// inode goes at the next open, and the name is gone all the same.
+    /// inode goes after the next commit, or at the next open, and the name is gone all the same.
     pub(super) fn evict_now_or_later(&self, id: InodeId) -> Result<()> {
         match self.evict(id) {
-            Err(Error::NoSpace { .. }) => Ok(()),
+            Err(Error::NoSpace { .. }) => {
+                let mut names = self.inner.files.names();
+                names.begin_eviction(id);
+                names.note_late(id.root);
+                Ok(())
+            }
             other => other,
         }
     }
 
     /// Removes the inodes of a subvolume that have no name: what was unlinked while it was open
     /// when Linux, or an earlier session, ended. What this session made so stays. Called by itself
-    /// when a subvolume is first changed.
+    /// at open for the top level, and of another subvolume after its first change, before the next
+    /// change or commit.
     ///
     /// # Errors
     /// `NotFound` when there is no such subvolume; otherwise as [`Filesystem::evict`].
@@ -113,6 +119,16 @@ impl Filesystem {
             }
         }
         Ok(count)
+    }
+
+    /// As [`Filesystem::clean_orphans`], after what the caller did: where there is no room for it just
+    /// now, it is done later.
+    pub(crate) fn clean_orphans_or_later(&self, root: RootId) -> Result<()> {
+        match self.clean_orphans(root) {
+            // Or they went with their subvolume.
+            Ok(_) | Err(Error::NoSpace { .. } | Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     fn next_orphan(&self, root: RootId, from: u64) -> Result<Option<u64>> {
@@ -146,11 +162,7 @@ impl Handle<'_> {
     /// # Errors
     /// As [`Handle::create`].
     pub fn create_unlinked(&mut self, dir: InodeId, new: &NewInode) -> Result<InodeId> {
-        let id = self.make_unlinked(dir, new)?;
-        let txn = &mut self.txn;
-        txn.insert(id.root, orphan_key(id), &[]).map_err(|error| txn.abort(error))?;
-        self.fs.inner.files.names().add_live_orphan(id);
-        Ok(id)
+        self.make_unlinked(dir, new)
     }
 
     /// Removes a name. Returns the inode if that was its last: it is an orphan then.

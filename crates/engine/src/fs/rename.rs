@@ -115,6 +115,9 @@ impl Handle<'_> {
             Some(target) => self.check_replaced(&mut names, &moved, target, old, new)?,
         }
         self.check_ref(&moved, new.dir, new.name)?;
+        for dir in [new.dir, old.dir] {
+            names.hold(core, dir)?.next_index(core, dir)?;
+        }
 
         let mut orphan = None;
         if let Some(target) = target {
@@ -157,6 +160,10 @@ impl Handle<'_> {
         let [(old, moved), (new, target)] = both;
         self.check_ref(&moved, new.dir, new.name)?;
         self.check_ref(&target, old.dir, old.name)?;
+        let core = self.txn.core();
+        for dir in [new.dir, old.dir] {
+            names.hold(core, dir)?.next_index(core, dir)?;
+        }
         for (place, named) in both {
             self.detach(place.dir, place.name, &named).map_err(|error| self.txn.abort(error))?;
             self.uncount(names, place.dir, place.name)?;

@@ -43,7 +43,7 @@ impl Filesystem {
         let txn = self.inner.core.begin_alone(Reservation::snapshot())?;
         let id = Handle { fs: self, txn }.snapshot(source, dir, name, options)?;
         // Whoever keeps an inode without a name has it in the source.
-        self.clean_orphans(id.root)?;
+        self.clean_orphans_or_later(id.root)?;
         Ok(id)
     }
 
@@ -110,6 +110,10 @@ impl Handle<'_> {
         check_flags(dir, parent.item.flags.get(), true)?;
         let index = parent.next_index(core, dir)?;
         check_new_name(self.fs, core, dir, name)?;
+        if options.read_only {
+            let received = Uuid(source_item.received_uuid);
+            uuid_tree::check_room(&self.txn, KeyType::UUID_KEY_RECEIVED_SUBVOL, received)?;
+        }
         let root = names.take_root(core)?;
         files.write_inodes(&mut names, &mut self.txn)?;
 
@@ -143,7 +147,7 @@ impl Handle<'_> {
         let entry = EntryBytes::new(location, generation.0, FileType::Directory, name);
         insert_name(txn, dir, name, index, &entry).map_err(|error| txn.abort(error))?;
 
-        let parent = names.hold(core, dir)?;
+        let parent = names.hold(core, dir).map_err(|error| core.abort(error))?;
         parent.count_name_at(index, name.len(), generation.0, now);
         files.mark_dirty(&mut self.txn, dir, parent)?;
         Ok(InodeId::root_of(root))

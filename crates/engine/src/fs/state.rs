@@ -9,8 +9,10 @@
 //! Directories change with every name made in them, which would rewrite their inode each time:
 //! so they are held. Other inodes are changed in the tree.
 //!
-//! Lock order: a file's data, then a handle, then `names`, then a tree. `names` is held through one operation on names, never through a
-//! commit. A crash loses nothing here that a commit had promised.
+//! Lock order: a file's data, then a handle, then `names`, then a tree. `names` is held through one
+//! operation on names, never through a commit.
+//!
+//! A crash loses nothing here that a commit had promised.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use ubtrfs_ondisk::inode::InodeItem;
@@ -31,6 +33,8 @@ use crate::txn::{Core, Flush, Handle};
 pub(crate) const DIR_INDEX_MIN: u64 = 2;
 /// Locks that files share.
 const DATA_LOCK_COUNT: usize = 64;
+/// Counts of changes that files share: more, as a reader of another file must read again.
+const DATA_CHANGE_COUNT: usize = 4096;
 /// Inodes that are held at most.
 const HELD_COUNT_MAX: usize = 32 << 10;
 
@@ -45,7 +49,7 @@ pub(crate) struct FileState {
     /// Who changes a file's data holds the lock of its number.
     data_locks: [Mutex<()>; DATA_LOCK_COUNT],
     /// Odd while the extents of a file of that number are being replaced; more after each time.
-    data_changes: [AtomicU64; DATA_LOCK_COUNT],
+    data_changes: Box<[AtomicU64]>,
     pub(crate) csums: Arc<PendingCsums>,
     pub(crate) decoded: Arc<DecodedCache>,
 }
@@ -60,6 +64,8 @@ pub(crate) struct Names {
     live_orphans: FxHashSet<InodeId>,
     /// Subvolumes that were first looked at by who changes them, and hold older orphans.
     uncleaned: Vec<RootId>,
+    /// Subvolumes with inodes that should have gone and found no room to.
+    late: Vec<RootId>,
     has_uncleaned: Arc<AtomicBool>,
 }
 
@@ -72,7 +78,7 @@ impl Default for FileState {
             dirty_count: AtomicUsize::default(),
             has_uncleaned,
             data_locks: std::array::from_fn(|_| Mutex::new(())),
-            data_changes: std::array::from_fn(|_| AtomicU64::new(0)),
+            data_changes: (0..DATA_CHANGE_COUNT).map(|_| AtomicU64::new(0)).collect(),
             csums: Arc::default(),
             decoded: Arc::default(),
         }
@@ -168,7 +174,7 @@ impl FileState {
     /// While the answer lives, a file's extents are being replaced, by the holder of its data lock:
     /// who reads it meanwhile reads it again.
     pub(crate) fn change_data(&self, id: InodeId) -> DataChange<'_> {
-        let count = &self.data_changes[data_lock_of(id)];
+        let count = &self.data_changes[place_of(id, DATA_CHANGE_COUNT)];
         count.fetch_add(1, Ordering::AcqRel);
         DataChange { count }
     }
@@ -176,7 +182,7 @@ impl FileState {
     /// Counts the changes of a file's extents; `None` while one is under way. A reader that finds the
     /// same count before and after has read what was there in between.
     pub(crate) fn data_count(&self, id: InodeId) -> Option<u64> {
-        let count = self.data_changes[data_lock_of(id)].load(Ordering::Acquire);
+        let count = self.data_changes[place_of(id, DATA_CHANGE_COUNT)].load(Ordering::Acquire);
         count.is_multiple_of(2).then_some(count)
     }
 
@@ -289,6 +295,24 @@ impl Names {
         }
     }
 
+    /// Subvolumes whose orphans are to be cleaned yet.
+    pub(crate) fn note_uncleaned(&mut self, roots: Vec<RootId>) {
+        self.uncleaned.extend(roots);
+        self.has_uncleaned.store(!self.uncleaned.is_empty(), Ordering::Release);
+    }
+
+    /// Remembers that the subvolume has inodes that go when there is room again.
+    pub(crate) fn note_late(&mut self, root: RootId) {
+        if !self.late.contains(&root) {
+            self.late.push(root);
+        }
+    }
+
+    /// What [`Names::note_late`] remembered, once.
+    pub(crate) fn take_late(&mut self) -> Vec<RootId> {
+        std::mem::take(&mut self.late)
+    }
+
     /// Whether this session took the inode's last name, or made it without one, and it is not being
     /// removed.
     pub(crate) fn is_live_orphan(&self, id: InodeId) -> bool {
@@ -392,8 +416,10 @@ impl HeldInode {
             Some((key, _))
                 if key.objectid == id.inode.object_id() && key.ty == KeyType::DIR_INDEX =>
             {
+                // The one after it must be a number, too.
                 key.offset
                     .checked_add(1)
+                    .filter(|next| *next < u64::MAX)
                     .ok_or_else(|| Error::Limit { what: format!("indexes of directory {id}") })?
             }
             _ => DIR_INDEX_MIN,
@@ -415,7 +441,7 @@ impl HeldInode {
     }
 
     fn count_bytes(&mut self, name_bytes: usize, transid: u64, now: Time) {
-        self.item.size += 2 * name_bytes as u64;
+        self.item.size = self.item.size.get().saturating_add(2 * name_bytes as u64).into();
         self.touch(transid, now);
         self.item.mtime = timespec(now);
     }
@@ -441,8 +467,13 @@ impl HeldInode {
 }
 
 fn data_lock_of(id: InodeId) -> usize {
+    place_of(id, DATA_LOCK_COUNT)
+}
+
+/// Files that share a count share a lock: two who change data never count at the same place at once.
+fn place_of(id: InodeId, count: usize) -> usize {
     let mixed = id.inode.0 ^ id.root.0.rotate_left(7);
-    usize::try_from(mixed % DATA_LOCK_COUNT as u64).unwrap_or(0)
+    usize::try_from(mixed % count as u64).unwrap_or(0)
 }
 
 /// Counts a change of an inode.

@@ -3,10 +3,10 @@
 //! Sources: the manual of btrfs (`btrfs filesystem usage`, `df`), and what a mount says
 //! (`tests/statfs.rs` compares).
 
+use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::block::LEVEL_COUNT_MAX;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::features::CompatRo;
-use ubtrfs_ondisk::RootId;
 
 use super::usage::SpaceUsage;
 use crate::error::{Error, Result};
@@ -54,8 +54,7 @@ impl Filesystem {
             used_bytes = used_bytes.saturating_add(space.used_bytes.saturating_mul(space.copies));
             if data(&space) {
                 let free = space.total_bytes.saturating_sub(space.used_bytes);
-                free_data_bytes =
-                    free_data_bytes.saturating_add(free.saturating_mul(space.copies));
+                free_data_bytes = free_data_bytes.saturating_add(free.saturating_mul(space.copies));
             }
         }
         let data_flags = usage.spaces.iter().filter(data).max_by_key(|space| space.flags);
@@ -64,8 +63,7 @@ impl Filesystem {
         let blocks = usage.device_bytes / copies / block_bytes;
         let reserve_bytes = self.global_reserve_bytes()?;
         let unallocated_bytes = self.unallocated_data_bytes(profile);
-        let available_bytes =
-            (free_data_bytes / copies).saturating_add(unallocated_bytes / copies);
+        let available_bytes = (free_data_bytes / copies).saturating_add(unallocated_bytes / copies);
         Ok(StatFs {
             block_bytes,
             blocks,

@@ -63,22 +63,32 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when the subvolume that is named does not exist.
     pub fn default_subvolume(&self) -> Result<InodeId> {
+        let root = self.default_root()?;
+        if root == RootId::FS_TREE {
+            return Ok(self.top_level());
+        }
+        match self.root_item(root)? {
+            Some((_, item)) if root.is_subvolume() && item.refs.get() > 0 => {
+                Ok(InodeId::root_of(root))
+            }
+            _ => Err(Error::not_found(format!("default subvolume {root}"))),
+        }
+    }
+
+    /// The number that is named as that of the default subvolume, which may be gone.
+    pub(super) fn default_root(&self) -> Result<RootId> {
         let root_tree = self.tree(RootId::ROOT_TREE)?;
         let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, name_hash(b"default"));
         let Some(item) = root_tree.lookup(&key)? else {
-            return Ok(self.top_level());
+            return Ok(RootId::FS_TREE);
         };
         for entry in DirEntries::new(&item) {
             let entry = entry.map_err(|error| error.in_root(RootId::ROOT_TREE))?;
             if entry.name == b"default" {
-                let root = RootId(entry.item.location.key().objectid.0);
-                if !root.is_subvolume() || self.root_item(root)?.is_none() {
-                    return Err(Error::not_found(format!("default subvolume {root}")));
-                }
-                return Ok(InodeId::root_of(root));
+                return Ok(RootId(entry.item.location.key().objectid.0));
             }
         }
-        Ok(self.top_level())
+        Ok(RootId::FS_TREE)
     }
 
     /// All subvolumes in the order of their numbers, the top level first.

@@ -267,8 +267,8 @@ fn data_without_a_checksum_is_an_error_unless_the_inode_says_so() {
     let Err(Error::Corrupt(corruption)) = read(&fs, id) else { panic!("it is read") };
     assert_eq!(corruption.reason, Reason::Missing);
     let mut handle = fs.begin(Reservation::items(1)).unwrap();
-    let flags = Some(ubtrfs_ondisk::inode::flags::NODATASUM);
-    handle.set_attributes(id, &SetAttributes { flags, ..SetAttributes::default() }).unwrap();
+    let flags = ubtrfs_ondisk::inode::flags::NODATASUM;
+    handle.change_inode(id, |item| item.flags = flags.into()).unwrap();
     drop(handle);
     assert_eq!(read(&fs, id).unwrap(), [5; 4096]);
 }

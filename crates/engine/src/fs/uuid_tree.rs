@@ -4,6 +4,7 @@
 
 use ubtrfs_ondisk::{Key, KeyType, ObjectId, RootId, Uuid};
 
+use super::make::item_bytes_max;
 use crate::error::{Error, Result};
 use crate::txn;
 
@@ -22,6 +23,19 @@ fn have(txn: &txn::Handle<'_>, key: &Key) -> Result<Option<Vec<u8>>> {
         Err(Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Refuses a uuid under which no other number fits.
+///
+/// # Errors
+/// `Limit`; damage in the tree.
+pub(super) fn check_room(txn: &txn::Handle<'_>, ty: KeyType, uuid: Uuid) -> Result<()> {
+    let key = key_of(ty, uuid);
+    let have_bytes = have(txn, &key)?.map_or(0, |have| have.len());
+    if uuid.is_nil() || have_bytes + size_of::<u64>() <= item_bytes_max(txn.core()) {
+        return Ok(());
+    }
+    Err(Error::Limit { what: format!("subvolumes of one uuid, {uuid}") })
 }
 
 /// Enters `root` under `uuid`. A nil uuid is not entered.

@@ -304,7 +304,8 @@ impl<'a> Locked<'a> {
             let new_end = size.next_multiple_of(self.sector);
             if !self.no_holes() && new_end > old_end.min(start) {
                 let gap = old_end.min(start)..new_end;
-                drop_range::put_missing_holes(txn, &self.target, &gap)?;
+                drop_range::put_missing_holes(txn, &self.target, &gap)
+                    .map_err(|error| txn.abort(error))?;
             }
         }
         self.count(handle, added, lost, size)

@@ -227,13 +227,15 @@ impl<'a> Handle<'a> {
         // Linux makes snapshots at the end of a transaction; here the tree may have blocks of its
         // own of this transaction before it ends.
         let key = Key::new(root.object_id(), KeyType::ROOT_ITEM, self.generation.0 - 1);
-        self.insert(RootId::ROOT_TREE, key, item.as_bytes())?;
         let tree = Tree::new_copy(root, Arc::clone(&core.roots.store), copy).with_root_item(
             key,
             bytes_used,
             self.generation,
         );
-        Ok(core.roots.insert(tree))
+        // Before its item: who found that first would read the tree from it, which is not there yet.
+        let tree = core.roots.insert(tree);
+        self.insert(RootId::ROOT_TREE, key, item.as_bytes())?;
+        Ok(tree)
     }
 
     /// Writes what is dirty of a tree, brings its root item up to date and forgets the tree: nobody
@@ -312,6 +314,10 @@ impl<'a> Handle<'a> {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Who knows what half of its operation it has done.
+            self.core.abort(Error::Limit { what: "an operation that panicked".to_owned() });
+        }
         self.core.alloc.unreserve(self.reserved_bytes);
         if self.is_counted {
             self.core.leave(self.is_alone);

@@ -80,6 +80,8 @@ struct Gate {
     /// The running transaction.
     generation: Generation,
     open_handles: usize,
+    /// Who keeps it from committing by itself.
+    holders: usize,
     /// A commit runs, or a handle that must be alone is open: no other begins.
     is_closed: bool,
     is_dirty: bool,
@@ -97,10 +99,15 @@ impl Core {
         read_only: Option<String>,
         commit_bytes: u64,
     ) -> Self {
-        let generation = Generation(superblock.generation.get() + 1);
+        // A device that is missing now and comes back must not be taken for one that a power cut
+        // kept from its last superblock, which is one transaction behind.
+        let is_degraded = !roots.store.volume().missing_devices().is_empty();
+        let step = if is_degraded && superblock.log_root.get() == 0 { 2 } else { 1 };
+        let generation = Generation(superblock.generation.get().saturating_add(step));
         let gate = Gate {
             generation,
             open_handles: 0,
+            holders: 0,
             is_closed: false,
             is_dirty: false,
             read_only,
@@ -126,11 +133,22 @@ impl Core {
         let _ = self.flusher.set(flusher);
     }
 
-    /// Lets [`Core::begin`] commit nothing by itself, for what must become durable all at once and
-    /// takes many handles: a transaction that takes more than `bytes_max` of memory is refused
-    /// instead. 0 lets it commit again.
+    /// Lets nothing commit by itself, for what must become durable all at once and takes many
+    /// handles: a transaction that takes more than `bytes_max` of memory, which is not 0, is refused
+    /// instead. [`Core::release_commits`] follows.
     pub(crate) fn hold_commits(&self, bytes_max: u64) {
+        let mut gate = self.gate.lock();
+        gate.holders += 1;
         self.held_bytes_max.store(bytes_max, Ordering::Relaxed);
+    }
+
+    /// Takes one [`Core::hold_commits`] back.
+    pub(crate) fn release_commits(&self) {
+        let mut gate = self.gate.lock();
+        gate.holders -= 1;
+        if gate.holders == 0 {
+            self.held_bytes_max.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Opens a handle in the running transaction, for what `reservation` says. Commits first when

@@ -41,6 +41,11 @@ impl Reservation {
         Self { adjacent_bytes: extent_count * FILE_EXTENT_BYTES, ..Self::items(2) }
     }
 
+    /// Inserting items of so many bytes, their headers included, that lie side by side.
+    pub(crate) const fn adjacent(bytes: u64) -> Self {
+        Self { adjacent_bytes: bytes, ..Self::items(1) }
+    }
+
     /// Both of two operations.
     pub const fn and(self, other: Self) -> Self {
         Self {

@@ -23,7 +23,7 @@
 mod extents;
 mod names;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ubtrfs_ondisk::block::Block;
 use ubtrfs_ondisk::dir::{DirEntries, FileType};
@@ -31,7 +31,9 @@ use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
 use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::root::RootItem;
-use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId};
+use ubtrfs_ondisk::{
+    Corruption, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId,
+};
 use ubtrfs_rt::Arc;
 use zerocopy::IntoBytes;
 
@@ -76,7 +78,7 @@ pub(crate) fn replay(fs: &Filesystem) -> Result<()> {
         });
         Ok(roots)
     });
-    core.hold_commits(0);
+    core.release_commits();
     let roots = result.map_err(|error| core.abort(error))?;
     fs.commit()?;
     {
@@ -123,7 +125,7 @@ fn replay_all(fs: &Filesystem) -> Result<Vec<RootId>> {
             replays.push(Replay { fs, root, log, touched: BTreeSet::new() });
         }
     }
-    let mut claimed = BTreeSet::new();
+    let mut claimed = BTreeMap::new();
     for replay in &replays {
         replay.claim_data(&mut claimed)?;
     }
@@ -246,7 +248,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Keeps the data that only the log refers to, each extent once.
-    fn claim_data(&self, claimed: &mut BTreeSet<LogicalAddr>) -> Result<()> {
+    fn claim_data(&self, claimed: &mut BTreeMap<LogicalAddr, u64>) -> Result<()> {
         let core = &self.fs.inner.core;
         let mut cursor = self.log.cursor();
         cursor.seek(&Key::MIN)?;
@@ -258,8 +260,19 @@ impl<'a> Replay<'a> {
             cursor.next()?;
             let Some(extent) = extent else { continue };
             let (start, len) = (extent.disk_bytenr, extent.disk_num_bytes);
-            if !core.alloc.is_recorded(&core.roots, start, len)? && claimed.insert(start) {
-                core.alloc.claim_until_commit(&core.roots, start, len)?;
+            if core.alloc.is_recorded(&core.roots, start, len)? {
+                continue;
+            }
+            match claimed.insert(start, len) {
+                None => core.alloc.claim_until_commit(&core.roots, start, len)?,
+                Some(other) if other == len => {}
+                Some(other) => {
+                    return Err(Corruption::new(Reason::Overlap)
+                        .in_root(RootId::TREE_LOG)
+                        .in_block(start)
+                        .have(format!("extents of {len} and {other} bytes at one address"))
+                        .into());
+                }
             }
         }
         Ok(())

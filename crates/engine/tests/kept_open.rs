@@ -1,0 +1,257 @@
+//! Who keeps a file open while others change it: readers and appenders.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ubtrfs_engine::{
+    Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData, Reservation,
+    SnapshotOptions, mkfs,
+};
+use ubtrfs_ondisk::{FileOffset, InodeNo, RootId};
+use ubtrfs_rt::{Runtime, Time};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
+
+const KIB: u64 = 1024;
+
+fn make(image: &Path) -> Filesystem {
+    let mode = OpenMode::CreateNew { len_bytes: 256 << 20 };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, mode, Window::Whole).unwrap());
+    let runtime = Arc::new(Runtime::system());
+    let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
+}
+
+fn create(fs: &Filesystem, dir: InodeId, name: &[u8]) -> InodeId {
+    let new = NewInode::new(0o100_644, Time::default());
+    fs.begin(Reservation::create(0)).unwrap().create(dir, name, &new).unwrap()
+}
+
+fn pattern(seed: u8, len: u64) -> Vec<u8> {
+    let byte = |at: u64| seed.wrapping_add(u8::try_from(at / 512 % 251).unwrap());
+    (0..len).map(byte).collect()
+}
+
+/// An appender entered extents where the file had ended when it was made: two of them lay over each
+/// other, and Linux refused the leaf.
+#[test]
+fn appender_of_a_file_that_others_wrote_is_refused_and_nothing_lies_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let file = create(&fs, fs.top_level(), b"file");
+    let prepared = |len| PreparedData::new(pattern(1, len), &fs.write_options(None));
+    let mut appender = fs.appender(file, 0).unwrap();
+    fs.write(file, FileOffset(4 * KIB), &pattern(2, 4 * KIB)).unwrap();
+    appender.push(FileOffset(0), prepared(KIB << 10)).unwrap();
+    let refused = appender.finish();
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    // Of two appenders one wins.
+    let other = create(&fs, fs.top_level(), b"other");
+    let mut both = [fs.appender(other, 0).unwrap(), fs.appender(other, 0).unwrap()];
+    for appender in &mut both {
+        appender.push(FileOffset(0), prepared(64 * KIB)).unwrap();
+    }
+    let results = both.map(|appender| appender.finish().is_ok());
+    assert_eq!(results, [true, false]);
+    fs.commit().unwrap();
+    drop(fs);
+    common::judge(&image);
+}
+
+/// A file kept open for reading stood at items that were no more: it returned what had been
+/// overwritten, or called good data damaged.
+#[test]
+fn reader_that_stays_open_sees_what_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let id = create(&fs, fs.top_level(), b"file");
+    fs.write(id, FileOffset(128 * KIB), &pattern(1, 128 * KIB)).unwrap();
+    fs.commit().unwrap();
+    let mut file = fs.open_file(id).unwrap();
+    let mut have = vec![0; 128 << 10];
+    // The reader stands in front of the extent, behind the hole.
+    file.read(FileOffset(0), &mut have).unwrap();
+    for round in 2..40 {
+        fs.write(id, FileOffset(128 * KIB), &pattern(round, 128 * KIB)).unwrap();
+        if round % 3 == 0 {
+            fs.commit().unwrap();
+        }
+        assert_eq!(file.read(FileOffset(128 * KIB), &mut have).unwrap(), have.len());
+        assert!(have == pattern(round, 128 * KIB), "round {round}");
+        assert_eq!(file.read(FileOffset(0), &mut have).unwrap(), have.len());
+        assert!(have.iter().all(|byte| *byte == 0), "round {round}");
+    }
+    drop(file);
+    fs.commit().unwrap();
+    drop(fs);
+    common::judge(&image);
+}
+
+/// Checksums move from where they wait into their tree while a reader looks for them: in one place,
+/// then in the other. It found them in neither.
+#[test]
+fn reader_beside_commits_finds_each_checksum() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let files: Vec<InodeId> = (0..8_u8)
+        .map(|number| {
+            let id = create(&fs, fs.top_level(), &[b'f', b'0' + number]);
+            fs.write(id, FileOffset(0), &pattern(number, 256 * KIB)).unwrap();
+            id
+        })
+        .collect();
+    let done = AtomicBool::new(false);
+    let mut reads = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..150_u8 {
+                let at = u64::from(round % 8) * 32 * KIB;
+                fs.write(files[0], FileOffset(at), &pattern(round, 32 * KIB)).unwrap();
+                fs.write(files[1], FileOffset(0), &pattern(1, 256 * KIB)).unwrap();
+                fs.commit().unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut open: Vec<_> = files.iter().map(|id| fs.open_file(*id).unwrap()).collect();
+        let mut have = vec![0; 256 << 10];
+        while !done.load(Ordering::Relaxed) {
+            for (file, number) in open.iter_mut().zip(0..) {
+                file.read(FileOffset(0), &mut have).unwrap();
+                assert!(number == 0 || have == pattern(number, 256 * KIB), "file {number}");
+                reads += 1;
+            }
+        }
+    });
+    assert!(reads > 8, "{reads}");
+}
+
+/// What a deleted subvolume held is given to others.
+#[test]
+fn reader_of_a_deleted_subvolume_gets_an_error_and_not_another_files_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let top = fs.top_level();
+    let new = NewInode::new(0o755, Time::default());
+    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+    let sub = handle.create_subvolume(top, b"sub", &new).unwrap();
+    drop(handle);
+    let id = create(&fs, sub, b"file");
+    fs.write(id, FileOffset(0), &pattern(1, 256 * KIB)).unwrap();
+    fs.commit().unwrap();
+    let mut file = fs.open_file(id).unwrap();
+    let mut have = vec![0; 256 << 10];
+    file.read(FileOffset(0), &mut have).unwrap();
+    fs.delete_subvolume(top, b"sub").unwrap();
+    fs.clean_deleted_subvolumes().unwrap();
+    fs.commit().unwrap();
+    for number in 0..8_u8 {
+        let other = create(&fs, top, &[b'o', b'0' + number]);
+        fs.write(other, FileOffset(0), &pattern(100, 256 * KIB)).unwrap();
+    }
+    let read = file.read(FileOffset(0), &mut have);
+    assert!(matches!(read, Err(Error::NotFound { .. })), "{read:?}");
+}
+
+/// A default subvolume that was deleted kept all others from being deleted, and Linux from mounting.
+#[test]
+fn deleted_subvolume_does_not_become_the_default_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let top = fs.top_level();
+    let new = NewInode::new(0o755, Time::default());
+    for name in [b"one", b"two"] {
+        let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+        handle.create_subvolume(top, name, &new).unwrap();
+    }
+    let one = fs.delete_subvolume(top, b"one").unwrap();
+    assert!(matches!(fs.set_default_subvolume(one), Err(Error::NotFound { .. })));
+    fs.clean_deleted_subvolumes().unwrap();
+    assert!(matches!(fs.set_default_subvolume(one), Err(Error::NotFound { .. })));
+    assert_eq!(fs.default_subvolume().unwrap(), top);
+    fs.delete_subvolume(top, b"two").unwrap();
+}
+
+/// Somebody who asked for a subvolume's number just when its snapshot was being made read the tree
+/// from its item, and the block that only memory had was never written.
+#[test]
+fn snapshot_that_is_asked_for_while_it_is_made_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let top = fs.top_level();
+    let new = NewInode::new(0o755, Time::default());
+    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+    let source = handle.create_subvolume(top, b"source", &new).unwrap();
+    drop(handle);
+    let done = AtomicBool::new(false);
+    let next = std::sync::atomic::AtomicU64::new(source.root.0 + 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let root = RootId(next.load(Ordering::Relaxed));
+                let _ = fs.inode(InodeId { root, inode: InodeNo(256) });
+            }
+        });
+        for number in 0..400 {
+            create(&fs, source, format!("file {number}").as_bytes());
+            let name = format!("snapshot {number}");
+            let options = SnapshotOptions::default();
+            let made = fs.snapshot(source.root, top, name.as_bytes(), &options).unwrap();
+            next.store(made.root.0 + 1, Ordering::Relaxed);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    fs.commit().unwrap();
+    drop(fs);
+    let fs = common::open(&[&image]);
+    for number in 0..400 {
+        let path = format!("snapshot {number}/file {number}");
+        fs.resolve(fs.top_level(), path.as_bytes()).unwrap();
+    }
+    drop(fs);
+    common::judge(&image);
+}
+
+/// A clone of a file's end to behind itself made the file longer than the rest was reckoned with.
+#[test]
+fn copy_within_one_file_beyond_its_end_copies_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let id = create(&fs, fs.top_level(), b"file");
+    let bytes = pattern(3, 5851);
+    fs.write(id, FileOffset(0), &bytes).unwrap();
+    let range = FileOffset(3321)..FileOffset(5851);
+    assert_eq!(fs.copy_range(id, range, id, FileOffset(11_513)).unwrap(), 2530);
+    let mut have = vec![0; 11_513 + 2530];
+    assert_eq!(fs.read(id, FileOffset(0), &mut have).unwrap(), have.len());
+    assert!(have[..5851] == bytes && have[5851..11_513].iter().all(|byte| *byte == 0));
+    assert!(have[11_513..] == bytes[3321..]);
+}
+
+/// One write took all that was left of the devices for data, and nothing was left for names.
+#[test]
+fn large_write_on_a_small_device_takes_a_chunk_and_not_all_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let mode = OpenMode::CreateNew { len_bytes: 512 << 20 };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, mode, Window::Whole).unwrap());
+    let runtime = Arc::new(Runtime::system());
+    let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime).unwrap();
+    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
+    let before = fs.usage().unwrap().allocated_bytes;
+    let id = create(&fs, fs.top_level(), b"file");
+    let mut appender = fs.appender(id, 0).unwrap();
+    appender
+        .push(FileOffset(0), PreparedData::new(pattern(1, 90 << 20), &fs.write_options(None)))
+        .unwrap();
+    appender.finish().unwrap();
+    fs.commit().unwrap();
+    let taken = fs.usage().unwrap().allocated_bytes - before;
+    assert!(taken < 200 << 20, "{} MiB for 90", taken >> 20);
+    drop(fs);
+    common::judge(&image);
+}
