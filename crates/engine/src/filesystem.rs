@@ -19,15 +19,15 @@ use crate::fs::{FileState, InodeId, log_replay};
 use crate::txn::{self, Core, Flush, Reservation};
 
 /// Bytes of tree blocks that are kept in memory unless told otherwise.
-pub const CACHE_BYTES_DEFAULT: usize = 128 << 20;
+pub const CACHE_BYTES_DEFAULT: usize = 256 << 20;
 
 /// How to open a filesystem.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Refuse every change.
     pub read_only: bool,
-    /// Most bytes of clean tree blocks that are kept in memory. A transaction commits by itself
-    /// when its own blocks take half as much.
+    /// Most bytes of tree blocks that are kept in memory. A transaction commits by itself when its
+    /// own blocks take three quarters of that.
     pub cache_bytes: usize,
     /// Time, threads and identifiers.
     pub runtime: Arc<Runtime>,
@@ -219,7 +219,7 @@ impl Filesystem {
             Arc::clone(&options.runtime),
             superblock,
             read_only,
-            options.cache_bytes as u64 / 2,
+            transaction_bytes_max(&options),
         );
         let files = Arc::<FileState>::default();
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
@@ -403,10 +403,10 @@ impl Filesystem {
 
     /// While the answer lives, nothing commits by itself: all that is done becomes durable with one
     /// [`Filesystem::commit`], or not at all where the filesystem is dropped instead: what was done
-    /// stays in memory, and who goes on with it commits it. What does not fit half of
+    /// stays in memory, and who goes on with it commits it. What does not fit three quarters of
     /// [`OpenOptions::cache_bytes`], or into the space that there is without a commit, is refused.
     pub fn hold_commits(&self) -> HeldCommits<'_> {
-        self.inner.core.hold_commits((self.inner.options.cache_bytes as u64 / 2).max(1));
+        self.inner.core.hold_commits(transaction_bytes_max(&self.inner.options).max(1));
         HeldCommits { fs: self }
     }
 
@@ -474,6 +474,11 @@ impl Filesystem {
     pub(crate) fn root_item(&self, root: RootId) -> Result<Option<(Key, RootItem)>> {
         self.inner.core.roots.root_item(root)
     }
+}
+
+/// Most memory that a transaction takes. The rest is for the blocks that it reads.
+fn transaction_bytes_max(options: &OpenOptions) -> u64 {
+    options.cache_bytes as u64 / 4 * 3
 }
 
 /// Why the filesystem cannot be written, if it cannot.

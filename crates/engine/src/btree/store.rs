@@ -41,11 +41,19 @@ pub(crate) struct Store {
     volume: Arc<Volume>,
     geometry: Geometry,
     cache: Cache<LogicalAddr, Arc<Block>, BlockWeighter>,
+    /// Bytes of blocks in memory, the dirty ones included.
+    budget_bytes: u64,
+    /// Of them, left to dirty blocks; in whole steps.
+    left_bytes: AtomicU64,
     blocks_read: AtomicU64,
 }
 
+/// Parts of the budget in which room is left to dirty blocks.
+const BUDGET_STEPS: u64 = 32;
+
 impl Store {
-    /// A store over `volume` that keeps at most `cache_bytes` of blocks.
+    /// A store over `volume` that keeps at most `cache_bytes` of blocks, less what is left to dirty
+    /// ones.
     pub(crate) fn new(volume: Arc<Volume>, cache_bytes: usize) -> Self {
         let geometry = volume.geometry();
         let estimate = cache_bytes / geometry.nodesize_bytes.max(1);
@@ -53,7 +61,18 @@ impl Store {
             volume,
             geometry,
             cache: Cache::with_weighter(estimate, cache_bytes as u64, BlockWeighter),
+            budget_bytes: cache_bytes as u64,
+            left_bytes: AtomicU64::new(0),
             blocks_read: AtomicU64::new(0),
+        }
+    }
+
+    /// Leaves about `dirty_bytes` of what may be kept in memory to the running transaction.
+    pub(crate) fn leave_to_dirty(&self, dirty_bytes: u64) {
+        let step_bytes = (self.budget_bytes / BUDGET_STEPS).max(1);
+        let left_bytes = dirty_bytes.min(self.budget_bytes) / step_bytes * step_bytes;
+        if self.left_bytes.swap(left_bytes, Ordering::Relaxed) != left_bytes {
+            self.cache.set_capacity(self.budget_bytes - left_bytes);
         }
     }
 

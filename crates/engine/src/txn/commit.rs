@@ -113,6 +113,7 @@ impl Core {
         volume.write_superblocks(&superblock)?;
         **self.superblock.lock() = superblock;
         self.has_new_superblock.store(false, Ordering::Relaxed);
+        self.roots.store.leave_to_dirty(0);
         self.retire_blocks();
         self.alloc.unpin();
         self.count_bookkeeping_bytes()?;

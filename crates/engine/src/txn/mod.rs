@@ -164,8 +164,11 @@ impl Core {
                 what: format!("a transaction that must not grow beyond {held_bytes_max} bytes"),
             });
         }
-        if !is_held && self.pending_bytes() > self.commit_bytes {
+        let pending_bytes = self.pending_bytes();
+        if !is_held && pending_bytes > self.commit_bytes {
             self.commit_unless_held()?;
+        } else {
+            self.roots.store.leave_to_dirty(pending_bytes);
         }
         // Where nothing may commit, nothing is freed by it.
         let mut has_committed = is_held;

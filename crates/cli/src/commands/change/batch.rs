@@ -27,8 +27,9 @@ use crate::words;
 /// escaped", $'with \n, \t and octal \351', and \ before a single character. A # where a word would
 /// begin starts a comment. Nothing is expanded: no variables, no patterns.
 ///
-/// All is held in memory until the end, at most half of --cache [default: 2G]. A batch that grows
-/// larger, or needs more space than there is before anything is committed, is refused as a whole.
+/// All is held in memory until the end, at most three quarters of --cache [default: 2G]. A batch
+/// that grows larger, or needs more space than there is before anything is committed, is refused as
+/// a whole.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
