@@ -403,15 +403,6 @@ fn flags_forbid_what_they_say_and_compression_is_inherited() {
     let mut have = vec![0; 5000];
     fs.read(file, at(0), &mut have).unwrap();
     assert_eq!(have, [7; 5000]);
-    let new = NewInode::new(0o100_600, Time::default());
-    set_flags(sub, flags::IMMUTABLE);
-    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
-    refused_clone(handle.create_unlinked(sub, &new).map(drop));
-    refused_clone(handle.create_subvolume(sub, b"subvolume", &new).map(drop));
-    drop(handle);
-    let snapshot = fs.snapshot(top.root, sub, b"snapshot", &Default::default());
-    refused_clone(snapshot.map(drop));
-    set_flags(sub, 0);
 
     set_flags(sub, flags::COMPRESS);
     fs.begin(Reservation::items(4)).unwrap().set_xattr(sub, b"btrfs.compression", b"zstd").unwrap();

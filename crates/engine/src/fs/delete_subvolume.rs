@@ -150,6 +150,8 @@ impl Handle<'_> {
         names.check_writable(core, dir.root)?;
         let parent = names.hold(core, dir)?.item;
         check_flags(dir, parent.flags.get(), false)?;
+        // Its own number is not to be given again while somebody may still hold it.
+        names.next_root(core)?;
         files.write_inodes(&mut names, &mut self.txn)?;
         // First what may fail for the device's sake: nothing has gone then.
         let txn = &mut self.txn;

@@ -8,7 +8,6 @@ use ubtrfs_ondisk::root::{RootItem, RootRef};
 use ubtrfs_ondisk::{DiskKey, InodeNo, Key, KeyType, ObjectId, RootId, Uuid};
 use zerocopy::IntoBytes;
 
-use super::entry::check_flags;
 use super::inode::InodeId;
 use super::make::{
     EntryBytes, NewInode, check_directory, check_new_name, insert_name, insert_root_directory,
@@ -39,7 +38,6 @@ impl Handle<'_> {
         names.check_writable(core, dir.root)?;
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
-        check_flags(dir, parent.item.flags.get(), true)?;
         let index = parent.next_index(core, dir)?;
         check_new_name(self.fs, core, dir, name)?;
         let new = self.permissions_of_subvolume(dir, new)?;

@@ -4,7 +4,6 @@ use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::root::flags as root_flags;
 use ubtrfs_ondisk::{Key, KeyType, RootId, Uuid};
 
-use super::entry::check_flags;
 use super::inode::InodeId;
 use super::make::{EntryBytes, check_directory, check_new_name, insert_name};
 use super::make_subvolume::insert_root_refs;
@@ -107,7 +106,6 @@ impl Handle<'_> {
         names.check_writable(core, dir.root)?;
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
-        check_flags(dir, parent.item.flags.get(), true)?;
         let index = parent.next_index(core, dir)?;
         check_new_name(self.fs, core, dir, name)?;
         if options.read_only {

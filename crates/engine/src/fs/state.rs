@@ -353,15 +353,26 @@ impl Names {
         }
     }
 
+    /// The number that the next subvolume gets. Once asked for, none is given twice, whatever is
+    /// deleted meanwhile.
+    ///
+    /// # Errors
+    /// Damage in the root tree.
+    pub(crate) fn next_root(&mut self, core: &Core) -> Result<u64> {
+        let next = match self.next_root {
+            Some(next) => next,
+            None => next_objectid(core, RootId::ROOT_TREE)?,
+        };
+        self.next_root = Some(next);
+        Ok(next)
+    }
+
     /// The number that the next subvolume gets, taken at once.
     ///
     /// # Errors
     /// `Limit`, or damage in the root tree.
     pub(crate) fn take_root(&mut self, core: &Core) -> Result<RootId> {
-        let next = match self.next_root {
-            Some(next) => next,
-            None => next_objectid(core, RootId::ROOT_TREE)?,
-        };
+        let next = self.next_root(core)?;
         if next > ObjectId::LAST_FREE.0 {
             return Err(Error::Limit { what: "numbers of subvolumes".to_owned() });
         }
