@@ -389,7 +389,7 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     /// Lets the cache know of folios, and of dirty ones.
-    fn list(&self, pages: &mut Pages) {
+    pub(crate) fn list(&self, pages: &mut Pages) {
         if pages.listed.is_none() && !pages.is_empty() {
             pages.listed = Some(self.cache.list(Weak::clone(&self.me) as Weak<dyn CachedFile>));
         }

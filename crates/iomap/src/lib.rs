@@ -33,7 +33,7 @@ pub use fiemap::{FiemapExtent, FiemapFlags, FiemapSync};
 pub use mapped::MappedRange;
 pub use mapping::{
     BATCH_RUNS_MAX, Cookie, DirtyBatch, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, WritebackRun,
+    MappingSequence, Purpose, RunFailure, WritebackRun,
 };
 pub use offset::{FileOffset, FileRange};
 pub use page_cache::{CacheAblation, CacheOptions, PageCache};

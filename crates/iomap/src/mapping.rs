@@ -189,6 +189,15 @@ pub struct WritebackRun<'a> {
     pub size: FileOffset,
 }
 
+/// A run that could not be written, among those given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunFailure<E> {
+    /// Which one.
+    pub index: usize,
+    /// Why.
+    pub error: E,
+}
+
 /// What plugs in below: a filesystem. All offsets and lengths it is given are whole blocks, sizes of files excepted.
 pub trait FileSystem: Send + Sync + 'static {
     /// What it keeps of a file.
@@ -227,16 +236,22 @@ pub trait FileSystem: Send + Sync + 'static {
         buffers: &mut [&mut [u8]],
     ) -> Result<(), Self::Error>;
 
-    /// Brings dirty data to the device, for which space was reserved by [`FileSystem::map()`], and maps it.
+    /// Brings dirty data to the device, for which space was reserved by [`FileSystem::map()`], and maps it: runs of one file in
+    /// ascending order, together so that they can be placed and written together.
     /// When it returns, mappings show the data, and reads of them give it. Durable only after [`FileSystem::sync()`].
-    /// Uses the reservation up, whether it fails or not. Must not write through the page cache itself: who writes may wait
-    /// for this.
+    /// Uses the reservations up of the runs written, and of one that fails. Must not write through the page cache itself: who
+    /// writes may wait for this.
     ///
     /// # Errors
-    /// If that fails; the old mappings are then unchanged in at least the part that was not written.
-    fn write_back(&self, inode: &Self::Inode, run: &WritebackRun<'_>) -> Result<(), Self::Error>;
+    /// The run that failed. Those before it are written. Its own mappings are unchanged in at least the part that was not
+    /// written. Those behind it were not begun and keep their reservations; they will come again.
+    fn write_back(
+        &self,
+        inode: &Self::Inode,
+        runs: &[WritebackRun<'_>],
+    ) -> Result<(), RunFailure<Self::Error>>;
 
-    /// Writes to the device and maps, without a reservation before; else as [`FileSystem::write_back()`].
+    /// Writes one run to the device and maps it, without a reservation before; else as [`FileSystem::write_back()`].
     ///
     /// # Errors
     /// If there is no space, or it cannot be written.

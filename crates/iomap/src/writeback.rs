@@ -6,8 +6,6 @@
 //! What the block that holds the end of the file has behind it is zeroed each time: a mapped store may have
 //! put bytes there, at any time.
 
-use ubtrfs_rt::MutexGuard;
-
 use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
 use crate::mapping::{FileSystem, WritebackRun};
@@ -19,6 +17,25 @@ use crate::page_cache::{FolioPart, Pages};
 enum Busy {
     Wait,
     Skip,
+}
+
+/// Runs that are given to the filesystem together.
+const RUNS_MAX: usize = 256;
+
+/// Blocks on their way.
+struct RunUnderWay {
+    range: FileRange,
+    size: FileOffset,
+    ticket: u64,
+    parts: Vec<FolioPart>,
+}
+
+/// What came of some runs.
+struct Written {
+    /// Written, or lost.
+    done_bytes: u64,
+    /// Those from here on are dirty again.
+    abandoned_from: Option<FileOffset>,
 }
 
 impl<F: FileSystem> OpenFile<F> {
@@ -52,14 +69,21 @@ impl<F: FileSystem> AddressSpace<F> {
     /// Brings to the device what is dirty in `range` and waits for what is on its way. Errors are kept for
     /// [`OpenFile::fsync()`]. Durable only after that.
     pub fn flush(&self, range: FileRange) {
-        self.write_back_runs(range, u64::MAX, Busy::Wait);
         let blocks = self.blocks(range);
-        let mut pages = self.pages.lock();
-        let ticket = pages.next_ticket();
-        while pages.has_writeback(&blocks, ticket) {
-            self.ended.wait(&mut pages);
+        loop {
+            let abandoned_before = self.pages.lock().abandoned_count();
+            self.write_back_runs(range, u64::MAX, Busy::Wait);
+            let mut pages = self.pages.lock();
+            let ticket = pages.next_ticket();
+            while pages.has_writeback(&blocks, ticket) {
+                self.ended.wait(&mut pages);
+            }
+            // What somebody else had begun may be dirty again, because a run before it failed.
+            if pages.abandoned_count() == abandoned_before {
+                self.unlist_if_clean(&mut pages);
+                return;
+            }
         }
-        self.unlist_if_clean(&mut pages);
     }
 
     /// Brings about `bytes_max` dirty bytes to the device, but none of which an older version is on its way; returns how
@@ -69,71 +93,128 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     fn write_back_runs(&self, range: FileRange, bytes_max: u64, busy: Busy) -> u64 {
-        let range = range.round_out(self.block_bytes);
-        let run_bytes_max = self.cache.options().writeback_bytes_max;
-        let run_bytes_max =
-            (run_bytes_max - run_bytes_max % self.block_bytes).max(self.block_bytes);
-        let mut at = range.start;
+        let mut rest = range.round_out(self.block_bytes);
         let mut done_bytes = 0;
         while done_bytes < bytes_max {
             let mut pages = self.pages.lock();
-            let dirty = CountQuery {
-                within: FileRange::new(at, range.end),
-                want: Want::All(StateBits::DELALLOC),
-                span: Span::Contiguous,
-                bytes_max: run_bytes_max,
-            };
-            let Some(found) = self.states.count_range(dirty, None) else { break };
-            let mut run = found.run();
-            let ordered = CountQuery::first_run(run, Want::All(StateBits::ORDERED));
-            if let Some(on_its_way) = self.states.count_range(ordered, None) {
-                if on_its_way.start > run.start {
-                    run.end = on_its_way.start;
-                } else if busy == Busy::Skip {
-                    at = on_its_way.run().end;
-                    continue;
-                } else {
-                    self.ended.wait(&mut pages);
-                    continue;
-                }
+            let (runs, is_blocked) = self.begin_runs(&mut pages, &mut rest, busy);
+            if !runs.is_empty() {
+                drop(pages);
+                let written = self.write_runs(&runs);
+                done_bytes += written.done_bytes;
+                rest.start = written.abandoned_from.unwrap_or(rest.start);
+            } else if is_blocked {
+                self.ended.wait(&mut pages);
+            } else {
+                break;
             }
-            at = run.end;
-            done_bytes += run.len_bytes();
-            self.write_run(pages, run);
         }
         done_bytes
     }
 
-    /// Writes blocks that are all dirty and none of which is on its way.
-    fn write_run(&self, mut pages: MutexGuard<'_, Pages>, range: FileRange) {
-        let blocks = self.blocks(range);
+    /// Takes runs of dirty blocks from the start of `rest`, as many as are written together, and makes them ordered. Also whether
+    /// the next one has to wait for an older version of itself.
+    fn begin_runs(
+        &self,
+        pages: &mut Pages,
+        rest: &mut FileRange,
+        busy: Busy,
+    ) -> (Vec<RunUnderWay>, bool) {
+        let mut left_bytes = self.cache.options().writeback_bytes_max;
+        let mut runs = Vec::new();
+        while runs.len() < RUNS_MAX && (left_bytes >= self.block_bytes || runs.is_empty()) {
+            let dirty = CountQuery {
+                within: *rest,
+                want: Want::All(StateBits::DELALLOC),
+                span: Span::Contiguous,
+                bytes_max: (left_bytes - left_bytes % self.block_bytes).max(self.block_bytes),
+            };
+            let Some(found) = self.states.count_range(dirty, None) else { break };
+            let mut run = found.run();
+            let ordered = CountQuery::first_run(run, Want::All(StateBits::ORDERED));
+            match self.states.count_range(ordered, None) {
+                Some(on_its_way) if on_its_way.start > run.start => run.end = on_its_way.start,
+                Some(_) if busy == Busy::Wait => return (runs, true),
+                Some(on_its_way) => {
+                    rest.start = on_its_way.run().end;
+                    continue;
+                }
+                None => {}
+            }
+            rest.start = run.end;
+            left_bytes = left_bytes.saturating_sub(run.len_bytes());
+            runs.push(self.begin_run(pages, run));
+        }
+        (runs, false)
+    }
+
+    /// Blocks that are all dirty, and none of which is on its way, now are.
+    fn begin_run(&self, pages: &mut Pages, range: FileRange) -> RunUnderWay {
         let size = self.size();
         if range.contains(size) {
             pages.zero_tail(size.bytes());
         }
-        let (ticket, parts) = pages.begin_writeback(&blocks);
+        let (ticket, parts) = pages.begin_writeback(&self.blocks(range));
         let ordered = Conversion { set: StateBits::ORDERED, clear: StateBits::DELALLOC };
         self.states.convert(range, ordered);
         self.cache.usage().subtract_dirty(range.len_bytes());
-        drop(pages);
+        RunUnderWay { range, size, ticket, parts }
+    }
 
-        let buffers: Vec<&[u8]> = parts.iter().map(FolioPart::bytes).collect();
-        let run = WritebackRun { range, buffers: &buffers, size };
-        let result = self.filesystem.write_back(&self.inode, &run);
-        drop(buffers);
-        drop(parts);
+    fn write_runs(&self, runs: &[RunUnderWay]) -> Written {
+        let buffers: Vec<Vec<&[u8]>> =
+            runs.iter().map(|run| run.parts.iter().map(FolioPart::bytes).collect()).collect();
+        let given: Vec<WritebackRun<'_>> = runs
+            .iter()
+            .zip(&buffers)
+            .map(|(run, buffers)| WritebackRun { range: run.range, buffers, size: run.size })
+            .collect();
+        let result = self.filesystem.write_back(&self.inode, &given);
+        let failed = match &result {
+            Ok(()) => runs.len(),
+            Err(failure) => failure.index.min(runs.len() - 1),
+        };
+        let (begun, abandoned) = runs.split_at((failed + 1).min(runs.len()));
 
         let mut pages = self.pages.lock();
-        pages.end_writeback(ticket, result.is_err());
-        // The mapping shows the data before the state goes: a seek that does not see the one sees the other.
-        self.states.clear(range, StateBits::ORDERED);
-        if !self.cache.options().keeps_clean {
-            pages.drop_clean(&blocks);
+        for (index, run) in begun.iter().enumerate() {
+            pages.end_writeback(run.ticket, index == failed);
+            // The mapping shows the data before the state goes: a seek that does not see the one sees the other.
+            self.states.clear(run.range, StateBits::ORDERED);
+            if !self.cache.options().keeps_clean {
+                pages.drop_clean(&self.blocks(run.range));
+            }
         }
-        if let Err(error) = result {
-            self.errors.lock().record(error);
+        let unused_bytes: u64 = abandoned.iter().map(|run| self.abandon_run(&mut pages, run)).sum();
+        if let Err(failure) = result {
+            self.errors.lock().record(failure.error);
         }
         drop(pages);
         self.ended.notify_all();
+        if unused_bytes > 0 {
+            self.filesystem.unreserve(&self.inode, unused_bytes);
+        }
+        Written {
+            done_bytes: begun.iter().map(|run| run.range.len_bytes()).sum(),
+            abandoned_from: abandoned.first().map(|run| run.range.start),
+        }
+    }
+
+    /// A run that the filesystem did not begin is dirty again. Returns for how many bytes there are two reservations now, as they
+    /// were made dirty meanwhile by somebody else.
+    fn abandon_run(&self, pages: &mut Pages, run: &RunUnderWay) -> u64 {
+        pages.abandon_writeback(run.ticket);
+        let dirty = CountQuery {
+            within: run.range,
+            want: Want::All(StateBits::DELALLOC),
+            span: Span::All,
+            bytes_max: u64::MAX,
+        };
+        let dirty_bytes = self.states.count_range(dirty, None).map_or(0, |sum| sum.len_bytes);
+        let delalloc = Conversion { set: StateBits::DELALLOC, clear: StateBits::ORDERED };
+        self.states.convert(run.range, delalloc);
+        self.cache.usage().add_dirty(run.range.len_bytes() - dirty_bytes);
+        self.list(pages);
+        dirty_bytes
     }
 }

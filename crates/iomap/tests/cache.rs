@@ -194,6 +194,19 @@ fn writeback_gives_the_filesystem_long_runs() {
     assert!(contents(&file) == vec![1; 10_000_000]);
 }
 
+/// Short runs come down together, so that they can be placed and written together.
+#[test]
+fn writeback_gives_the_filesystem_many_short_runs_at_once() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    for block in 0..1000 {
+        file.write(at(block * 2 * BLOCK), &[1; 4096]).unwrap();
+    }
+    file.fsync().unwrap();
+    assert_eq!(fs.write_count.load(Ordering::Relaxed), 1000);
+    assert_eq!(fs.write_back_count.load(Ordering::Relaxed), 4);
+}
+
 #[test]
 fn background_pass_writes_what_is_old_and_what_is_too_much() {
     let fs = MemoryFs::new();

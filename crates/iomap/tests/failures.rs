@@ -75,6 +75,66 @@ fn write_during_writeback_that_fails_stays() {
     assert!(fs.stored(space.inode(), 8192) == expected);
 }
 
+/// Runs are given to the filesystem together. Where one fails, the others are not lost with it; nor is what is written to one
+/// of those that wait behind it.
+#[test]
+fn one_run_that_fails_among_many_loses_nothing_but_itself() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    for block in 0..8 {
+        file.write(at(block * 2 * BLOCK), &[1; 4096]).unwrap();
+    }
+    let (weak, armed) = (Arc::downgrade(&space), std::sync::atomic::AtomicBool::new(true));
+    fs.before_mapping(move || {
+        if armed.swap(false, Ordering::Relaxed) {
+            let file = weak.upgrade().unwrap().open();
+            file.write(at(12 * BLOCK + 50), &[2; 100]).unwrap();
+        }
+    });
+    fs.writes_before_failure.store(2, Ordering::Relaxed);
+    assert_eq!(file.fsync(), Err(Failure::Io));
+    assert_eq!(file.fsync(), Ok(()));
+    let mut expected = vec![0; 15 * 4096];
+    for block in [0, 1, 3, 4, 5, 6, 7] {
+        expected[block * 8192..block * 8192 + 4096].fill(1);
+    }
+    expected[12 * 4096 + 50..12 * 4096 + 150].fill(2);
+    assert!(contents(&file) == expected);
+    assert!(fs.stored(space.inode(), 15 * BLOCK) == expected);
+    assert_eq!((fs.reserved_blocks(), fs.used_blocks()), (0, 7));
+}
+
+/// An fsync that waits for runs that another thread gave to the filesystem writes them itself where that thread's were abandoned.
+#[test]
+fn fsync_of_runs_that_another_thread_abandons_writes_them() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    for block in 0..3 {
+        file.write(at(block * 2 * BLOCK), &[1; 4096]).unwrap();
+    }
+    let begun = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let has_begun = Arc::clone(&begun);
+    fs.before_mapping(move || {
+        has_begun.store(true, Ordering::SeqCst);
+        for _ in 0..1000 {
+            std::thread::yield_now();
+        }
+    });
+    fs.writes_before_failure.store(1, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| space.flush(FileRange::from(at(0))));
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        assert_eq!(file.fsync(), Err(Failure::Io));
+        let stored = fs.stored(space.inode(), 5 * BLOCK);
+        assert!(stored[4 * 4096..] == vec![1; 4096], "the last run is not stored");
+        flush.join().unwrap();
+    });
+}
+
 #[test]
 fn read_that_fails_says_so_and_can_be_made_again() {
     let fs = MemoryFs::new();

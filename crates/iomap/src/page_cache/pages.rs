@@ -99,6 +99,8 @@ pub(crate) struct Pages {
     reads: Vec<ReadUnderWay>,
     writebacks: Vec<WritebackUnderWay>,
     next_id: u64,
+    /// How many writebacks ended with their blocks dirty again.
+    abandoned_count: u64,
     /// Where the search for folios to reclaim goes on.
     hand: u64,
     /// Where the cache has the file in its lists: because there are folios, and because some are dirty.
@@ -141,6 +143,7 @@ impl Pages {
             reads: Vec::new(),
             writebacks: Vec::new(),
             next_id: 0,
+            abandoned_count: 0,
             hand: 0,
             listed: None,
             dirty_order: None,
@@ -369,6 +372,26 @@ impl Pages {
                 self.forget(first, lost);
             }
         }
+    }
+
+    /// What was under writeback was not begun, and is dirty again.
+    pub(crate) fn abandon_writeback(&mut self, ticket: u64) {
+        let Some(at) = self.writebacks.iter().position(|other| other.ticket == ticket) else {
+            return;
+        };
+        let blocks = self.writebacks.swap_remove(at).blocks;
+        self.abandoned_count += 1;
+        for first in self.firsts(&blocks) {
+            let Some(folio) = self.folios.get_mut(&first) else { continue };
+            let bits = mask(first, FOLIO_BLOCKS_MAX, &blocks) & folio.writeback;
+            folio.writeback &= !bits;
+            folio.dirty |= bits;
+        }
+    }
+
+    /// How many writebacks were abandoned so far.
+    pub(crate) fn abandoned_count(&self) -> u64 {
+        self.abandoned_count
     }
 
     /// Whether a writeback that began before `ticket` is under way in `blocks`.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use ubtrfs_iomap::{
     AddressSpace, CacheOptions, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
-    MappingKind, MappingSequence, OpenFile, PageCache, Purpose, WritebackRun,
+    MappingKind, MappingSequence, OpenFile, PageCache, Purpose, RunFailure, WritebackRun,
 };
 
 pub const BLOCK: u64 = 4096;
@@ -77,6 +77,9 @@ pub struct MemoryFs {
     /// Does not fill the batch of dirty blocks.
     pub ignores_batch: AtomicUsize,
     pub write_count: AtomicU64,
+    pub write_back_count: AtomicU64,
+    /// After so many more writes to the device, one fails.
+    pub writes_before_failure: AtomicU64,
     pub read_count: AtomicU64,
     pub map_count: AtomicU64,
     /// After data was written, before it is mapped.
@@ -100,6 +103,7 @@ impl MemoryFs {
         fs.mapping_blocks_max.store(u64::MAX, Ordering::Relaxed);
         fs.writes_left.store(u64::MAX, Ordering::Relaxed);
         fs.reads_left.store(u64::MAX, Ordering::Relaxed);
+        fs.writes_before_failure.store(u64::MAX, Ordering::Relaxed);
         Arc::new(fs)
     }
 
@@ -218,6 +222,8 @@ impl MemoryFs {
     fn store(&self, inode: &MemoryInode, run: &WritebackRun<'_>) -> Result<(), Failure> {
         self.write_count.fetch_add(1, Ordering::Relaxed);
         Self::spend(&self.writes_left)?;
+        Self::spend(&self.writes_before_failure)
+            .inspect_err(|_| self.writes_before_failure.store(u64::MAX, Ordering::Relaxed))?;
         let total: usize = run.buffers.iter().map(|buffer| buffer.len()).sum();
         assert_eq!(u64::try_from(total).unwrap(), run.range.len_bytes());
         let mut bytes = run.buffers.iter().flat_map(|buffer| buffer.chunks(4096));
@@ -408,10 +414,18 @@ impl FileSystem for MemoryFs {
         Ok(())
     }
 
-    fn write_back(&self, inode: &Arc<MemoryInode>, run: &WritebackRun<'_>) -> Result<(), Failure> {
-        let result = self.store(inode, run);
-        self.unreserve(inode, run.range.len_bytes());
-        result
+    fn write_back(
+        &self,
+        inode: &Arc<MemoryInode>,
+        runs: &[WritebackRun<'_>],
+    ) -> Result<(), RunFailure<Failure>> {
+        self.write_back_count.fetch_add(1, Ordering::Relaxed);
+        for (index, run) in runs.iter().enumerate() {
+            let result = self.store(inode, run);
+            self.unreserve(inode, run.range.len_bytes());
+            result.map_err(|error| RunFailure { index, error })?;
+        }
+        Ok(())
     }
 
     fn write_direct(
