@@ -97,6 +97,8 @@ fn from_words(words: &[u64; WORDS]) -> Option<Mapping> {
 
 #[cfg(test)]
 mod tests {
+    use ubtrfs_rt::AtomicBool;
+
     use super::*;
 
     fn mapping(number: u64) -> Mapping {
@@ -125,24 +127,43 @@ mod tests {
         }
     }
 
+    /// Somebody stops in the middle of a store: nobody sees the words so far, and nobody else stores.
+    #[test]
+    fn mapping_half_stored_is_none() {
+        let cache = MappingCache::default();
+        cache.store(&mapping(1));
+        cache.version.fetch_add(1, Ordering::Relaxed);
+        cache.words[1].store(0, Ordering::Relaxed);
+        assert_eq!(cache.load(), None);
+        cache.store(&mapping(2));
+        assert_eq!(cache.load(), None);
+        cache.words[1].store(10, Ordering::Relaxed);
+        cache.version.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(cache.load(), Some(mapping(1)));
+    }
+
     /// Words of two stores never come as one mapping.
     #[test]
     fn mapping_loaded_while_threads_store_is_one_that_was_stored() {
         let cache = MappingCache::default();
+        let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for thread in 0..2 {
-                let cache = &cache;
+                let (cache, is_done) = (&cache, &is_done);
                 scope.spawn(move || {
-                    for round in 0..50_000 {
-                        cache.store(&mapping(round * 2 + thread));
+                    let mut number = thread;
+                    while !is_done.load(Ordering::Relaxed) {
+                        cache.store(&mapping(number));
+                        number = (number + 2) % 1_000_000;
                     }
                 });
             }
-            for _ in 0..50_000 {
-                if let Some(loaded) = cache.load() {
-                    assert_eq!(loaded, mapping(loaded.token));
-                }
-            }
+            let torn = (0..300_000).filter_map(|_| cache.load()).find(|loaded| {
+                let stored = mapping(loaded.token);
+                *loaded != stored
+            });
+            is_done.store(true, Ordering::Relaxed);
+            assert_eq!(torn, None);
         });
     }
 }
