@@ -29,7 +29,9 @@ impl<F: FileSystem> OpenFile<F> {
     pub fn read(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
         let len_bytes = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
         let range = FileRange::with_len(offset, len_bytes);
-        let window_max = self.space.cache.options().readahead_bytes_max;
+        let options = self.space.cache.options();
+        // What is read ahead would go at once where nothing clean is kept.
+        let window_max = if options.keeps_clean { options.readahead_bytes_max } else { 0 };
         let ahead_bytes =
             self.readahead.lock().read(range.start.bytes(), range.end.bytes(), window_max);
         let whole = range.round_out(self.space.block_bytes);

@@ -163,6 +163,12 @@ fn sequential_reads_are_read_ahead_and_random_ones_are_not() {
     }
     let with_readahead = reads();
     assert!(with_readahead <= 16, "{with_readahead} requests for 1024 blocks in order");
+    let every_other = space.open();
+    for block in 512..1024 {
+        every_other.read(at(block * 2 * BLOCK), &mut [0; 4096]).unwrap();
+    }
+    let with_gaps = reads();
+    assert!(with_gaps <= 16, "{with_gaps} requests for 512 blocks with gaps between");
     let space = new_file(&fs, CacheOptions::default());
     let random_file = space.open();
     random_file.write(at(0), &vec![1; 8 << 20]).unwrap();
@@ -349,6 +355,16 @@ fn clean_folios_go_at_once_where_somebody_else_keeps_them() {
     assert_eq!(cache.cached_bytes(), 0);
     assert!(contents(&file) == vec![1; 100_000]);
     assert_eq!(cache.cached_bytes(), 0);
+    // Nothing is read that would be dropped again.
+    fs.read_count.store(0, Ordering::Relaxed);
+    for block in 0..20 {
+        file.read(at(block * BLOCK), &mut [0; 4096]).unwrap();
+    }
+    assert_eq!(fs.read_count.load(Ordering::Relaxed), 20);
+    assert_eq!(
+        fs.bytes_read.load(Ordering::Relaxed),
+        100_000_u64.next_multiple_of(BLOCK) + 20 * BLOCK
+    );
 }
 
 /// A file that nobody has open any more, but that is dirty, is still written.

@@ -3,6 +3,9 @@
 /// The first window behind a sequential read, in bytes; it doubles with each further one.
 const WINDOW_FIRST_BYTES: u64 = 64 * 1024;
 
+/// A read that begins so little behind the end of the last one goes on with it: who copies a file with holes leaves them out.
+const GAP_BYTES_MAX: u64 = 32 * 1024;
+
 /// An open file's reads so far.
 #[derive(Debug, Default)]
 pub(crate) struct Readahead {
@@ -15,7 +18,8 @@ impl Readahead {
     /// A read of `start..end` begins. How many bytes behind `end` should be read with it, should it have to go
     /// to the device.
     pub(crate) fn read(&mut self, start: u64, end: u64, window_bytes_max: u64) -> u64 {
-        self.window_bytes = if start == self.next {
+        let goes_on = start >= self.next && start - self.next <= GAP_BYTES_MAX;
+        self.window_bytes = if goes_on {
             (self.window_bytes * 2).max(WINDOW_FIRST_BYTES).min(window_bytes_max)
         } else {
             0
@@ -38,5 +42,7 @@ mod tests {
         assert_eq!(windows, [64 * 1024, 128 * 1024, max, max]);
         assert_eq!(readahead.read(7, 10, max), 0);
         assert_eq!(readahead.read(10, 20, max), 64 * 1024);
+        assert_eq!(readahead.read(4096, 8192, max), 128 * 1024);
+        assert_eq!(readahead.read(8192 + GAP_BYTES_MAX + 1, 1 << 20, max), 0);
     }
 }

@@ -81,6 +81,7 @@ pub struct MemoryFs {
     /// After so many more writes to the device, one fails.
     pub writes_before_failure: AtomicU64,
     pub read_count: AtomicU64,
+    pub bytes_read: AtomicU64,
     pub map_count: AtomicU64,
     /// After data was written, before it is mapped.
     before_mapping: Mutex<Option<Arc<Hook>>>,
@@ -404,7 +405,9 @@ impl FileSystem for MemoryFs {
                     Some(bytes) => part.copy_from_slice(&bytes[from..from + part.len()]),
                     None => part.fill(GARBAGE),
                 }
-                at = at.saturating_add(u64::try_from(part.len()).unwrap());
+                let len_bytes = u64::try_from(part.len()).unwrap();
+                self.bytes_read.fetch_add(len_bytes, Ordering::Relaxed);
+                at = at.saturating_add(len_bytes);
             }
         }
         let hook = self.after_read.lock().unwrap().take();
