@@ -115,7 +115,7 @@ impl Visit for FileVisitor<'_> {
 }
 
 /// Whether items of that number belong to a file of a user.
-fn is_inode(id: ObjectId) -> bool {
+pub(crate) fn is_inode(id: ObjectId) -> bool {
     (ObjectId::FIRST_FREE..=ObjectId::LAST_FREE).contains(&id)
 }
 
@@ -417,13 +417,13 @@ impl Leaf<'_> {
 }
 
 /// An entry of a directory and where it leads.
-fn hash_of_target(directory: InodeNo, name: &[u8], location: Key, ty: u8) -> u64 {
+pub(crate) fn hash_of_target(directory: InodeNo, name: &[u8], location: Key, ty: u8) -> u64 {
     let kinds = u64::from(location.ty.0) << 8 | u64::from(ty);
     hash::of_numbers([1, directory.0, hash::of_bytes(name), location.objectid.0, kinds])
 }
 
 /// An entry of a directory and the inode that knows it.
-fn hash_of_entry(directory: InodeNo, index: u64, name: u64, inode: InodeNo) -> u64 {
+pub(crate) fn hash_of_entry(directory: InodeNo, index: u64, name: u64, inode: InodeNo) -> u64 {
     hash::of_numbers([2, directory.0, index, name, inode.0])
 }
 

@@ -2,7 +2,8 @@
 
 use ubtrfs_check::{Finding, Name};
 use ubtrfs_ondisk::dir::DirItem;
-use ubtrfs_ondisk::hash::name_hash;
+use ubtrfs_ondisk::hash::{extref_hash, name_hash};
+use ubtrfs_ondisk::inode::write_extref;
 use ubtrfs_ondisk::{InodeNo, Key, KeyType, ObjectId, RootId};
 use ubtrfs_testkit::{Oracle, oracle};
 
@@ -224,6 +225,51 @@ fn mistake_20_name_that_is_there_twice_is_found() {
     assert_eq!(
         image.expect(&["duplicate-name"]),
         [Finding::DuplicateName { root: FS_TREE, inode, name }]
+    );
+}
+
+/// Of many wrong names a part is told, and that there are more: only that part is kept.
+#[test]
+fn more_wrong_names_than_are_told_are_said_to_be_more() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let directory = image.inode(FS_TREE, "directory");
+    let entries: Vec<Place> = image
+        .items(FS_TREE)
+        .into_iter()
+        .filter(|item| item.key.objectid.0 == directory)
+        .filter(|item| matches!(item.key.ty, KeyType::DIR_ITEM | KeyType::DIR_INDEX))
+        .collect();
+    for place in &entries {
+        image.edit::<DirItem>(place, |item| item.ty = 7);
+    }
+    let report = image.check();
+    let kinds: Vec<&str> = report.errors().map(Finding::kind).collect();
+    let (last, told) = kinds.split_last().unwrap();
+    assert_eq!(*last, "names-disagree");
+    assert!(told.iter().all(|kind| *kind == "file-type-differs"), "{told:?}");
+    assert!((64..entries.len() / 2).contains(&told.len()), "{}", told.len());
+}
+
+#[test]
+fn extended_reference_whose_key_is_not_its_hash_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let Entry { directory, index, reference, .. } = entry(&image);
+    let expect = extref_hash(directory, NAME.as_bytes());
+    let key = Key::new(reference.key.objectid, KeyType::INODE_EXTREF, expect + 1);
+    let mut data = Vec::new();
+    write_extref(&mut data, directory, index, NAME.as_bytes());
+    image.remove(&reference);
+    let Place { block, slot, .. } = image.insert(FS_TREE, key, &data);
+    let slot = slot as u64;
+    assert_eq!(
+        image.expect(&["extref-hash"]),
+        [Finding::ExtrefHash { root: FS_TREE, block, slot, key, name: name(), expect }]
     );
 }
 
