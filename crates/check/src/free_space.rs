@@ -30,8 +30,8 @@ enum Entry {
         flags: u32,
     },
     Extent,
-    /// Where bits change from used to free and back, as addresses; runs in pairs.
-    Bitmap(Vec<Range<u64>>),
+    /// The bits as they stand: runs of alternating ones would take 128 times their bytes.
+    Bitmap(Box<[u8]>),
 }
 
 /// The items, in their order.
@@ -40,9 +40,7 @@ pub(crate) struct FreeSpace {
     items: Vec<Item>,
 }
 
-struct FreeSpaceVisitor {
-    sector: u64,
-}
+struct FreeSpaceVisitor;
 
 impl Visit for FreeSpaceVisitor {
     type Out = Vec<Item>;
@@ -56,7 +54,7 @@ impl Visit for FreeSpaceVisitor {
                     Entry::Info { extent_count, flags }
                 }
                 KeyType::FREE_SPACE_EXTENT => Entry::Extent,
-                KeyType::FREE_SPACE_BITMAP => Entry::Bitmap(self.runs(key, data)),
+                KeyType::FREE_SPACE_BITMAP => Entry::Bitmap(data.into()),
                 _ => return None,
             };
             Some(Item { key, entry })
@@ -65,22 +63,18 @@ impl Visit for FreeSpaceVisitor {
     }
 }
 
-impl FreeSpaceVisitor {
-    /// The runs of set bits, which stand for free sectors.
-    fn runs(&self, key: Key, bitmap: &[u8]) -> Vec<Range<u64>> {
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        let count = key.offset / self.sector;
-        for (index, byte) in bitmap.iter().enumerate() {
-            for bit in 0..8 {
-                let sector = number(index) * 8 + bit;
-                if byte >> bit & 1 == 0 || sector >= count {
-                    continue;
-                }
-                let start = key.objectid.0.saturating_add(sector * self.sector);
-                push_merged(&mut runs, start..start.saturating_add(self.sector));
+/// Adds the runs of set bits, which stand for free sectors.
+fn push_runs(runs: &mut Vec<Range<u64>>, key: Key, bitmap: &[u8], sector_bytes: u64) {
+    let count = key.offset / sector_bytes;
+    for (index, byte) in bitmap.iter().enumerate() {
+        for bit in 0..8 {
+            let sector = number(index) * 8 + bit;
+            if byte >> bit & 1 == 0 || sector >= count {
+                continue;
             }
+            let start = key.objectid.0.saturating_add(sector * sector_bytes);
+            push_merged(runs, start..start.saturating_add(sector_bytes));
         }
-        runs
     }
 }
 
@@ -97,8 +91,7 @@ fn push_merged(runs: &mut Vec<Range<u64>>, range: Range<u64>) {
 impl Context<'_> {
     pub(crate) fn load_free_space(&mut self, roots: &Roots) -> FreeSpace {
         let pointers = roots.pointer_list(RootId::FREE_SPACE_TREE);
-        let visitor = FreeSpaceVisitor { sector: self.sector() };
-        let leaves = self.walk(pointers, Kind::Tree, &visitor);
+        let leaves = self.walk(pointers, Kind::Tree, &FreeSpaceVisitor);
         FreeSpace { items: leaves.into_iter().flat_map(|leaf| leaf.out).collect() }
     }
 
@@ -201,11 +194,11 @@ impl Context<'_> {
                     }
                     ranges.push(range);
                 }
-                Entry::Bitmap(runs) => {
+                Entry::Bitmap(bitmap) => {
                     if !uses_bitmaps {
                         wrong_form.get_or_insert(*key);
                     }
-                    runs.iter().for_each(|run| push_merged(&mut ranges, run.clone()));
+                    push_runs(&mut ranges, *key, bitmap, self.sector());
                 }
             }
         }

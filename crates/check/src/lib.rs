@@ -19,8 +19,9 @@
 //! read again, to say what differs. By accident a wrong set of references comes to zero once in
 //! 2⁶⁴ times. The names of a tree are compared in the same way.
 //!
-//! Memory: 24 bytes an extent, about 2 KiB a tree block, 16 bytes for each contiguous range of
-//! checksums, and the blocks being read. A block that is damaged in one item is used for the rest;
+//! Memory: 24 bytes an extent, about 2 KiB a tree block, up to 1 KiB for each pointer
+//! to where there is none, 16 bytes for each contiguous range of checksums, the items of the free space tree,
+//! and the blocks being read. A block that is damaged in one item is used for the rest;
 //! where blocks are lost, what only they could tell is not judged, and a note says so.
 #![forbid(unsafe_code)]
 

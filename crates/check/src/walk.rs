@@ -15,6 +15,9 @@ use crate::view::{View, number};
 /// Blocks that a thread takes at a time.
 pub(crate) const BATCH_BLOCKS: usize = 32;
 
+/// Blocks whose findings are held before those beyond the limit are dropped.
+const VISITED_MAX: usize = 1 << 14;
+
 /// What is remembered of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
@@ -112,19 +115,22 @@ impl Context<'_> {
         let mut next = roots;
         while !next.is_empty() {
             let (work, again) = self.enter(&next, kind);
-            let outcomes = self.visit_all(&work, kind, visitor);
             next = Vec::new();
-            for (pointer, outcome) in work.into_iter().zip(outcomes) {
-                self.findings.extend(outcome.found);
-                self.statistics.block_count += 1;
-                self.lost(pointer.root, outcome.facts.is_lost);
-                self.blocks.facts.insert(pointer.at, outcome.facts);
-                if kind == Kind::Files && outcome.facts.level > 0 {
-                    let children = outcome.children.iter().map(|child| child.at).collect();
-                    self.blocks.children.insert(pointer.at, children);
+            for work in work.chunks(VISITED_MAX) {
+                let outcomes = self.visit_all(work, kind, visitor);
+                for (pointer, outcome) in work.iter().zip(outcomes) {
+                    let pointer = *pointer;
+                    self.findings.extend(outcome.found);
+                    self.statistics.block_count += 1;
+                    self.lost(pointer.root, outcome.facts.is_lost);
+                    self.blocks.facts.insert(pointer.at, outcome.facts);
+                    if kind == Kind::Files && outcome.facts.level > 0 {
+                        let children = outcome.children.iter().map(|child| child.at).collect();
+                        self.blocks.children.insert(pointer.at, children);
+                    }
+                    next.extend(outcome.children);
+                    leaves.extend(outcome.out.map(|out| Visited { pointer, out }));
                 }
-                next.extend(outcome.children);
-                leaves.extend(outcome.out.map(|out| Visited { pointer, out }));
             }
             for pointer in again {
                 if !self.agree(&pointer) && kind == Kind::Files {
