@@ -129,8 +129,9 @@ impl Context<'_> {
         let sector = self.sector();
         let mut data = extents.list.iter().filter(|extent| extent.is_data()).peekable();
         let logged_end = |at: u64| {
-            let of_log = logged.iter().find(|range| range.contains(&at));
-            of_log.map(|range| range.end)
+            let behind = logged.partition_point(|range| range.start <= at);
+            let of_log = logged.get(behind.checked_sub(1)?)?;
+            of_log.contains(&at).then_some(of_log.end)
         };
         for range in &csums.ranges {
             let mut at = range.start;

@@ -112,7 +112,7 @@ impl Extents {
     pub(crate) fn metadata_bytes(&self, sectorsize_bytes: usize) -> u64 {
         let sector = number(sectorsize_bytes);
         let blocks = self.list.iter().filter(|extent| !extent.is_data());
-        blocks.map(|extent| extent.len_bytes(sector)).sum()
+        blocks.fold(0, |sum: u64, extent| sum.saturating_add(extent.len_bytes(sector)))
     }
 
     fn list_reference(&self, index: usize, sum: u64) {

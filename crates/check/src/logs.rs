@@ -50,8 +50,8 @@ impl Visit for LogVisitor {
 }
 
 impl Context<'_> {
-    /// Walks the logs; the data that their files refer to, in order. Checksums of it may be in the
-    /// checksum tree before its extents are in the extent tree.
+    /// Walks the logs; the data that their files refer to, in order and none overlapping. Checksums
+    /// of it may be in the checksum tree before its extents are in the extent tree.
     pub(crate) fn walk_logs(&mut self) -> Vec<Range<u64>> {
         let at = self.superblock.log_root.get();
         if at == 0 {
@@ -67,6 +67,13 @@ impl Context<'_> {
         let leaves = self.walk(logs, Kind::Log, &LogVisitor);
         let mut data: Vec<Range<u64>> = leaves.into_iter().flat_map(|leaf| leaf.out).collect();
         data.sort_unstable_by_key(|range| range.start);
+        data.dedup_by(|next, range| {
+            let is_joined = next.start <= range.end;
+            if is_joined {
+                range.end = range.end.max(next.end);
+            }
+            is_joined
+        });
         data
     }
 }
