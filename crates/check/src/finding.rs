@@ -39,6 +39,9 @@ macro_rules! findings {
         }
 
         impl Finding {
+            /// The names of all kinds.
+            pub const KINDS: &'static [&'static str] = &[$($kind,)*];
+
             /// The kind's name, which does not change between versions.
             pub fn kind(&self) -> &'static str {
                 match self {

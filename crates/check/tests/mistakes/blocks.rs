@@ -232,6 +232,20 @@ fn mistake_05_empty_leaf_below_a_node_is_found() {
 }
 
 #[test]
+fn block_in_no_chunk_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let root = RootId::CSUM_TREE;
+    let at = LogicalAddr(1 << 50);
+    image.edit::<RootItem>(&image.root_item(root), |item| item.bytenr = at.0.into());
+    let found = image.expect(&["unreadable-block", "block-not-in-extent-tree"]);
+    assert!(matches!(&found[0], Finding::UnreadableBlock { block, .. } if *block == at));
+    assert_eq!(found[1], Finding::BlockNotInExtentTree { root, block: at });
+}
+
+#[test]
 fn mistake_22_block_of_the_future_is_found() {
     if !oracle::require(Oracle::KernelBtrfs) {
         return;

@@ -164,6 +164,28 @@ fn reference_behind_a_collision_that_is_gone_is_no_damage() {
     assert!(common::check_all(&common::open(&[path])).is_clean());
 }
 
+#[test]
+fn reference_of_no_extent_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let last = image
+        .items(EXTENT_TREE)
+        .into_iter()
+        .rfind(|item| item.key.ty == KeyType::EXTENT_ITEM || item.key.ty == KeyType::METADATA_ITEM);
+    let data_ref = data_ref(&data_extent(&image, 1), 0);
+    let hash = BackRef::from_data_ref(&data_ref).key_offset();
+    let objectid = ObjectId(last.unwrap().key.objectid.0 + (1 << 20));
+    let key = Key::new(objectid, KeyType::EXTENT_DATA_REF, hash);
+    let place = image.insert(EXTENT_TREE, key, zerocopy::IntoBytes::as_bytes(&data_ref));
+    let (block, slot) = (place.block, place.slot as u64);
+    assert_eq!(
+        image.expect(&["reference-without-extent"]),
+        [Finding::ReferenceWithoutExtent { block, slot, key }]
+    );
+}
+
 /// Linux looks for a reference from its hash on upwards; and so many collisions there are not.
 #[test]
 fn reference_below_or_far_behind_its_hash_is_found() {

@@ -397,6 +397,28 @@ fn symbolic_link_of_the_wrong_size_or_with_flags_is_found() {
     assert_eq!(image.expect(&["inode-flags"]), [Finding::InodeFlags { root, block, inode, have }]);
 }
 
+#[test]
+fn inode_with_items_of_another_type_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = inode(&image, "data");
+    image.edit::<InodeItem>(&place, |item| item.mode = 0o010_600.into());
+    // Its name says that it is a file.
+    let found = image.expect(&["inode-items", "file-type-differs"]);
+    assert_eq!(
+        found[0],
+        Finding::InodeItems {
+            root: FS_TREE,
+            block: place.block,
+            inode: number(&place),
+            mode: 0o010_600,
+            what: "file extents",
+        }
+    );
+}
+
 /// What snapshots share is told once.
 #[test]
 fn damage_in_a_shared_leaf_is_told_once() {

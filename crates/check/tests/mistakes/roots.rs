@@ -47,6 +47,21 @@ fn mistake_23_missing_names_of_a_subvolume_are_found() {
 }
 
 #[test]
+fn tree_that_is_missing_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let root = RootId::FREE_SPACE_TREE;
+    image.remove(&image.root_item(root));
+    let extents = image.items(RootId::EXTENT_TREE);
+    let groups = extents.iter().filter(|item| item.key.ty == KeyType::BLOCK_GROUP_ITEM);
+    let of_groups = vec!["free-space-missing"; groups.count()];
+    let kinds = [&["root-missing"], &of_groups[..], &["extent-unreferenced"]].concat();
+    assert_eq!(image.expect(&kinds)[0], Finding::RootMissing { root });
+}
+
+#[test]
 fn mistake_23_names_of_a_subvolume_that_differ_are_found() {
     if !oracle::require(Oracle::KernelBtrfs) {
         return;

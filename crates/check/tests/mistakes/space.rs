@@ -2,14 +2,18 @@
 
 use ubtrfs_check::{Finding, Maybe};
 use ubtrfs_ondisk::block_group::{BlockGroupFlags, BlockGroupItem};
+use ubtrfs_ondisk::chunk::Stripe;
+use ubtrfs_ondisk::features::CompatRo;
 use ubtrfs_ondisk::free_space::{FreeSpaceInfo, USING_BITMAPS};
 use ubtrfs_ondisk::misc::{DevExtent, DevItem};
 use ubtrfs_ondisk::{
     DeviceId, InodeNo, Key, KeyType, LogicalAddr, ObjectId, PhysicalAddr, Reason, RootId, Uuid,
 };
+use ubtrfs_testkit::corpus::kernel_image;
 use ubtrfs_testkit::{Oracle, oracle};
 use ubtrfs_volume::Device;
 
+use crate::common;
 use crate::common::image::{Image, Place};
 
 const FREE_SPACE: RootId = RootId::FREE_SPACE_TREE;
@@ -367,14 +371,87 @@ fn mistake_15_block_group_that_is_not_its_chunk_is_found() {
     );
 
     let image = Image::single();
-    let groups = image.items(RootId::EXTENT_TREE);
-    let empty = groups.iter().find(|item| {
-        item.key.ty == KeyType::BLOCK_GROUP_ITEM && item.data[..8] == [0; 8] && item.slot > 0
+    let place = data_group(&image);
+    image.remove(&place);
+    let chunk = LogicalAddr(place.key.objectid.0);
+    let range = chunk.0..chunk.0 + place.key.offset;
+    let items = image.items(RootId::EXTENT_TREE);
+    let is_inside =
+        |item: &&Place| item.key.ty == KeyType::EXTENT_ITEM && range.contains(&item.key.objectid.0);
+    let outside = vec!["extent-outside-group"; items.iter().filter(is_inside).count()];
+    let kinds = [&["group-missing"], &outside[..]].concat();
+    assert_eq!(image.expect(&kinds)[0], Finding::GroupMissing { chunk });
+
+    // One too many.
+    let image = Image::single();
+    let last = image.items(RootId::EXTENT_TREE).pop().unwrap();
+    let group = LogicalAddr(last.key.objectid.0 + (1 << 30));
+    let key = Key::new(ObjectId(group.0), KeyType::BLOCK_GROUP_ITEM, 8 << 20);
+    let item = BlockGroupItem {
+        chunk_objectid: 256.into(),
+        flags: BlockGroupFlags::DATA.0.into(),
+        ..BlockGroupItem::default()
+    };
+    image.insert(RootId::EXTENT_TREE, key, zerocopy::IntoBytes::as_bytes(&item));
+    assert_eq!(
+        image.expect(&["group-without-chunk", "free-space-missing"]),
+        [Finding::GroupWithoutChunk { group }, Finding::FreeSpaceMissing { group }]
+    );
+}
+
+#[test]
+fn chunk_that_leaves_its_device_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let group = data_group(&image).key.objectid.0;
+    let place = image
+        .find(RootId::CHUNK_TREE, |key, _| (key.ty, key.offset) == (KeyType::CHUNK_ITEM, group));
+    let end = image.device.len_bytes();
+    image.edit_behind::<Stripe>(&place, 48, |stripe| stripe.offset = (end - 4096).into());
+    let report = image.check();
+    let kinds: Vec<&str> = report.errors().map(Finding::kind).collect();
+    assert_eq!(kinds[..3], ["bad-chunk", "dev-extent-missing", "dev-extent-without-chunk"]);
+    // Where its data is nobody knows.
+    assert!(kinds[3..].iter().all(|kind| *kind == "data-unreadable"), "{kinds:?}");
+    assert!(kinds.len() > 3);
+}
+
+#[test]
+fn free_space_that_does_not_fit_its_group_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = free_space_info(&image);
+    let key = Key { offset: place.key.offset - 4096, ..place.key };
+    image.edit_leaf(place.block, |leaf| leaf.set_key(place.slot, key));
+    let group = LogicalAddr(key.objectid.0);
+    assert_eq!(image.expect(&["free-space-key"]), [Finding::FreeSpaceKey { key, group }]);
+}
+
+#[test]
+fn free_space_that_linux_makes_anew_is_noted() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    image.edit_super(|superblock| {
+        superblock.compat_ro_flags &= !CompatRo::FREE_SPACE_TREE_VALID.0;
     });
-    // An empty group: nothing else depends on its item.
-    if let Some(place) = empty {
-        image.remove(place);
-        image.expect(&["group-missing"]);
+    image.expect_notes(&["free-space-tree-invalid"]);
+    let image = Image::single();
+    image.edit_super(|superblock| superblock.cache_generation = 1.into());
+    image.expect_notes(&["space-cache-stale"]);
+}
+
+#[test]
+fn what_is_not_judged_is_noted() {
+    for (name, kind) in [("cache-v1", "space-cache-v1"), ("quota", "quotas-not-judged")] {
+        let Some(image) = kernel_image(name) else { return };
+        let report = common::check_all(&common::open(&image.devices));
+        assert!(report.notes().any(|note| note.kind() == kind), "{}", common::lines(&report));
     }
 }
 
