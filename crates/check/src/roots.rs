@@ -307,6 +307,7 @@ impl Context<'_> {
 
     /// How subvolumes are named, and whether deleted ones are remembered.
     pub(crate) fn check_roots(&mut self, roots: &Roots) {
+        self.check_last_snapshots(roots);
         if !self.is_complete(RootId::ROOT_TREE) {
             return;
         }
@@ -389,6 +390,25 @@ impl Context<'_> {
             let key = Key::new(ObjectId(*directory), ty, offset);
             if !self.look_up(tree, key, leads_there).unwrap_or(false) {
                 self.root_ref_missing(child, parent, what);
+            }
+        }
+    }
+
+    /// A block that a tree shares is not newer than the last snapshot of the tree: else Linux takes
+    /// it for the tree's alone. Those that a balance moved have a flag that says so.
+    fn check_last_snapshots(&mut self, roots: &Roots) {
+        for (root, (generation, block)) in &self.blocks.newest_shared {
+            let Some(found) = roots.by_id.get(root).filter(|root| root.id.is_subvolume()) else {
+                continue;
+            };
+            let have = found.item.last_snapshot.get();
+            if generation.0 > have {
+                self.findings.push(Finding::RootField {
+                    root: *root,
+                    field: "last_snapshot",
+                    have: have.to_string(),
+                    expect: format!("at least {generation}, as the block {block} is shared"),
+                });
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Walking trees: each block is read once, by whichever thread comes to it, and what was seen comes
 //! back in the order of the tree, so that nothing depends on the threads.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use ubtrfs_ondisk::block::FLAG_RELOC;
 use ubtrfs_ondisk::{Generation, Key, LogicalAddr, RootId};
 use ubtrfs_rt::{AtomicUsize, Executor, Mutex, Ordering};
 
@@ -28,6 +30,8 @@ pub(crate) struct Facts {
     pub(crate) level: u8,
     /// Nothing of it could be used; then the fields above are its parent's words.
     pub(crate) is_lost: bool,
+    /// A balance moved it, and may have left it shared.
+    is_relocated: bool,
     pub(crate) first_key: Option<Key>,
     pub(crate) last_key: Option<Key>,
 }
@@ -51,10 +55,25 @@ pub(crate) struct Blocks {
     pub(crate) children: FxHashMap<LogicalAddr, Vec<LogicalAddr>>,
     /// Parents and children there of which the parent says what is not so.
     pub(crate) refused: FxHashSet<(LogicalAddr, LogicalAddr)>,
+    /// The newest block that a tree shares with another, or with itself, for each tree.
+    pub(crate) newest_shared: BTreeMap<RootId, (Generation, LogicalAddr)>,
     pub(crate) lost_count: u64,
 }
 
 impl Blocks {
+    /// A block to which a second pointer leads, which is right about it.
+    fn note_shared(&mut self, pointer: &Pointer) {
+        let Some(facts) = self.facts.get(&pointer.at) else { return };
+        if facts.is_lost || facts.is_relocated {
+            return;
+        }
+        let shared = (facts.generation, pointer.at);
+        for root in [facts.root, pointer.root] {
+            let newest = self.newest_shared.entry(root).or_insert(shared);
+            *newest = shared.max(*newest);
+        }
+    }
+
     pub(crate) fn with_room(count: usize) -> Self {
         let mut blocks = Self::default();
         blocks.facts.reserve(count);
@@ -135,6 +154,8 @@ impl Context<'_> {
             for pointer in again {
                 if !self.agree(&pointer) && kind == Kind::Files {
                     self.blocks.refused.insert((pointer.parent, pointer.at));
+                } else if kind == Kind::Files {
+                    self.blocks.note_shared(&pointer);
                 }
             }
         }
@@ -255,6 +276,7 @@ impl Context<'_> {
             root: pointer.root,
             level: view.level(),
             is_lost: false,
+            is_relocated: view.header().flags.get() & FLAG_RELOC != 0,
             first_key: view.first_key(),
             last_key: view.last_key(),
         };
@@ -322,6 +344,7 @@ fn said_by_parent(pointer: &Pointer) -> Facts {
         root: pointer.root,
         level: pointer.level,
         is_lost: false,
+        is_relocated: false,
         first_key: pointer.first_key,
         last_key: None,
     }

@@ -46,6 +46,41 @@ fn mistake_23_missing_names_of_a_subvolume_are_found() {
     );
 }
 
+/// Linux takes a block that is newer than its tree's last snapshot for the tree's alone, and gives its
+/// place away when the tree changes it.
+#[test]
+fn block_that_is_shared_and_newer_than_the_last_snapshot_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for name in ["sub", "snap"] {
+        let image = Image::single();
+        let root = image.subvolume(name);
+        let place = image.root_item(root);
+        image.edit::<RootItem>(&place, |item| item.last_snapshot = 0.into());
+        let found = image.expect(&["root-field"]);
+        assert!(
+            matches!(
+                &found[0],
+                Finding::RootField { root: at, field: "last_snapshot", have, .. }
+                    if *at == root && have == "0"
+            ),
+            "{found:?}"
+        );
+        // What Linux makes of it.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        image.save(&path);
+        let mounted = KernelMount::read_write(&path, "");
+        for number in (0..300).step_by(7) {
+            let file = mounted.path().join(format!("{name}/file-{number}"));
+            let _ = std::fs::write(file, "changed");
+        }
+        mounted.unmount();
+        assert!(!btrfs_check(&path, CheckMode::Original).is_clean);
+    }
+}
+
 #[test]
 fn tree_that_is_missing_is_found() {
     if !oracle::require(Oracle::KernelBtrfs) {
