@@ -23,6 +23,10 @@ const BATCH_DATA_BYTES: usize = 1 << 20;
 /// A batch is full with so many steps: an open file each.
 const BATCH_STEPS: usize = 64;
 
+/// A batch's names and values take no more: those of a full batch are handed on, so it is one file that
+/// brings so many.
+const TEXT_BYTES_MAX: usize = 64 << 20;
+
 /// A range of a batch's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
@@ -189,10 +193,21 @@ impl<D> Default for Batch<D> {
 }
 
 impl<D> Batch<D> {
-    /// Copies `bytes` into the batch's buffer.
+    /// Copies an extended attribute into the batch's buffer. One with which the buffer would grow out of
+    /// bounds is left out, with a warning of the file that `path` names.
+    pub fn xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Option<Xattr> {
+        if self.text.0.len() + name.len() + value.len() > TEXT_BYTES_MAX {
+            let why = format!("attributes of one file take over {TEXT_BYTES_MAX} bytes");
+            self.warn(path, WarningKind::XattrRefused { name: name.into(), why });
+            return None;
+        }
+        Some(Xattr { name: self.span(name), value: self.span(value) })
+    }
+
+    /// Copies `bytes`, a name or a link's target, into the batch's buffer.
     pub fn span(&mut self, bytes: &[u8]) -> Span {
         let start = u32::try_from(self.text.0.len()).expect("a batch's text is far below 4 GiB");
-        let len = u32::try_from(bytes.len()).expect("names and values are far below 4 GiB");
+        let len = u32::try_from(bytes.len()).expect("names are far below 4 GiB");
         self.text.0.extend_from_slice(bytes);
         Span { start, len }
     }
@@ -404,4 +419,24 @@ fn prepared<D>(
     text: &Text,
 ) -> Result<D> {
     prepare.prepare(bytes, is_whole_file).map_err(|e| Error::failed("prepare", at.path(text), e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A damaged image, or a hostile one, can have more attributes on a file than offsets of 32 bits
+    /// reach: the batch panicked.
+    #[test]
+    fn batch_attributes_beyond_the_bound_left_out_with_a_warning() {
+        let mut batch: Batch<Vec<u8>> = Batch::default();
+        let value = vec![0; TEXT_BYTES_MAX / 2];
+        assert!(batch.xattr(b"file", b"user.a", &value).is_some());
+        assert!(batch.xattr(b"file", b"user.b", &value).is_none());
+        assert!(batch.xattr(b"file", b"user.c", b"short").is_some());
+        let [Step::Warning(warning)] = batch.steps.as_slice() else { panic!("{:?}", batch.steps) };
+        assert_eq!(warning.path, BytePath::from(&b"file"[..]));
+        assert!(matches!(&warning.what, WarningKind::XattrRefused { name, .. }
+            if *name == BytePath::from(&b"user.b"[..])));
+    }
 }

@@ -13,9 +13,7 @@ use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
 
-use crate::batch::{
-    Batch, Entry, Identity, Load, Loaded, PIECE_BYTES_MAX, Place, Source, Step, Xattr,
-};
+use crate::batch::{Batch, Entry, Identity, Load, Loaded, PIECE_BYTES_MAX, Place, Source, Step};
 use crate::entry::{
     DeviceNumber, Metadata, PERMISSION_BITS, Segment, Special, align_segments, xattr_is_storable,
 };
@@ -249,8 +247,7 @@ impl ImageWalk {
         let mut xattrs = Vec::with_capacity(found.len());
         for (name, value) in &found {
             if xattr_is_storable(name) && !name.contains(&0) {
-                let (name, value) = (batch.span(name), batch.span(value));
-                xattrs.push(Xattr { name, value });
+                xattrs.extend(batch.xattr(&self.path, name, value));
             } else {
                 let name = BytePath::from(name.as_slice());
                 batch.warn(self.path.as_slice(), WarningKind::XattrNamespace(name));

@@ -25,7 +25,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
-use crate::batch::{Batch, Entry, Identity, Load, Loaded, Place, Source, Step, Xattr};
+use crate::batch::{Batch, Entry, Identity, Load, Loaded, Place, Source, Step};
 use crate::dirs::{DIRECTORY_FLAGS, DirStack, FileId};
 use crate::entry::{
     DeviceNumber, Metadata, PERMISSION_BITS, Segment, Special, align_segments, xattr_is_storable,
@@ -369,8 +369,7 @@ fn entry(
     let mut not_storable = Vec::new();
     let result = reader.read(subject, |name, value| {
         if xattr_is_storable(name) {
-            let (name, value) = (batch.span(name), batch.span(value));
-            xattrs.push(Xattr { name, value });
+            xattrs.extend(batch.xattr(&shown.0, name, value));
         } else {
             not_storable.push(BytePath::from(name));
         }

@@ -25,9 +25,7 @@ use std::path::Path;
 use ubtrfs_rt::{Executor, Time};
 
 use crate::acl;
-use crate::batch::{
-    Batch, Content, Entry, LinkTarget, PIECE_BYTES_MAX, Place, Source, Step, Xattr,
-};
+use crate::batch::{Batch, Content, Entry, LinkTarget, PIECE_BYTES_MAX, Place, Source, Step};
 use crate::codec;
 use crate::entry::{DeviceNumber, Metadata, PERMISSION_BITS, Segment, Special, align_segments};
 use crate::error::{ArchiveProblem, BytePath, Error, Result, WarningKind};
@@ -563,9 +561,6 @@ fn entry(
         batch.warn(path, warning);
     }
     let place = Place::Path(batch.span(path));
-    let xattrs = found
-        .iter()
-        .map(|(name, value)| Xattr { name: batch.span(name), value: batch.span(value) })
-        .collect();
+    let xattrs = found.iter().filter_map(|(name, value)| batch.xattr(path, name, value)).collect();
     Ok(Entry { place, metadata, xattrs })
 }
