@@ -6,7 +6,7 @@
 
 use std::io::Read;
 
-use ubtrfs_engine::{Filesystem, Handle, InodeId, NewInode, Reservation, SetAttributes};
+use ubtrfs_engine::{Filesystem, Handle, Inherit, InodeId, NewInode, Reservation, SetAttributes};
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::Time;
@@ -18,12 +18,11 @@ use crate::progress::Meter;
 
 /// Bytes of a file that are read and placed at a time.
 pub const PIECE_BYTES: usize = 1 << 20;
-/// Names, and attributes taken over from the directory, that making a file may enter.
-pub const INHERITED_XATTRS: u64 = 2;
+/// Attributes that a new file may take over from its directory: compression and both access control
+/// lists.
+pub const INHERITED_XATTRS: u64 = 3;
 /// Permissions that what is copied or put gets without being asked: as with the usual umask.
 pub const UMASK: u32 = 0o022;
-/// Set-group-ID: what is made in such a directory gets its group.
-const SETGID: u32 = 0o2000;
 
 /// What happens after a path has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,18 +102,12 @@ impl<'a> Edit<'a> {
             .map_err(|error| self.image.failure(what, path, error))
     }
 
-    /// What a new inode in a directory begins with: root's, and of the directory's group where that
-    /// says so.
-    pub fn new_inode(&self, dir: InodeId, mode: u32, path: &[u8]) -> Result<NewInode> {
-        let mut new = NewInode::new(mode, self.now);
-        let parent = self.image.inode(dir, path)?;
-        if parent.mode & SETGID != 0 {
-            new.gid = parent.gid;
-            if FileType::from_mode(mode) == FileType::Directory {
-                new.mode |= SETGID;
-            }
-        }
-        Ok(new)
+    /// What a new inode begins with: root's, and with what a process's new file takes over from its
+    /// directory. Of the permissions that are asked for it gets what the usual umask leaves, or the
+    /// directory's default access control list.
+    pub fn new_inode(&self, asked_mode: u32) -> NewInode {
+        let inherit = Inherit::AsProcess { umask: UMASK };
+        NewInode { inherit, ..NewInode::new(asked_mode, self.now) }
     }
 
     /// Makes a file, directory, device node, fifo or socket.

@@ -104,6 +104,24 @@ const BOTH: &[&[&str]] = &[
     &["truncate", "-s", "5000", "/new/plain"],
     &["truncate", "-s", "+123456", "/new/sizes/random-4097"],
     &["truncate", "-s", "10", "/new/sizes/random-131073", "/new/made"],
+    &["touch", "/acl/file", "/acl/group/file"],
+    &["mkdir", "/acl/dir", "/acl/group/dir"],
+    &["mkdir", "-m", "750", "/acl/private"],
+    &["mkdir", "-p", "/acl/a/b"],
+    &["mkdir", "-p", "-m", "700", "/acl/c/d"],
+    &["truncate", "-s", "5", "/acl/cut"],
+    &["cp", "/new/sizes/random-1", "/acl/copied"],
+    &["cp", "/acl/dir/../file", "/new/without"],
+    &["cp", "-p", "/new/sizes/random-1", "/acl/preserved"],
+    &["cp", "-p", "/acl/file", "/new/with"],
+    &["cp", "-p", "/new/sizes/random-1", "/acl/file"],
+    &["cp", "-r", "/odd/modes", "/acl/modes"],
+    &["cp", "-a", "/odd/modes", "/acl/all"],
+    &["cp", "-a", "/acl/dir", "/new/dir-with"],
+    &["ln", "-s", "nowhere", "/acl/group/link"],
+    &["chmod", "640", "/acl/copied"],
+    &["chmod", "g=u", "/acl/cut"],
+    &["chmod", "u=rwx,g=,o=", "/acl/a"],
     &["rm", "/new/hard", "/new/group/file"],
     &["rm", "-f", "/new/never", "/new/a/timed"],
     &["rm", "-d", "/new/group/dir"],
@@ -122,6 +140,16 @@ fn changes_by_us_and_by_coreutils_give_the_same_tree() {
     odd_files(&mount.path().join("odd"), 11);
     // Deeper than a path may be long: coreutils do not get there by name.
     fs::remove_dir_all(mount.path().join("odd/deep")).unwrap();
+    // One that new files inherit, in a directory of its own and in one that hands on its group.
+    for name in ["acl", "acl/group"] {
+        let dir = mount.path().join(name);
+        fs::create_dir(&dir).unwrap();
+        let acl = ["-m", "d:u:77:rwx,d:g:88:rw,d:g::rx,d:o::-"].map(OsStr::new);
+        run("setfacl", acl.into_iter().chain([dir.as_os_str()]));
+    }
+    let group = mount.path().join("acl/group");
+    std::os::unix::fs::chown(&group, None, Some(55)).unwrap();
+    fs::set_permissions(&group, fs::Permissions::from_mode(0o2770)).unwrap();
     mount.unmount();
     let theirs = place.path("theirs.img");
     run("cp", [OsStr::new("--sparse=always"), place.image().as_os_str(), theirs.as_os_str()]);

@@ -224,3 +224,41 @@ fn mkfs_image_mounts_and_is_refused_while_mounted() {
     assert_eq!(place.run(&["cat", "disk.img", "file"]).ok().text(), "by the kernel\n");
     place.assert_clean("disk.img");
 }
+
+/// RAID1C3 and RAID1C4 were offered, and made without the feature bit that says so.
+#[test]
+fn mkfs_over_several_devices_is_what_the_kernel_mounts() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::BtrfsProgs]) {
+        return;
+    }
+    for (metadata, data, count) in [
+        ("raid1", "raid0", 2),
+        ("raid1c3", "raid1c3", 3),
+        ("raid1c4", "raid10", 4),
+        ("raid1c4", "raid1c4", 4),
+    ] {
+        println!("{metadata} {data}");
+        let place = Place::new();
+        let names: Vec<String> = (1..=count).map(|number| format!("{number}.img")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let make = ["mkfs", "-q", "--size", "400M", "-m", metadata, "-d", data];
+        place.run(&[&make[..], &names].concat()).ok();
+        let others: Vec<&str> = names[1..].iter().flat_map(|name| ["--device", *name]).collect();
+        fs::write(place.path().join("file"), vec![b'x'; 5 << 20]).unwrap();
+        place.run(&[&["put"][..], &others, &["1.img", "file", "/"]].concat()).ok();
+        place.run(&[&["check", "--data"][..], &others, &["1.img"]].concat()).ok();
+        let incompat = place.superblock("1.img")[0]["incompat_flags"].as_str().unwrap().to_owned();
+        assert_eq!(incompat.contains("RAID1C34"), metadata.starts_with("raid1c"), "{incompat}");
+        let images: Vec<_> = names.iter().map(|name| place.path().join(name)).collect();
+        let mount = KernelMount::mount(&images, "", false).unwrap();
+        assert!(fs::read(mount.path().join("file")).unwrap() == vec![b'x'; 5 << 20]);
+        fs::write(mount.path().join("by-kernel"), "theirs\n").unwrap();
+        let scrub = ["scrub", "start", "-B", "-r"].map(OsStr::new);
+        let told = run("btrfs", scrub.into_iter().chain([mount.path().as_os_str()]));
+        assert!(told.contains("no errors found"), "{told}");
+        mount.unmount();
+        place.run(&[&["check", "--data"][..], &others, &["1.img"]].concat()).ok();
+        let read = place.run(&[&["cat"][..], &others, &["1.img", "/by-kernel"]].concat()).ok();
+        assert_eq!(read.text(), "theirs\n");
+    }
+}

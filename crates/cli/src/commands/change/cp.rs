@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use ubtrfs_engine::{Inode, InodeId, Reservation, SetAttributes};
+use ubtrfs_engine::{Inode, InodeId, NewInode, Reservation, SetAttributes};
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::dir::FileType;
 
@@ -190,7 +190,7 @@ impl Copy<'_> {
                 ubtrfs_engine::Error::Exists { what: String::new() },
             )),
             None => {
-                let new = self.edit.new_inode(place.dir, self.new_mode(inode), path)?;
+                let new = self.new_inode(inode);
                 self.edit.create(place, &new, path)
             }
         }
@@ -234,7 +234,7 @@ impl Copy<'_> {
                 id
             }
             _ => {
-                let new = self.edit.new_inode(place.dir, self.new_mode(inode), path)?;
+                let new = self.new_inode(inode);
                 whole::file(self.edit, place, &new, path, |id| {
                     self.fill(inode, id, path)?;
                     self.finish(inode, id, path)
@@ -271,7 +271,7 @@ impl Copy<'_> {
     }
 
     fn make(&self, inode: &Inode, source: &[u8], place: &Place, path: &[u8]) -> Result<InodeId> {
-        let mut new = self.edit.new_inode(place.dir, self.new_mode(inode), path)?;
+        let mut new = self.new_inode(inode);
         if inode.file_type() != FileType::Symlink {
             new.rdev = inode.rdev;
             return self.edit.create(place, &new, path);
@@ -285,13 +285,16 @@ impl Copy<'_> {
 
     /// Without the bits that make a program run as its owner, who is another one now; a directory
     /// keeps its sticky bit, a file does not.
-    fn new_mode(&self, inode: &Inode) -> u32 {
-        match inode.file_type() {
-            _ if self.preserves() => inode.mode,
-            FileType::Symlink => inode.mode,
-            FileType::Directory => inode.mode & !(SET_ID | UMASK),
-            _ => inode.mode & !(SPECIAL | UMASK),
+    fn new_inode(&self, inode: &Inode) -> NewInode {
+        if self.preserves() {
+            return NewInode::new(inode.mode, self.edit.now());
         }
+        self.edit.new_inode(match inode.file_type() {
+            FileType::Symlink => inode.mode,
+            // As coreutils do it, who set a directory's permissions once more when it is filled.
+            FileType::Directory => inode.mode & !(SET_ID | UMASK),
+            _ => inode.mode & !SPECIAL,
+        })
     }
 
     fn preserves(&self) -> bool {
@@ -300,22 +303,10 @@ impl Copy<'_> {
 
     /// Gives a copy the attributes that it is to have, its times last.
     fn finish(&self, inode: &Inode, id: InodeId, path: &[u8]) -> Result<()> {
-        let image = self.edit.image();
-        if self.args.archive {
-            let failed = |error| image.failure("copying extended attributes", path, error);
-            let xattrs = image.filesystem().xattrs(inode.id).map_err(failed)?;
-            for (name, value) in &xattrs {
-                self.edit.under_handle(
-                    "copying extended attributes",
-                    path,
-                    Reservation::items(3),
-                    |handle| handle.set_xattr(id, name, value),
-                )?;
-            }
-        }
         if !self.preserves() {
             return Ok(());
         }
+        self.copy_xattrs(inode.id, id, path)?;
         let attributes = SetAttributes {
             mode: Some(inode.mode),
             uid: Some(inode.uid),
@@ -325,6 +316,33 @@ impl Copy<'_> {
             ..SetAttributes::default()
         };
         self.edit.set_attributes(id, &attributes, path)
+    }
+}
+
+impl Copy<'_> {
+    /// With -a all of them; with -p access control lists, which are part of the permissions, and
+    /// which a copy that was there may have without the source.
+    fn copy_xattrs(&self, from: InodeId, to: InodeId, path: &[u8]) -> Result<()> {
+        const WHAT: &str = "copying extended attributes";
+        let failed = |error| self.edit.image().failure(WHAT, path, error);
+        let is_acl = |name: &[u8]| name.starts_with(b"system.posix_acl_");
+        let filesystem = self.edit.filesystem();
+        let there = filesystem.xattrs(from).map_err(failed)?;
+        for (name, _) in filesystem.xattrs(to).map_err(failed)? {
+            if is_acl(&name) && !there.iter().any(|(other, _)| *other == name) {
+                self.edit.under_handle(WHAT, path, Reservation::items(3), |handle| {
+                    handle.remove_xattr(to, &name)
+                })?;
+            }
+        }
+        for (name, value) in &there {
+            if self.args.archive || is_acl(name) {
+                self.edit.under_handle(WHAT, path, Reservation::items(3), |handle| {
+                    handle.set_xattr(to, name, value)
+                })?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -392,8 +410,7 @@ impl Change for ReflinkArgs {
                 whole::contents(edit, &target, &path, share).map(drop)
             }
             None => {
-                let mode = 0o100_000 | inode.mode & 0o777 & !UMASK;
-                let new = edit.new_inode(place.dir, mode, &path)?;
+                let new = edit.new_inode(0o100_000 | inode.mode & 0o777);
                 whole::file(edit, &place, &new, &path, share).map(drop)
             }
         }

@@ -100,7 +100,7 @@ impl Args {
                 Err(Failure::new(Exit::Usage, "linking", "a symbolic link leads somewhere"))
             }
             None => {
-                let new = edit.new_inode(*dir, 0o120_777, path)?;
+                let new = edit.new_inode(0o120_777);
                 edit.under_handle("linking", path, Reservation::create(0), |handle| {
                     handle.symlink(*dir, name, target, &new).map(|_| ())
                 })

@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+use ubtrfs_engine::SetAttributes;
 use ubtrfs_ondisk::dir::FileType;
 
 use super::Change;
-use super::chmod::Mode;
-use crate::edit::Edit;
+use super::chmod::{Mode, SET_ID};
+use crate::edit::{Edit, UMASK};
 use crate::failure::Result;
 use crate::image::{ImageArgs, Place};
 use crate::output::Output;
@@ -57,12 +58,13 @@ impl Args {
     }
 
     fn make(&self, edit: &Edit<'_>, place: &Place, path: &[u8]) -> Result<()> {
-        let mut new = edit.new_inode(place.dir, 0o040_755, path)?;
-        if let Some(mode) = &self.mode {
-            new.mode = 0o040_000 | mode.applied_to(new.mode, FileType::Directory);
-        }
-        edit.create(place, &new, path)?;
-        Ok(())
+        let id = edit.create(place, &edit.new_inode(0o040_777), path)?;
+        let Some(mode) = &self.mode else { return Ok(()) };
+        // What was taken over from the directory stays but for the permissions.
+        let before = edit.image().inode(id, path)?.mode;
+        let mode = mode.applied_to(before & SET_ID | 0o777 & !UMASK, FileType::Directory);
+        let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        edit.set_attributes(id, &attributes, path)
     }
 
     fn with_parents(&self, edit: &Edit<'_>, path: &[u8]) -> Result<()> {
@@ -80,8 +82,7 @@ impl Args {
                 None if is_last => return self.one(edit, part),
                 None => {
                     let place = edit.image().place(part)?;
-                    let new = edit.new_inode(place.dir, 0o040_755, part)?;
-                    edit.create(&place, &new, part)?;
+                    edit.create(&place, &edit.new_inode(0o040_777), part)?;
                 }
             }
         }

@@ -95,12 +95,12 @@ impl Args {
         let time = |sec, nsec| Time { sec, nsec: u32::try_from(nsec).unwrap_or(0) };
         let mut about = Source {
             len_bytes: metadata.len(),
-            mode: metadata.mode() & 0o777 & !UMASK,
+            mode: metadata.mode() & 0o777,
             owner: Owner { uid: None, gid: None },
             times: None,
         };
         if self.preserve {
-            about.mode = metadata.mode();
+            about.mode = metadata.mode() & 0o7777;
             about.owner = Owner { uid: Some(metadata.uid()), gid: Some(metadata.gid()) };
             let atime = time(metadata.atime(), metadata.atime_nsec());
             about.times = Some((atime, time(metadata.mtime(), metadata.mtime_nsec())));
@@ -126,7 +126,7 @@ impl Args {
         let place = edit.image().place_of(path, FileType::Regular)?;
         let about = Source {
             len_bytes: 0,
-            mode: 0o644,
+            mode: 0o666,
             owner: Owner { uid: None, gid: None },
             times: None,
         };
@@ -143,23 +143,27 @@ impl Args {
         path: &[u8],
         read_failed: &dyn Fn(&io::Error) -> Failure,
     ) -> Result<()> {
-        let mut new = edit.new_inode(place.dir, 0o100_000 | about.mode & 0o7777, path)?;
-        if let Some(mode) = &self.mode {
-            new.mode = 0o100_000 | mode.applied_to(new.mode, FileType::Regular);
-        }
-        for owner in [Some(about.owner), self.owner].into_iter().flatten() {
-            new.uid = owner.uid.unwrap_or(new.uid);
-            new.gid = owner.gid.unwrap_or(new.gid);
-        }
+        let new = edit.new_inode(0o100_000 | about.mode & 0o777);
+        // Asked for by name, it is not taken over from the directory.
+        let mode = match &self.mode {
+            Some(mode) => Some(mode.applied_to(about.mode & !UMASK, FileType::Regular)),
+            None => self.preserve.then_some(about.mode),
+        };
+        let owners = [self.owner, Some(about.owner)];
+        let uid = owners.iter().flatten().find_map(|owner| owner.uid);
+        let gid = owners.iter().flatten().find_map(|owner| owner.gid);
         whole::file(edit, place, &new, path, |id| {
             edit.fill(id, source, about.len_bytes, path, read_failed)?;
             let (atime, mtime) = about.times.unwrap_or((edit.now(), edit.now()));
-            let times = SetAttributes {
+            let attributes = SetAttributes {
+                mode,
+                uid,
+                gid,
                 atime: Some(atime),
                 mtime: Some(mtime),
                 ..SetAttributes::default()
             };
-            edit.set_attributes(id, &times, path)
+            edit.set_attributes(id, &attributes, path)
         })?;
         Ok(())
     }

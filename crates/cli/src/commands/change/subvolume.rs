@@ -35,7 +35,7 @@ impl Change for CreateArgs {
         edit.each(&self.paths, out, |path, _| {
             let path = path.as_bytes();
             let place = edit.image().place(path)?;
-            let new = edit.new_inode(place.dir, 0o040_755, path)?;
+            let new = edit.new_inode(0o040_777);
             let reservation = Reservation::create_subvolume();
             edit.under_handle("creating", path, reservation, |handle| {
                 handle.create_subvolume(place.dir, &place.name, &new).map(|_| ())

@@ -100,7 +100,7 @@ impl Change for Args {
                 Err(failure) if failure.is_not_found() && self.no_create => return Ok(()),
                 Err(failure) if failure.is_not_found() && !self.no_dereference => {
                     let place = edit.image().place_of(path, FileType::Regular)?;
-                    let new = edit.new_inode(place.dir, 0o100_644, path)?;
+                    let new = edit.new_inode(0o100_666);
                     edit.create(&place, &new, path)?
                 }
                 found => found?,

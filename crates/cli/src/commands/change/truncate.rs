@@ -79,7 +79,7 @@ impl Change for Args {
                 None if self.no_create => return Ok(()),
                 None => {
                     let place = edit.image().place_of(path, FileType::Regular)?;
-                    let new = edit.new_inode(place.dir, 0o100_644, path)?;
+                    let new = edit.new_inode(0o100_666);
                     edit.create(&place, &new, path)?
                 }
             };
