@@ -33,6 +33,7 @@ Examples:
   ubtrfs mkfs --size 2G disk.img
   ubtrfs mkfs --size 512M -L backup --csum xxhash backup.img
   ubtrfs mkfs -f --partition 2 whole-disk.img
+  ubtrfs mkfs --size 1G -d raid1 first.img second.img
 
 To make an image with files in it, see `ubtrfs help import`, with --mkfs."
 )]
@@ -68,10 +69,11 @@ pub struct MakeArgs {
     /// on by default
     #[arg(short = 'O', long, value_name = "FEATURE", value_delimiter = ',')]
     features: Vec<String>,
-    /// How metadata is kept: single or dup [default: dup]
+    /// How metadata is kept: single, dup, raid0, raid1, raid1c3, raid1c4 or raid10 [default: dup on one
+    /// device, raid1 on several]
     #[arg(short, long, value_name = "PROFILE", value_parser = parse_profile)]
     metadata: Option<BlockGroupFlags>,
-    /// How data is kept: single or dup [default: single]
+    /// How data is kept, likewise [default: single]
     #[arg(short, long, value_name = "PROFILE", value_parser = parse_profile)]
     data: Option<BlockGroupFlags>,
     /// Length of the filesystem; an image file is made, or made longer, to hold it
