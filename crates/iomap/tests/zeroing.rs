@@ -107,7 +107,7 @@ fn zeroing_while_block_is_written_back_and_reclaimed_zeroes_it() {
 /// The race as it was found: fallocate 32 KiB, write 4 KiB, truncate to 2 KiB, against writeback and reclaim.
 #[test]
 fn truncate_against_flush_and_reclaim_leaves_no_stale_bytes() {
-    const ROUNDS: usize = 20_000;
+    const ROUNDS: usize = 100_000;
     let fs = MemoryFs::new();
     let cache = PageCache::new(little_memory());
     let new =
