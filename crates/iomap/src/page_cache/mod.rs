@@ -13,6 +13,7 @@
 //! 4. Who writes while too much is dirty, and all that is dirty is being written back by others, waits for one of them.
 
 mod errors;
+mod folios;
 mod lists;
 mod pages;
 mod readahead;
@@ -72,7 +73,8 @@ impl Default for CacheOptions {
             dirty_bytes_max: 64 * MIB,
             dirty_bytes_background: 32 * MIB,
             dirty_age_max_ms: 30_000,
-            folio_bytes_max: MIB / 8,
+            // With its header still below what the allocator gets from the kernel in whole pages.
+            folio_bytes_max: MIB / 16,
             readahead_bytes_max: MIB,
             writeback_bytes_max: 16 * MIB,
             keeps_clean: true,

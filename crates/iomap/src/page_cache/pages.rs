@@ -7,15 +7,12 @@
 //!    gets a copy of its own first.
 //! 4. A read that is under way is void as soon as a block of its range is written, dropped or zeroed.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 
+use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
 use super::{DirtyOrder, ListedSlot};
-
-/// Blocks of a folio are bits of a word.
-pub(super) const FOLIO_BLOCKS_MAX: u64 = 32;
 
 /// A stretch of blocks.
 pub(crate) type Blocks = Range<u64>;
@@ -68,15 +65,6 @@ impl FolioPart {
 }
 
 #[derive(Debug)]
-struct Folio {
-    data: Arc<[u8]>,
-    uptodate: u32,
-    dirty: u32,
-    writeback: u32,
-    is_referenced: bool,
-}
-
-#[derive(Debug)]
 struct ReadUnderWay {
     id: u64,
     blocks: Blocks,
@@ -95,7 +83,7 @@ pub(crate) struct Pages {
     block_bytes: u64,
     folio_blocks_max: u64,
     usage: Arc<Usage>,
-    folios: BTreeMap<u64, Folio>,
+    folios: Folios,
     reads: Vec<ReadUnderWay>,
     writebacks: Vec<WritebackUnderWay>,
     next_id: u64,
@@ -139,7 +127,7 @@ impl Pages {
             block_bytes,
             folio_blocks_max,
             usage,
-            folios: BTreeMap::new(),
+            folios: Folios::default(),
             reads: Vec::new(),
             writebacks: Vec::new(),
             next_id: 0,
@@ -156,14 +144,14 @@ impl Pages {
 
     /// The folio that holds `block`, and its first block.
     fn folio(&self, block: u64) -> Option<(u64, &Folio)> {
-        let (first, folio) = self.folios.range(..=block).next_back()?;
-        (block < first + self.block_count(folio)).then_some((*first, folio))
+        let (first, folio) = self.folios.at_or_before(block)?;
+        (block < first + self.block_count(folio)).then_some((first, folio))
     }
 
     fn folio_mut(&mut self, block: u64) -> Option<(u64, &mut Folio)> {
         let block_bytes = self.block_bytes;
-        let (first, folio) = self.folios.range_mut(..=block).next_back()?;
-        (block < first + len_u64(&folio.data) / block_bytes).then_some((*first, folio))
+        let (first, folio) = self.folios.at_or_before_mut(block)?;
+        (block < first + len_u64(&folio.data) / block_bytes).then_some((first, folio))
     }
 
     fn block_count(&self, folio: &Folio) -> u64 {
@@ -173,7 +161,7 @@ impl Pages {
     /// First blocks of the folios that share a block with `blocks`.
     fn firsts(&self, blocks: &Blocks) -> Vec<u64> {
         let start = self.folio(blocks.start).map_or(blocks.start, |(first, _)| first);
-        self.folios.range(start..blocks.end.max(start)).map(|(first, _)| *first).collect()
+        self.folios.firsts(start, blocks.end)
     }
 
     pub(crate) fn is_uptodate(&self, block: u64) -> bool {
@@ -234,7 +222,7 @@ impl Pages {
                     Source::Bytes(bytes) if from == at && upto <= end => {
                         let data = Arc::from(&bytes[index(from - start)..index(upto - start)]);
                         let all = mask(block, count, &(block..block + count));
-                        self.insert(block, Folio { dirty: all, ..Folio::new(data, all) });
+                        self.insert(block, Folio::new_dirty(data, all));
                         at = upto;
                         continue;
                     }
@@ -271,7 +259,7 @@ impl Pages {
 
     /// The blocks of a new folio at `block`, where there is none: as large as alignment, what lies behind and `end` allow.
     fn gap_blocks(&self, block: u64, end: u64) -> u64 {
-        let next = self.folios.range(block..).next().map_or(u64::MAX, |(first, _)| *first);
+        let next = self.folios.next(block).unwrap_or(u64::MAX);
         let mut count = self.folio_blocks_max;
         while count > 1 && (!block.is_multiple_of(count) || block + count > end.min(next)) {
             count /= 2;
@@ -338,7 +326,7 @@ impl Pages {
         let block_bytes = self.block_bytes;
         let mut parts = Vec::new();
         for first in self.firsts(blocks) {
-            let Some(folio) = self.folios.get_mut(&first) else { continue };
+            let Some(folio) = self.folios.get_mut(first) else { continue };
             let count = len_u64(&folio.data) / block_bytes;
             let bits = mask(first, count, blocks);
             debug_assert!(folio.dirty & bits == bits, "writeback of blocks that are not dirty");
@@ -364,7 +352,7 @@ impl Pages {
         };
         let blocks = self.writebacks.swap_remove(at).blocks;
         for first in self.firsts(&blocks) {
-            let Some(folio) = self.folios.get_mut(&first) else { continue };
+            let Some(folio) = self.folios.get_mut(first) else { continue };
             let bits = mask(first, FOLIO_BLOCKS_MAX, &blocks);
             folio.writeback &= !bits;
             if has_failed {
@@ -382,7 +370,7 @@ impl Pages {
         let blocks = self.writebacks.swap_remove(at).blocks;
         self.abandoned_count += 1;
         for first in self.firsts(&blocks) {
-            let Some(folio) = self.folios.get_mut(&first) else { continue };
+            let Some(folio) = self.folios.get_mut(first) else { continue };
             let bits = mask(first, FOLIO_BLOCKS_MAX, &blocks) & folio.writeback;
             folio.writeback &= !bits;
             folio.dirty |= bits;
@@ -412,7 +400,7 @@ impl Pages {
     pub(crate) fn drop_blocks(&mut self, blocks: &Blocks) {
         self.void_reads(blocks);
         for first in self.firsts(blocks) {
-            let Some(folio) = self.folios.get_mut(&first) else { continue };
+            let Some(folio) = self.folios.get_mut(first) else { continue };
             let bits = mask(first, FOLIO_BLOCKS_MAX, blocks);
             debug_assert!(folio.writeback & bits == 0, "dropped under writeback");
             folio.dirty &= !bits;
@@ -423,7 +411,7 @@ impl Pages {
     /// Drops folios in `blocks` that are neither dirty nor under writeback.
     pub(crate) fn drop_clean(&mut self, blocks: &Blocks) {
         for first in self.firsts(blocks) {
-            if self.folios.get(&first).is_some_and(Folio::is_clean) {
+            if self.folios.get(first).is_some_and(Folio::is_clean) {
                 self.remove(first);
             }
         }
@@ -437,7 +425,7 @@ impl Pages {
         let mut hand = 0;
         // The rest first, then from the beginning up to the hand.
         for range in [(from.start, u64::MAX), (before.start, before.end)] {
-            for (first, folio) in self.folios.range_mut(range.0..range.1) {
+            for (first, folio) in self.folios.range_mut(range.0, range.1) {
                 if freed >= wanted_bytes {
                     break;
                 }
@@ -449,7 +437,7 @@ impl Pages {
                     continue;
                 }
                 freed += len_u64(&folio.data);
-                gone.push(*first);
+                gone.push(first);
             }
         }
         self.hand = hand;
@@ -489,12 +477,11 @@ impl Pages {
 
     fn insert(&mut self, first: u64, folio: Folio) {
         self.usage.cached_bytes.fetch_add(len_u64(&folio.data), Ordering::Relaxed);
-        let old = self.folios.insert(first, folio);
-        debug_assert!(old.is_none(), "a folio in place of another");
+        self.folios.insert(first, folio);
     }
 
     fn remove(&mut self, first: u64) {
-        if let Some(folio) = self.folios.remove(&first) {
+        if let Some(folio) = self.folios.remove(first) {
             self.usage.cached_bytes.fetch_sub(len_u64(&folio.data), Ordering::Relaxed);
         }
     }
@@ -502,7 +489,7 @@ impl Pages {
     /// Blocks of a folio are not uptodate any more; bytes of such blocks are zero.
     fn forget(&mut self, first: u64, bits: u32) {
         let block_bytes = index(self.block_bytes);
-        let Some(folio) = self.folios.get_mut(&first) else { return };
+        let Some(folio) = self.folios.get_mut(first) else { return };
         folio.uptodate &= !bits;
         if folio.uptodate == 0 {
             self.remove(first);
@@ -517,16 +504,6 @@ impl Pages {
     }
 }
 
-impl Folio {
-    fn new(data: Arc<[u8]>, uptodate: u32) -> Self {
-        Self { data, uptodate, dirty: 0, writeback: 0, is_referenced: true }
-    }
-
-    fn is_clean(&self) -> bool {
-        self.dirty == 0 && self.writeback == 0
-    }
-}
-
 impl Drop for Pages {
     fn drop(&mut self) {
         let cached: u64 = self.folios.values().map(|folio| len_u64(&folio.data)).sum();
@@ -537,12 +514,6 @@ impl Drop for Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// With the key, the reference counts and the allocator's word about 80 bytes for a folio of one block, the smallest.
-    #[test]
-    fn folio_is_small_beside_a_block() {
-        assert!(size_of::<Folio>() <= 32);
-    }
 
     #[test]
     fn folios_grow_as_a_file_is_appended_to() {
