@@ -3,6 +3,21 @@
 //! A filesystem says what a range of a file is (a mapping) and does the I/O for it; everything above that is
 //! here once for all filesystems. What lies below the seam, device addresses, checksums, compression,
 //! mirrors, is never seen here.
+//!
+//! # How a filesystem plugs in
+//!
+//! It implements [`FileSystem`], has a [`MappingSequence`] in what it keeps of each file, and changes mappings under an extent
+//! lock of that file. A file that is read or written has one [`AddressSpace`]; each open file is an [`OpenFile`] of it, on which
+//! all operations are. All files share a [`PageCache`].
+//!
+//! - Its own operations that give blocks other contents (a clone into a file, moving extents in it) go through
+//!   [`AddressSpace::replace_range()`]; before one that reads a file below the page cache (a clone from it) comes
+//!   [`AddressSpace::flush()`]. What only makes holes unwritten space (fallocate) needs neither. Moving data without changing
+//!   it (balance) only counts up the sequence.
+//! - A thread of its own, or its main loop, calls [`PageCache::background_pass()`]. Reservations that need space
+//!   call [`PageCache::shrink_dirty()`].
+//! - A deleted file is dropped from memory by [`AddressSpace::replace_range()`] of all of it with a change that does nothing.
+//! - A dirty file stays in memory until it is written, also when nobody else refers to it any more.
 #![forbid(unsafe_code)]
 
 mod address_space;

@@ -86,8 +86,8 @@ impl<F: FileSystem> AddressSpace<F> {
         }
     }
 
-    /// Brings about `bytes_max` dirty bytes to the device, but none of which an older version is on its way; returns how
-    /// many.
+    /// Brings `bytes_max` dirty bytes to the device, in whole blocks and at least one, but none of which an older version is
+    /// on its way; returns how many.
     pub(crate) fn write_back_dirty(&self, range: FileRange, bytes_max: u64) -> u64 {
         self.write_back_runs(range, bytes_max, Busy::Skip)
     }
@@ -97,7 +97,8 @@ impl<F: FileSystem> AddressSpace<F> {
         let mut done_bytes = 0;
         while done_bytes < bytes_max {
             let mut pages = self.pages.lock();
-            let (runs, is_blocked) = self.begin_runs(&mut pages, &mut rest, busy);
+            let left_bytes = bytes_max - done_bytes;
+            let (runs, is_blocked) = self.begin_runs(&mut pages, &mut rest, left_bytes, busy);
             if !runs.is_empty() {
                 drop(pages);
                 let written = self.write_runs(&runs);
@@ -112,15 +113,16 @@ impl<F: FileSystem> AddressSpace<F> {
         done_bytes
     }
 
-    /// Takes runs of dirty blocks from the start of `rest`, as many as are written together, and makes them ordered. Also whether
-    /// the next one has to wait for an older version of itself.
+    /// Takes runs of dirty blocks from the start of `rest`, as many as are written together, of `bytes_max` at most or one block,
+    /// and makes them ordered. Also whether the next one has to wait for an older version of itself.
     fn begin_runs(
         &self,
         pages: &mut Pages,
         rest: &mut FileRange,
+        bytes_max: u64,
         busy: Busy,
     ) -> (Vec<RunUnderWay>, bool) {
-        let mut left_bytes = self.cache.options().writeback_bytes_max;
+        let mut left_bytes = self.cache.options().writeback_bytes_max.min(bytes_max);
         let mut runs = Vec::new();
         while runs.len() < RUNS_MAX && (left_bytes >= self.block_bytes || runs.is_empty()) {
             let dirty = CountQuery {

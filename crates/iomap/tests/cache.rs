@@ -342,6 +342,32 @@ fn read_ahead_into_a_range_being_punched_leaves_nothing_stale() {
     }
 }
 
+/// What a reservation asks for is what is written, of as many files as it takes, and not whole files.
+#[test]
+fn shrink_dirty_writes_as_much_as_is_asked_for() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions::default());
+    let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let (first, second, third) = (new(), new(), new());
+    for space in [&first, &second, &third] {
+        let file = space.open();
+        for run in 0..10 {
+            file.write(at(run * 20 * BLOCK), &vec![1; 10 * 4096]).unwrap();
+        }
+    }
+    assert_eq!(cache.dirty_bytes(), 300 * BLOCK);
+    assert_eq!(cache.shrink_dirty(155 * BLOCK), 155 * BLOCK);
+    assert_eq!(cache.dirty_bytes(), 145 * BLOCK);
+    assert_eq!(fs.used_blocks(), 155);
+    let written = |space: &AddressSpace<MemoryFs>| MemoryFs::stored_blocks(space.inode()).len();
+    assert_eq!((written(&first), written(&second), written(&third)), (100, 55, 0));
+    // A part of a block is a block.
+    assert_eq!(cache.shrink_dirty(1), BLOCK);
+    assert_eq!(cache.shrink_dirty(0), 0);
+    assert_eq!(cache.shrink_dirty(u64::MAX), 144 * BLOCK);
+    assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+}
+
 /// Over FUSE the kernel keeps what is clean.
 #[test]
 fn clean_folios_go_at_once_where_somebody_else_keeps_them() {

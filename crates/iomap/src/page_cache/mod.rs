@@ -88,7 +88,7 @@ pub(crate) trait CachedFile: Send + Sync {
     /// Drops clean folios of so many bytes, if nobody else is at work on the file.
     fn reclaim(&self, wanted_bytes: u64);
 
-    /// Writes back up to about so many bytes, not waiting for what others write; returns how many it wrote.
+    /// Writes back so many bytes, in whole blocks and at least one, not waiting for what others write; returns how many it wrote.
     fn write_back_some(&self, bytes_max: u64) -> u64;
 
     /// Asked of a file that was taken from this place in the list of dirty files: whether it goes back there. If not, it has
@@ -167,6 +167,19 @@ impl PageCache {
         self.write_back_oldest(is_due, |file| file.write_back_some(u64::MAX));
         let dirty = self.dirty.lock();
         dirty.first().map(|file| file.since_ms.saturating_add(self.options.dirty_age_max_ms))
+    }
+
+    /// Writes back so many bytes, if they are dirty, of as many files as that takes, the oldest first; no more than the last block
+    /// of them. Returns how many. For a filesystem whose reservations need the space that dirty data holds: what it asks
+    /// for is what is written, whatever the files are like. Not to be called where a writeback would wait for the caller.
+    pub fn shrink_dirty(&self, len_bytes: u64) -> u64 {
+        let left_bytes = std::cell::Cell::new(len_bytes);
+        let turn = |file: &dyn CachedFile| {
+            let written = file.write_back_some(left_bytes.get());
+            left_bytes.set(left_bytes.get().saturating_sub(written));
+            written
+        };
+        self.write_back_oldest(|_| left_bytes.get() > 0, turn)
     }
 
     pub(crate) fn usage(&self) -> &Arc<Usage> {
