@@ -591,3 +591,38 @@ fn first_change_of_a_subvolume_with_orphans_may_be_an_append_or_an_eviction() {
         }
     }
 }
+
+/// A library's user set the property, and nothing was compressed: the flags were the command's doing.
+#[test]
+fn compression_set_by_name_sets_the_flags_as_linux_does() {
+    use ubtrfs_ondisk::inode::flags;
+    const PROPERTY: &[u8] = b"btrfs.compression";
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let create = |name: &[u8], mode| {
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        handle.create(fs.top_level(), name, &NewInode::new(mode, Time::default())).unwrap()
+    };
+    let file = create(b"file", 0o100_644);
+    let set =
+        |id, value: &[u8]| fs.begin(Reservation::items(4)).unwrap().set_xattr(id, PROPERTY, value);
+    let cases: [(&[u8], u64); 5] = [
+        (b"zstd", flags::COMPRESS),
+        (b"none", flags::NOCOMPRESS),
+        (b"lzo", flags::COMPRESS),
+        (b"no", flags::NOCOMPRESS),
+        (b"zstd:3", flags::COMPRESS),
+    ];
+    for (value, expected) in cases {
+        set(file, value).unwrap();
+        assert_eq!(fs.inode(file).unwrap().flags, expected);
+    }
+    assert!(matches!(set(file, b"lz4"), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(set(create(b"fifo", 0o010_644), b"zstd"), Err(Error::InvalidArgument { .. })));
+    fs.begin(Reservation::items(4)).unwrap().remove_xattr(file, PROPERTY).unwrap();
+    assert_eq!(fs.inode(file).unwrap().flags, 0);
+    fs.commit().unwrap();
+    drop(fs);
+    common::judge(&image);
+}

@@ -52,7 +52,7 @@ use block_group::BlockGroup;
 use chunk::DeviceSpace;
 use delayed_ref::{DelayedRefs, ExtentKind, Queued};
 use space_info::SpaceInfo;
-pub(crate) use space_info::{Class, bytes_of_refs};
+pub(crate) use space_info::{Class, bytes_of_frees, bytes_of_refs};
 
 /// Options of the allocator that only measurements and image builders change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -74,6 +74,22 @@ pub(crate) fn bytes_of_refs(ref_count: u64, nodesize_bytes: u64, tree_bytes: u64
     copies.saturating_add(ref_count.saturating_mul(COMMIT_BYTES_A_REF))
 }
 
+/// Bytes of metadata that the commit may need for `free_count` data extents that were there and are
+/// freed: the copies of leaves of the extent tree and the free space tree, and of the checksum tree,
+/// no more than there are.
+pub(crate) fn bytes_of_frees(
+    free_count: u64,
+    nodesize_bytes: u64,
+    tree_bytes: u64,
+    csum_tree_bytes: u64,
+) -> u64 {
+    let csums = COMMIT_CSUM_BLOCKS_A_FREED_EXTENT * nodesize_bytes;
+    let csums = free_count.saturating_mul(csums);
+    // Each cut may split a leaf, too.
+    let csums = csums.min(csum_tree_bytes.saturating_mul(2));
+    bytes_of_refs(free_count, nodesize_bytes, tree_bytes).saturating_add(csums)
+}
+
 /// What the commit after an operation that frees space needs, for references that it drops.
 const FREEING_COMMIT_BYTES: u64 = 4 << 20;
 /// Of small filesystems no more than this part of all metadata.

@@ -17,6 +17,10 @@ use crate::txn::Reservation;
 
 /// References that one handle of a clean-up drops, about.
 const REFS_PER_HANDLE: usize = 512;
+/// As many where there is little room.
+const REFS_PER_HANDLE_MIN: usize = 8;
+/// Bytes of a leaf that a reference to data takes: a file extent and its item's header.
+const REFERENCE_BYTES_MIN: u64 = 78;
 
 impl Filesystem {
     /// Deletes the subvolume named `name` in `dir`: it is no longer there, and nothing can be
@@ -87,11 +91,24 @@ impl Filesystem {
         Ok(())
     }
 
+    /// A handle for about `count` references, or for fewer where there is no room for so many. A leaf
+    /// is dropped whole, whatever is left of the count.
+    fn begin_drop(&self, count: usize) -> Result<(Handle<'_>, usize)> {
+        let in_a_leaf = self.nodesize_bytes() / REFERENCE_BYTES_MIN;
+        let mut count = count;
+        loop {
+            match self.begin(Reservation::drops(count as u64 + in_a_leaf)) {
+                Err(Error::NoSpace { .. }) if count > REFS_PER_HANDLE_MIN => count /= 8,
+                handle => return Ok((handle?, count)),
+            }
+        }
+    }
+
     /// Goes on with the walk that drops the tree, or begins it: under a handle, beside which no
     /// commit runs what the references of its blocks are told by. Returns whether all of the tree is
     /// gone, with its root item.
     fn drop_some(&self, root: RootId, walk: &mut Option<DropTree>, count: usize) -> Result<bool> {
-        let mut handle = self.begin(Reservation::drops(count as u64))?;
+        let (mut handle, count) = self.begin_drop(count)?;
         let walk = match walk {
             Some(walk) => walk,
             None => {

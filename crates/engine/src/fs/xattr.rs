@@ -3,6 +3,7 @@
 use ubtrfs_ondisk::KeyType;
 use ubtrfs_ondisk::dir::{DirEntries, DirItem, FileType};
 use ubtrfs_ondisk::hash::name_hash;
+use ubtrfs_ondisk::inode::flags;
 use zerocopy::IntoBytes;
 
 use super::acl::SetAcl;
@@ -70,11 +71,12 @@ pub(super) const COMPRESSION_XATTR: &[u8] = b"btrfs.compression";
 impl Handle<'_> {
     /// Sets an extended attribute, named with its namespace, in place of the value that it has. An
     /// access control list sets the inode's permissions; one that says no more than they do, or
-    /// nothing, is not kept.
+    /// nothing, is not kept. `btrfs.compression` sets the inode's flags.
     ///
     /// # Errors
     /// `NotFound`, `ReadOnly`, `NotPermitted`; `InvalidArgument` for an access control list that is
-    /// malformed, or that such an inode cannot have; `TooLong` when name and value do not fit a leaf,
+    /// malformed, or that such an inode cannot have, and a compression that there is not; `TooLong`
+    /// when name and value do not fit a leaf,
     /// `Limit` when they do not beside others whose names have the same hash.
     pub fn set_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<()> {
         check_lengths(name, value, item_bytes_max(self.txn.core()) - size_of::<DirItem>())?;
@@ -82,6 +84,9 @@ impl Handle<'_> {
         let fs = self.fs;
         let mut names = fs.inner.files.names();
         let mode = self.check_xattrs(&mut names, id)?;
+        if name == COMPRESSION_XATTR {
+            self.set_compression_flags(&mut names, id, mode, Some(value))?;
+        }
         match SetAcl::of(mode, name, value)? {
             SetAcl::No => self.put_xattr(id, name, value)?,
             SetAcl::Default(stored) => self.put_or_remove(id, name, stored.as_deref())?,
@@ -114,13 +119,44 @@ impl Handle<'_> {
     pub fn remove_xattr(&mut self, id: InodeId, name: &[u8]) -> Result<()> {
         let fs = self.fs;
         let mut names = fs.inner.files.names();
-        self.check_xattrs(&mut names, id)?;
+        let mode = self.check_xattrs(&mut names, id)?;
         if self.fs.xattr(id, name)?.is_none() {
             let what = format!("attribute {:?} of {id}", String::from_utf8_lossy(name));
             return Err(Error::not_found(what));
         }
         self.remove_part(id, id.key(KeyType::XATTR_ITEM, name_hash(name)), name)?;
+        if name == COMPRESSION_XATTR {
+            self.set_compression_flags(&mut names, id, mode, None)
+                .map_err(|error| self.txn.abort(error))?;
+        }
         self.touch_for_xattr(&mut names, id)
+    }
+
+    /// Sets the flags that go with the property that names an inode's compression, as Linux does.
+    fn set_compression_flags(
+        &mut self,
+        names: &mut Names,
+        id: InodeId,
+        mode: u32,
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        let what = || format!("compression of {id}");
+        if !matches!(FileType::from_mode(mode), FileType::Regular | FileType::Directory) {
+            return Err(Error::InvalidArgument { what: what() });
+        }
+        let bits = match value {
+            None => 0,
+            Some(b"" | b"none" | b"no") => flags::NOCOMPRESS,
+            Some(value) if is_compression(value) => flags::COMPRESS,
+            Some(value) => {
+                let value = String::from_utf8_lossy(value);
+                return Err(Error::InvalidArgument { what: format!("{} {value:?}", what()) });
+            }
+        };
+        self.change_inode_under(names, id, |item| {
+            let kept = item.flags.get() & !(flags::COMPRESS | flags::NOCOMPRESS);
+            item.flags = (kept | bits).into();
+        })
     }
 
     /// Returns the inode's mode.
@@ -171,6 +207,12 @@ impl Handle<'_> {
         }
         self.txn.replace(id.root, key, &changed)
     }
+}
+
+/// Whether the value names a way to compress, as Linux understands it: the beginning counts, a level
+/// may follow.
+fn is_compression(value: &[u8]) -> bool {
+    [&b"zlib"[..], b"lzo", b"zstd"].iter().any(|name| value.starts_with(name))
 }
 
 fn check_lengths(name: &[u8], value: &[u8], max_bytes: usize) -> Result<()> {

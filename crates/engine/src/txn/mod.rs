@@ -180,8 +180,18 @@ impl Core {
                 self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
             let tree_bytes = self.bookkeeping_bytes()?;
             let used_bytes = self.alloc.metadata_used_bytes();
+            let csum_tree_bytes = match reservation.frees() {
+                0 => 0,
+                _ => self.csum_tree_bytes()?,
+            };
             let worst = |reservation: Reservation| {
-                let bytes = reservation.bytes(nodesize, used_bytes);
+                let bytes =
+                    reservation.bytes(nodesize, used_bytes).saturating_add(alloc::bytes_of_frees(
+                        reservation.frees(),
+                        nodesize,
+                        tree_bytes,
+                        csum_tree_bytes,
+                    ));
                 if !self.roots.has_shared() {
                     return bytes;
                 }
@@ -267,6 +277,14 @@ impl Core {
         match self.bookkeeping_bytes.load(Ordering::Relaxed) {
             0 => self.count_bookkeeping_bytes(),
             bytes => Ok(bytes),
+        }
+    }
+
+    fn csum_tree_bytes(&self) -> Result<u64> {
+        match self.roots.tree(RootId::CSUM_TREE) {
+            Ok(tree) => Ok(tree.read().bytes_used),
+            Err(Error::NotFound { .. }) => Ok(0),
+            Err(error) => Err(error),
         }
     }
 

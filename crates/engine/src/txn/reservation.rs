@@ -18,6 +18,8 @@ pub struct Reservation {
     adjacent_bytes: u64,
     /// Items that are removed, side by side.
     removals: u64,
+    /// Data extents that may be freed by it.
+    frees: u64,
     /// It may use what others leave for it, as it frees more than it takes.
     frees_space: bool,
 }
@@ -25,7 +27,14 @@ pub struct Reservation {
 impl Reservation {
     /// Inserting, changing or removing `count` items anywhere.
     pub const fn items(count: u64) -> Self {
-        Self { items: count, unshared_items: 0, adjacent_bytes: 0, removals: 0, frees_space: false }
+        Self {
+            items: count,
+            unshared_items: 0,
+            adjacent_bytes: 0,
+            removals: 0,
+            frees: 0,
+            frees_space: false,
+        }
     }
 
     /// Making a file, directory, node or symlink, with `xattr_count` xattrs: its inode, reference,
@@ -53,6 +62,7 @@ impl Reservation {
             unshared_items: self.unshared_items + other.unshared_items,
             adjacent_bytes: self.adjacent_bytes + other.adjacent_bytes,
             removals: self.removals + other.removals,
+            frees: self.frees + other.frees,
             frees_space: self.frees_space && other.frees_space,
         }
     }
@@ -68,10 +78,10 @@ impl Reservation {
         Self { unshared_items: 10, ..Self::items(14) }
     }
 
-    /// Taking back `count` references of a tree that is dropped, which changes no block of the
-    /// tree: its root item. What the extent tree needs is kept back for the commit.
+    /// Taking back up to `count` references of a tree that is dropped, which changes no block of the
+    /// tree: its root item.
     pub(crate) const fn drops(count: u64) -> Self {
-        Self { frees_space: true, adjacent_bytes: count * 64, ..Self::items(2) }
+        Self { frees_space: true, adjacent_bytes: count * 64, frees: count, ..Self::items(2) }
     }
 
     /// Removing a name: two directory items, the reference back, both inodes, an orphan item. It may
@@ -82,7 +92,7 @@ impl Reservation {
 
     /// Removing `count` items that lie side by side.
     pub const fn removals(count: u64) -> Self {
-        Self { frees_space: true, removals: count, ..Self::items(2) }
+        Self { frees_space: true, removals: count, frees: count, ..Self::items(2) }
     }
 
     /// Deleting a subvolume's name: its entries and references, its root item, an orphan item, its
@@ -105,6 +115,12 @@ impl Reservation {
         let way = 2 * node + leaf;
         let removed = if self.removals > 0 { self.removals + leaf + way } else { 0 };
         (self.items - self.unshared_items).saturating_mul(way).saturating_add(removed)
+    }
+
+    /// Data extents that may be freed under its handle: what the commit then needs for them is kept
+    /// back from the beginning.
+    pub(crate) fn frees(self) -> u64 {
+        self.frees
     }
 
     /// Whether it may use what is kept back from what does not free space.
