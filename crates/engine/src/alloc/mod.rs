@@ -379,9 +379,10 @@ impl Allocator {
         self.state().refs.change(start, len_bytes, ExtentKind::Data, reference, 1);
     }
 
-    /// Bytes of metadata in use as of the last commit.
+    /// Bytes of metadata in use as of the last commit, and of blocks allocated since.
     pub(crate) fn metadata_used_bytes(&self) -> u64 {
-        self.state().metadata_used_bytes
+        let state = self.state();
+        state.metadata_used_bytes + state.allocated_blocks * self.nodesize_bytes()
     }
 
     /// Whether anything waits for a commit to become free.

@@ -195,7 +195,7 @@ impl Core {
                 if !self.roots.has_shared() {
                     return bytes;
                 }
-                let refs = reservation.shared_refs(nodesize);
+                let refs = reservation.shared_refs(nodesize, used_bytes);
                 bytes.saturating_add(alloc::bytes_of_refs(refs, nodesize, tree_bytes))
             };
             let bytes = worst(reservation);

@@ -108,13 +108,15 @@ impl Reservation {
 
     /// References that may be added where the blocks of the trees are shared with snapshots: copying
     /// such a block adds one for each that lies below it. Two nodes and a leaf for each item; items
-    /// that lie side by side are in few blocks.
-    pub(crate) fn shared_refs(self, nodesize_bytes: u64) -> u64 {
+    /// that lie side by side are in few blocks. And a block is copied once: there are no more than
+    /// pointers and extents in `used_bytes` of metadata.
+    pub(crate) fn shared_refs(self, nodesize_bytes: u64, used_bytes: u64) -> u64 {
         let node = nodesize_bytes / CHILD_BYTES;
         let leaf = nodesize_bytes / FILE_EXTENT_BYTES;
         let way = 2 * node + leaf;
         let removed = if self.removals > 0 { self.removals + leaf + way } else { 0 };
-        (self.items - self.unshared_items).saturating_mul(way).saturating_add(removed)
+        let all = (self.items - self.unshared_items).saturating_mul(way).saturating_add(removed);
+        all.min(used_bytes / CHILD_BYTES)
     }
 
     /// Data extents that may be freed under its handle: what the commit then needs for them is kept
@@ -173,9 +175,10 @@ mod tests {
     #[test]
     fn shared_refs_cover_a_way_for_each_item_and_one_for_neighbours() {
         let way = 2 * (NODE / 33) + NODE / 78;
-        assert_eq!(Reservation::items(3).shared_refs(NODE), 3 * way);
+        assert_eq!(Reservation::items(3).shared_refs(NODE, u64::MAX), 3 * way);
+        assert_eq!(Reservation::items(3).shared_refs(NODE, 2 * NODE), 2 * NODE / 33);
         let removals = Reservation::removals(64);
-        assert!(removals.shared_refs(NODE) < 4 * way + 64);
+        assert!(removals.shared_refs(NODE, u64::MAX) < 4 * way + 64);
     }
 
     #[test]
