@@ -17,7 +17,8 @@
 //! - A thread of its own, or its main loop, calls [`PageCache::background_pass()`]. Reservations that need space
 //!   call [`PageCache::shrink_dirty()`].
 //! - A deleted file is dropped from memory by [`AddressSpace::replace_range()`] of all of it with a change that does nothing.
-//! - A dirty file stays in memory until it is written, also when nobody else refers to it any more.
+//! - A dirty file stays in memory until it is written, also when nobody else refers to it any more, and keeps the cache with
+//!   it: whoever closes a filesystem first calls [`PageCache::shrink_dirty()`] for all there is.
 #![forbid(unsafe_code)]
 
 mod address_space;
