@@ -29,7 +29,7 @@ pub struct WindowArgs {
     /// Open partition N of the image, as its GPT or MBR numbers it
     #[arg(long, help_heading = HEADING, value_name = "N", conflicts_with = "offset", value_parser = clap::value_parser!(u32).range(1..))]
     partition: Option<u32>,
-    /// The filesystem begins BYTES into the image
+    /// The filesystem begins BYTES into the image, and ends with its partition
     #[arg(long, help_heading = HEADING, value_name = "BYTES", value_parser = crate::size::parse)]
     offset: Option<u64>,
 }
