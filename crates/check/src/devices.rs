@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::finding::Finding;
 use crate::read::Pointer;
 use crate::roots::Roots;
+use crate::superblock::generation_on;
 use crate::view::View;
 use crate::walk::{Kind, Visit};
 
@@ -95,10 +96,27 @@ impl Context<'_> {
             devices.items.extend(items);
         }
         self.check_sys_chunks(&devices);
+        self.bring_up_late_devices(&devices);
         for chunk in devices.chunks.values() {
             self.add_chunk(chunk)?;
         }
         Ok(devices)
+    }
+
+    /// A device whose last superblock a power cut kept from it says of itself what was so before the
+    /// last commit; the chunk tree says what is so. That it is late is a note of its own.
+    fn bring_up_late_devices(&self, devices: &Devices) {
+        for in_super in self.volume.device_items() {
+            let medium = self.volume.device(DeviceId(in_super.devid.get()));
+            let generation = medium.and_then(|medium| generation_on(&*medium));
+            let item = devices.items.iter().find(|item| item.devid == in_super.devid);
+            if let (Some(generation), Some(item)) = (generation, item)
+                && generation < self.generation
+            {
+                let (total_bytes, bytes_used) = (item.total_bytes, item.bytes_used);
+                self.volume.set_device_item(DevItem { total_bytes, bytes_used, ..in_super });
+            }
+        }
     }
 
     fn add_chunk(&mut self, chunk: &Chunk) -> Result<()> {

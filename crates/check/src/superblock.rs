@@ -218,6 +218,12 @@ impl Context<'_> {
     }
 }
 
+/// The generation of a device's own superblock.
+pub(crate) fn generation_on(medium: &dyn Device) -> Option<u64> {
+    let found = read(medium, SUPERBLOCK_OFFSETS[0]).ok()?;
+    Some(found.generation.get())
+}
+
 fn read(
     medium: &dyn Device,
     at: PhysicalAddr,

@@ -279,3 +279,36 @@ fn form_of_extents_whose_feature_is_not_set_is_found() {
     image.edit_super(|superblock| superblock.incompat_flags |= Incompat::SIMPLE_QUOTA.0);
     image.expect(&[]);
 }
+
+/// A power cut between the superblocks of two devices leaves the second of the commit before, which
+/// says what was so then: it was called damage where that commit gave the device a chunk, or more
+/// length.
+#[test]
+fn device_that_a_cut_kept_from_its_last_superblock_is_no_damage() {
+    use std::os::unix::fs::FileExt;
+    use ubtrfs_ondisk::superblock::SUPERBLOCK_BYTES;
+    use zerocopy::IntoBytes;
+    if !oracle::require_all(&[Oracle::MkfsBtrfs, Oracle::KernelBtrfs, Oracle::Root]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = [dir.path().join("1"), dir.path().join("2")];
+    MkfsBtrfs::new().options("-m raid1 -d raid1").size_bytes(256 << 20).make_on(&images);
+    let file = std::fs::File::options().read(true).write(true).open(&images[1]).unwrap();
+    let at = SUPERBLOCK_OFFSETS[0];
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    file.read_exact_at(&mut bytes, at.0).unwrap();
+    let mut superblock = Superblock::parse(&bytes, at).unwrap();
+    superblock.generation -= 1;
+    // The last chunk was not there, nor the length that it lies in.
+    superblock.dev_item.bytes_used -= 8 << 20;
+    superblock.dev_item.total_bytes = (32 << 20).into();
+    superblock.seal(at).unwrap();
+    file.write_all_at(superblock.as_bytes(), at.0).unwrap();
+    let report = common::check_all(&common::open(&images));
+    assert!(report.is_clean(), "{}", common::lines(&report));
+    let kinds: Vec<_> = report.findings.iter().map(Finding::kind).collect();
+    assert!(kinds.contains(&"superblock-copy-stale"), "{kinds:?}");
+    let mount = KernelMount::mount(&images, "", true).unwrap();
+    mount.unmount();
+}
