@@ -22,5 +22,5 @@ mod world;
 
 pub use config::Config;
 pub use op::{Data, Effect, How, Last, Op};
-pub use report::Report;
+pub use report::{Count, Cuts, Faults, Report};
 pub use run::{Failure, run};

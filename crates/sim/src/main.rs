@@ -1,11 +1,14 @@
-//! `ubtrfs-sim`: runs of the simulator, one seed after the other, until they are done or one fails.
+//! `ubtrfs-sim`: runs of the simulator, one seed after the other, until they are done or some fail.
 
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
 use ubtrfs_sim::{Config, Failure, Report, run};
+
+/// After so many failures no further run is begun.
+const FAILURES_MAX: usize = 10;
 
 /// Random operations on the engine beside a model, with power cuts and failing devices.
 #[derive(Parser)]
@@ -23,18 +26,22 @@ struct Args {
     /// One operation in so many is a commit
     #[arg(long, value_name = "N", default_value = "40")]
     commit_one_in: u64,
-    /// States after power cuts for each commit, about; 0 for none
+    /// States after power cuts that are opened for each commit by chance, about, besides those that
+    /// differ in what is read; 0 for no cuts
     #[arg(long, value_name = "K", default_value = "10")]
-    crash_states: usize,
-    /// One crash state in so many is passed to `btrfs check`; 0 for none
+    crash_states: u64,
+    /// One opened crash state in so many is passed to `btrfs check`; 0 for none
     #[arg(long, value_name = "N", default_value = "100")]
     check_one_in: u64,
-    /// One crash state in so many is mounted by the kernel as well; 0 for none
+    /// One opened crash state in so many is mounted by the kernel as well; 0 for none
     #[arg(long, value_name = "N", default_value = "0")]
     mount_one_in: u64,
     /// One commit in so many is repeated on a device that fails; 0 for none
     #[arg(long, value_name = "N", default_value = "2")]
     fault_one_in: u64,
+    /// Seconds between lines of progress; 0 for none
+    #[arg(long, value_name = "N", default_value = "30")]
+    progress: u64,
     /// Threads, each with runs of its own
     #[arg(long, value_name = "N", default_value = "1")]
     threads: usize,
@@ -57,39 +64,47 @@ impl Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let begin = Instant::now();
-    let (report, failure) = run_all(&args);
+    let (report, failures) = run_all(&args);
     println!("{report}");
-    println!("{:.0} s", begin.elapsed().as_secs_f64());
-    match failure {
-        None => ExitCode::SUCCESS,
-        Some(failure) => {
-            eprintln!("ubtrfs-sim: {failure}");
-            ExitCode::FAILURE
-        }
+    println!("{} runs failed; {:.0} s", failures.len(), begin.elapsed().as_secs_f64());
+    for failure in &failures {
+        eprintln!("ubtrfs-sim: {failure}");
     }
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Hands the seeds out to the threads; stops at the first failure.
-fn run_all(args: &Args) -> (Report, Option<Failure>) {
+/// Hands the seeds out to the threads; stops after some failures.
+fn run_all(args: &Args) -> (Report, Vec<Failure>) {
     let seeds = Mutex::new(args.seed..args.seed.saturating_add(args.runs));
-    let done = Mutex::new((Report::default(), None));
+    let done = Mutex::new((Report::default(), Vec::new(), Instant::now()));
+    let begin = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..args.threads.max(1) {
             scope.spawn(|| {
                 loop {
-                    let seed = lock(&seeds).next();
-                    let Some(seed) = seed.filter(|_| lock(&done).1.is_none()) else { break };
-                    match run(&args.config(seed)) {
-                        Ok(report) => lock(&done).0 += report,
-                        Err(failure) => _ = lock(&done).1.get_or_insert(failure),
+                    let is_over = lock(&done).1.len() >= FAILURES_MAX;
+                    let Some(seed) = lock(&seeds).next().filter(|_| !is_over) else { break };
+                    let result = run(&args.config(seed));
+                    let (sum, failures, told) = &mut *lock(&done);
+                    match result {
+                        Ok(report) => *sum += report,
+                        Err(failure) => {
+                            eprintln!("ubtrfs-sim: {failure}");
+                            failures.push(failure);
+                        }
+                    }
+                    if args.progress > 0 && told.elapsed().as_secs() >= args.progress {
+                        eprintln!("{:.0} s: {}", begin.elapsed().as_secs_f64(), sum.line());
+                        *told = Instant::now();
                     }
                 }
             });
         }
     });
-    done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    let (sum, failures, _) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    (sum, failures)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

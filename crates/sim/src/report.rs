@@ -4,72 +4,179 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::AddAssign;
 
+use ubtrfs_testkit::crash::CrashKind;
+
 /// Counts of what a run, or several, looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// Runs.
     pub runs: u64,
-    /// Operations by name: done and refused.
-    pub operations: BTreeMap<&'static str, (u64, u64)>,
-    /// Operations for which there was no space.
-    pub no_space: u64,
+    /// Runs by the number of devices, and the profiles of metadata and data.
+    pub shapes: BTreeMap<(usize, &'static str, &'static str), u64>,
+    /// Runs on filesystems that were full again and again.
+    pub tight_runs: u64,
+    /// Operations by name.
+    pub operations: BTreeMap<&'static str, Count>,
+    /// Filesystems that were emptied at the end of a run.
+    pub emptied: u64,
+    /// Of these, those that then had room for some files.
+    pub refilled: u64,
     /// Commits that an operation asked for.
     pub commits: u64,
     /// Commits that the engine made by itself.
     pub own_commits: u64,
     /// Comparisons of everything.
     pub compared: u64,
-    /// States after power cuts at which everything up to a write had arrived.
-    pub cut_states: u64,
-    /// States after power cuts at which a part of the last writes was lost or torn.
-    pub torn_states: u64,
-    /// Of these, those that showed the commit that was being made.
+    /// States after power cuts, by the way in which the power went.
+    pub cuts: BTreeMap<CrashKind, Cuts>,
+    /// Of those that were opened, those that showed the commit that was being made.
     pub new_states: u64,
+    /// Of those that were opened, those that showed a state inside of an operation.
+    pub inside_states: u64,
     /// States on which the engine went on after the cut.
     pub went_on: u64,
     /// States that `btrfs check` found clean.
     pub checked: u64,
     /// States that the kernel mounted and showed as the model.
     pub mounted: u64,
-    /// Repetitions on a device that failed.
-    pub faults: u64,
+    /// Repetitions on a device that failed, by what was to go wrong.
+    pub faults: BTreeMap<&'static str, Faults>,
+}
+
+/// Operations of one kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Count {
+    /// Both sides did it.
+    pub done: u64,
+    /// Both refused it.
+    pub refused: u64,
+    /// There was no space.
+    pub no_space: u64,
+    /// Of these, those that had done a part.
+    pub no_space_inside: u64,
+}
+
+/// States after power cuts of one kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cuts {
+    /// States that were made.
+    pub states: u64,
+    /// Of these, those that were opened, compared and checked.
+    pub opened: u64,
+}
+
+/// Repetitions on failing devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Faults {
+    /// Repetitions.
+    pub runs: u64,
+    /// Of these, those in which the fault came.
+    pub struck: u64,
+    /// Of these, those that nobody but the volume noticed.
+    pub unnoticed: u64,
     /// Of these, those that stopped the filesystem.
     pub aborted: u64,
+    /// Of these, those that left a part of an operation of several steps.
+    pub inside: u64,
+    /// States that a power cut after the failure may leave, opened, compared and checked.
+    pub cut: u64,
 }
 
 impl Report {
     /// All operations.
     pub fn operation_count(&self) -> u64 {
-        self.operations.values().map(|(done, refused)| done + refused).sum::<u64>() + self.no_space
+        self.operations.values().map(|count| count.done + count.refused + count.no_space).sum()
     }
 
     /// All states after power cuts.
     pub fn crash_state_count(&self) -> u64 {
-        self.cut_states + self.torn_states
+        self.cuts.values().map(|cuts| cuts.states).sum()
+    }
+
+    /// States after power cuts that were opened, compared and checked.
+    pub fn opened_state_count(&self) -> u64 {
+        self.cuts.values().map(|cuts| cuts.opened).sum()
+    }
+
+    /// Operations for which there was no space.
+    pub fn no_space_count(&self) -> u64 {
+        self.operations.values().map(|count| count.no_space).sum()
+    }
+
+    /// All repetitions on failing devices.
+    pub fn fault_sum(&self) -> Faults {
+        let mut sum = Faults::default();
+        self.faults.values().for_each(|faults| sum += *faults);
+        sum
+    }
+
+    /// One line of it, for who waits.
+    pub fn line(&self) -> String {
+        format!(
+            "{} runs, {} operations, {} crash states ({} opened), {} checked, {} mounted, {} faults",
+            self.runs,
+            self.operation_count(),
+            self.crash_state_count(),
+            self.opened_state_count(),
+            self.checked,
+            self.mounted,
+            self.fault_sum().struck
+        )
+    }
+}
+
+impl AddAssign for Count {
+    fn add_assign(&mut self, other: Self) {
+        self.done += other.done;
+        self.refused += other.refused;
+        self.no_space += other.no_space;
+        self.no_space_inside += other.no_space_inside;
+    }
+}
+
+impl AddAssign for Cuts {
+    fn add_assign(&mut self, other: Self) {
+        self.states += other.states;
+        self.opened += other.opened;
+    }
+}
+
+impl AddAssign for Faults {
+    fn add_assign(&mut self, other: Self) {
+        self.runs += other.runs;
+        self.struck += other.struck;
+        self.unnoticed += other.unnoticed;
+        self.aborted += other.aborted;
+        self.inside += other.inside;
+        self.cut += other.cut;
+    }
+}
+
+fn add_all<K: Ord, V: AddAssign + Default>(sum: &mut BTreeMap<K, V>, other: BTreeMap<K, V>) {
+    for (key, value) in other {
+        *sum.entry(key).or_default() += value;
     }
 }
 
 impl AddAssign for Report {
     fn add_assign(&mut self, other: Self) {
-        for (name, (done, refused)) in other.operations {
-            let entry = self.operations.entry(name).or_default();
-            entry.0 += done;
-            entry.1 += refused;
-        }
+        add_all(&mut self.shapes, other.shapes);
+        add_all(&mut self.operations, other.operations);
+        add_all(&mut self.cuts, other.cuts);
+        add_all(&mut self.faults, other.faults);
         let counts = [
             (&mut self.runs, other.runs),
-            (&mut self.no_space, other.no_space),
+            (&mut self.tight_runs, other.tight_runs),
+            (&mut self.emptied, other.emptied),
+            (&mut self.refilled, other.refilled),
             (&mut self.commits, other.commits),
             (&mut self.own_commits, other.own_commits),
             (&mut self.compared, other.compared),
-            (&mut self.cut_states, other.cut_states),
-            (&mut self.torn_states, other.torn_states),
             (&mut self.new_states, other.new_states),
+            (&mut self.inside_states, other.inside_states),
             (&mut self.went_on, other.went_on),
             (&mut self.checked, other.checked),
             (&mut self.mounted, other.mounted),
-            (&mut self.faults, other.faults),
-            (&mut self.aborted, other.aborted),
         ];
         for (sum, count) in counts {
             *sum += count;
@@ -79,25 +186,65 @@ impl AddAssign for Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let operations = self.operation_count();
-        writeln!(f, "{} runs, {operations} operations, {} commits", self.runs, self.commits)?;
-        for (name, (done, refused)) in &self.operations {
-            writeln!(f, "  {name}: {done} done, {refused} refused by both")?;
-        }
-        writeln!(f, "  without space: {}; own commits: {}", self.no_space, self.own_commits)?;
-        writeln!(f, "{} comparisons of everything", self.compared)?;
         writeln!(
             f,
-            "{} crash states: {} after each write, {} with writes lost or torn; {} showed the \
-             commit being made; on {} the engine went on",
+            "{} runs, {} of them on filesystems that were full; devices, metadata, data:",
+            self.runs, self.tight_runs
+        )?;
+        for ((devices, metadata, data), runs) in &self.shapes {
+            writeln!(f, "  {devices} {metadata} {data}: {runs}")?;
+        }
+        let (operations, commits) = (self.operation_count(), self.commits);
+        writeln!(
+            f,
+            "{operations} operations, {commits} commits and {} by the engine itself",
+            self.own_commits
+        )?;
+        for (name, count) in &self.operations {
+            write!(f, "  {name}: {} done, {} refused by both", count.done, count.refused)?;
+            if count.no_space > 0 {
+                write!(f, ", {} without space", count.no_space)?;
+            }
+            if count.no_space_inside > 0 {
+                write!(f, ", {} of them after a part was done", count.no_space_inside)?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(
+            f,
+            "{} comparisons of everything; {} filesystems emptied, {} of them with room then",
+            self.compared, self.emptied, self.refilled
+        )?;
+        writeln!(
+            f,
+            "{} crash states, {} opened, compared and checked; {} showed the commit being made, {} \
+             a state inside of an operation; on {} the engine went on",
             self.crash_state_count(),
-            self.cut_states,
-            self.torn_states,
+            self.opened_state_count(),
             self.new_states,
+            self.inside_states,
             self.went_on
         )?;
+        for (kind, cuts) in &self.cuts {
+            writeln!(f, "  {kind:?}: {} states, {} opened", cuts.states, cuts.opened)?;
+        }
         writeln!(f, "{} found clean by btrfs check", self.checked)?;
         writeln!(f, "{} mounted by the kernel, read-only and read-write", self.mounted)?;
-        write!(f, "{} runs on a failing device, {} aborted", self.faults, self.aborted)
+        let sum = self.fault_sum();
+        write!(f, "{} repetitions on failing devices, {} struck", sum.runs, sum.struck)?;
+        for (name, faults) in &self.faults {
+            write!(
+                f,
+                "\n  {name}: {} runs, {} struck, {} unnoticed, {} aborted, {} inside of an \
+                 operation, {} states of cuts after it",
+                faults.runs,
+                faults.struck,
+                faults.unnoticed,
+                faults.aborted,
+                faults.inside,
+                faults.cut
+            )?;
+        }
+        Ok(())
     }
 }

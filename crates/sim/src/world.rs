@@ -1,21 +1,23 @@
-//! The engine on its simulated device, and the model beside it.
+//! The engine on its simulated devices, and the model beside it.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use ubtrfs_engine::{Filesystem, OpenOptions, mkfs};
+use ubtrfs_engine::{Error, Filesystem, OpenOptions, Reservation, mkfs};
 use ubtrfs_rt::Runtime;
-use ubtrfs_testkit::crash::SimDevice;
-use ubtrfs_testkit::model::{Id, Limits, Model, New, TOP_LEVEL};
+use ubtrfs_testkit::crash::SimArray;
+use ubtrfs_testkit::model::{Id, Limits, Model, New, RenameMode, TOP_LEVEL};
 use ubtrfs_testkit::snapshot::Timestamp;
-use ubtrfs_volume::{Device, Volume, VolumeOptions};
+use ubtrfs_volume::{Volume, VolumeOptions};
 
-use crate::compare::{self, Differs};
-use crate::config::Config;
-use crate::op::{Effect, Failed, Op, to_engine};
+use crate::compare::{self, Differs, Wrong};
+use crate::config::Shape;
+use crate::op::{Effect, Failed, Last, Op, to_engine, to_model};
 
-/// Clean tree blocks that are kept: few enough that some are read again.
-const CACHE_BYTES: usize = 8 << 20;
+/// References that a step of a deletion drops, about, and steps that none has.
+const CLEAN_STEP_REFS: usize = 20;
+const CLEAN_STEPS_MAX: usize = 100_000;
 
 /// What came of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,23 +26,93 @@ pub(crate) enum Outcome {
     Done(Effect),
     /// Both refused it.
     Refused,
-    /// The engine had no space, and changed nothing.
+    /// The engine had no space; the model is as much further as the engine.
     NoSpace,
-    /// The device failed, and nothing was changed.
+    /// The device failed; the model is as much further as the engine.
     DeviceFailed,
+    /// The device failed, and the filesystem takes no more: what was done of the operation is gone
+    /// when it is opened again.
+    Stopped,
+}
+
+/// What may be wrong with what the engine shows, after what was done to its devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lenience {
+    /// Nothing.
+    Nothing,
+    /// Bytes that have no checksums.
+    UnprotectedBytes,
+    /// These, and it may say that it cannot read something.
+    Damage,
+}
+
+impl Lenience {
+    pub(crate) fn allows(self, wrong: &Wrong) -> bool {
+        match wrong {
+            Wrong::Other(_) => false,
+            Wrong::UnprotectedBytes(_) => self != Self::Nothing,
+            Wrong::Unreadable(_) => self == Self::Damage,
+        }
+    }
+}
+
+/// What may be seen of a commit.
+#[derive(Clone, Debug)]
+pub(crate) struct Committed {
+    /// The state then; of one that came in the middle of an operation, that before it and that
+    /// after it.
+    pub(crate) models: Vec<Model>,
+    /// The operation in the middle of which it came, and the state before that: the states inside
+    /// may be seen, too.
+    pub(crate) inside: Option<Rc<(Op, Model)>>,
+}
+
+impl Committed {
+    pub(crate) fn of(model: &Model) -> Self {
+        Self { models: vec![durable(model)], inside: None }
+    }
+
+    /// The state that a filesystem shows, if it may be seen.
+    ///
+    /// # Errors
+    /// How it differs from the last of those that lie outside of operations.
+    pub(crate) fn shown(&self, fs: &Filesystem, lenience: Lenience) -> Differs<Model> {
+        let all = |model: &Model| compare::all_but(fs, model, |wrong| lenience.allows(wrong));
+        let mut last = "no state".to_owned();
+        for model in &self.models {
+            match all(model) {
+                Ok(_) => return Ok(model.clone()),
+                Err(wrong) => last = wrong.into(),
+            }
+        }
+        if let Some(inside) = &self.inside {
+            let (op, before) = &**inside;
+            let shown = op.inside(before).map(|model| durable(&model)).find(|model| {
+                let changed = op.touched(before).into_iter().next_back();
+                let is_first = |id| match compare::inode(fs, model, id) {
+                    Ok(()) => true,
+                    Err(wrong) => lenience.allows(&wrong),
+                };
+                changed.is_none_or(is_first) && all(model).is_ok()
+            });
+            return shown.ok_or(format!("{last}; nor a beginning of {op:?}"));
+        }
+        Err(last)
+    }
 }
 
 /// Engine and model, and what is durable.
 #[derive(Debug)]
 pub(crate) struct World {
-    pub(crate) device: Arc<SimDevice>,
+    pub(crate) array: SimArray,
     pub(crate) fs: Filesystem,
     pub(crate) model: Model,
-    /// What may be seen of each commit since the recording began: of one that came in the middle of
-    /// an operation, either the state before it or the one after it.
-    pub(crate) commits: BTreeMap<u64, Vec<Model>>,
+    /// What may be seen of each commit since the recording began.
+    pub(crate) commits: BTreeMap<u64, Committed>,
     /// How many writes and flushes had been recorded when a commit was promised.
     pub(crate) promised: Vec<(usize, u64)>,
+    pub(crate) lenience: Lenience,
+    shape: Rc<Shape>,
     seed: u64,
     opened: u64,
     /// Whether each operation is told before it is done, for who looks for one that hangs.
@@ -49,43 +121,68 @@ pub(crate) struct World {
 
 impl World {
     /// A new filesystem.
-    pub(crate) fn make(config: &Config) -> Self {
-        let (options, len_bytes) = config.filesystem();
-        let device = Arc::new(SimDevice::new(len_bytes));
-        let runtime = Arc::new(Runtime::simulated(config.seed));
-        let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
-        let volume = mkfs(devices, &options, &runtime)
-            .unwrap_or_else(|error| panic!("mkfs of {len_bytes} bytes, {options:?}: {error}"));
-        let fs = Filesystem::open(volume, open_options(runtime))
+    pub(crate) fn make(shape: Rc<Shape>, seed: u64) -> Self {
+        let array = SimArray::new(&shape.lens_bytes);
+        let runtime = Arc::new(Runtime::simulated(seed));
+        let options = &shape.options;
+        let volume = mkfs(array.devices(), options, &runtime)
+            .unwrap_or_else(|error| panic!("mkfs of {shape:?}: {error}"));
+        let fs = Filesystem::open(volume, open_options(&shape, runtime))
             .unwrap_or_else(|error| panic!("opening what mkfs made: {error}"));
         let nodesize = usize::try_from(options.nodesize_bytes).expect("a size fits");
         let model = new_model(&fs, nodesize);
-        Self::of(device, fs, model, config.seed)
+        Self::with(array, fs, model, shape, seed)
     }
 
-    /// What lies on a device, where the model is the state that it holds.
+    /// What lies on devices, where the model is the state that they hold.
     ///
     /// # Errors
     /// That it does not open.
-    pub(crate) fn open(device: SimDevice, model: Model, seed: u64) -> Differs<Self> {
-        let device = Arc::new(device);
-        let fs = open(&device, seed)?;
-        Ok(Self::of(device, fs, model, seed))
+    pub(crate) fn open(
+        array: SimArray,
+        model: Model,
+        shape: Rc<Shape>,
+        seed: u64,
+    ) -> Differs<Self> {
+        let fs = open(&array, &shape, seed).map_err(|error| not_open(&error))?;
+        Ok(Self::with(array, fs, model, shape, seed))
     }
 
-    fn of(device: Arc<SimDevice>, fs: Filesystem, model: Model, seed: u64) -> Self {
-        let (commits, promised) = (BTreeMap::new(), Vec::new());
-        let traces = std::env::var_os("UBTRFS_SIM_TRACE").is_some();
-        let mut world = Self { device, fs, model, commits, promised, seed, opened: 0, traces };
+    /// What is open already.
+    pub(crate) fn with(
+        array: SimArray,
+        fs: Filesystem,
+        model: Model,
+        shape: Rc<Shape>,
+        seed: u64,
+    ) -> Self {
+        array.suspend_faults(true);
+        let mut world = Self {
+            array,
+            fs,
+            model,
+            commits: BTreeMap::new(),
+            promised: Vec::new(),
+            lenience: Lenience::Nothing,
+            shape,
+            seed,
+            opened: 0,
+            traces: std::env::var_os("UBTRFS_SIM_TRACE").is_some(),
+        };
         world.begin_recording();
         world
     }
 
+    /// What it was made as.
+    pub(crate) fn shape(&self) -> &Rc<Shape> {
+        &self.shape
+    }
+
     /// Forgets how things came to be as they are now, which a commit made durable.
     pub(crate) fn begin_recording(&mut self) {
-        self.device.begin();
+        self.array.begin();
         let generation = self.generation();
-        self.commits = BTreeMap::from([(generation, vec![durable(&self.model)])]);
+        self.commits = BTreeMap::from([(generation, Committed::of(&self.model))]);
         self.promised = vec![(0, generation)];
     }
 
@@ -94,7 +191,19 @@ impl World {
         self.fs.superblock().generation.get()
     }
 
-    /// Does an operation to both sides, and compares what it touched.
+    /// The commit that was promised last when so many writes and flushes had been recorded.
+    pub(crate) fn promised_at(&self, events: usize) -> u64 {
+        let promised = self.promised.iter().rev().find(|(at, _)| *at <= events);
+        promised.map_or(0, |(_, generation)| *generation)
+    }
+
+    /// How many writes and flushes had been recorded when a commit was last promised.
+    pub(crate) fn last_promise(&self) -> usize {
+        self.promised.last().map_or(0, |(events, _)| *events)
+    }
+
+    /// Does an operation to both sides, and compares what it touched. Faults strike the engine's
+    /// part alone.
     ///
     /// # Errors
     /// How they differ.
@@ -104,54 +213,154 @@ impl World {
         if self.traces {
             eprintln!("commit {before}: {op:?}");
         }
+        self.array.suspend_faults(false);
         let result = op.on_engine(&self.fs);
-        let outcome = match result {
+        self.array.suspend_faults(true);
+        let outcome = self.outcome(op, result, &model_before)?;
+        self.note_commits(op, before, &model_before, outcome);
+        if outcome == Outcome::Stopped {
+            return Ok(outcome);
+        }
+        let made = match outcome {
+            Outcome::Done(effect) => effect.made,
+            _ => None,
+        };
+        for id in op.touched(&model_before).into_iter().chain(made) {
+            self.is_shown(&self.model, id)
+                .map_err(|wrong| format!("{}, after {op:?}, {outcome:?}", String::from(wrong)))?;
+        }
+        Ok(outcome)
+    }
+
+    /// Whether the engine shows an inode as a model does.
+    fn is_shown(&self, model: &Model, id: Id) -> Result<(), Wrong> {
+        match compare::inode(&self.fs, model, id) {
+            Err(wrong) if self.lenience.allows(&wrong) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn outcome(
+        &mut self,
+        op: &Op,
+        result: Result<Effect, Failed>,
+        before: &Model,
+    ) -> Differs<Outcome> {
+        match result {
             Ok(effect) => match op.on_model(&mut self.model, effect.made) {
-                Ok(orphan) if orphan == effect.orphan => Outcome::Done(effect),
-                Ok(orphan) => {
-                    return Err(format!("{:?} is left, not {orphan:?}: {op:?}", effect.orphan));
+                Ok(expected) if expected == effect => Ok(Outcome::Done(effect)),
+                // Damaged bytes are the same no more.
+                Ok(_) if self.lenience != Lenience::Nothing && effect.told == Some(0) => {
+                    self.model = before.clone();
+                    Ok(Outcome::Done(effect))
                 }
-                Err(refusal) => return Err(format!("the model refuses, {refusal:?}: {op:?}")),
+                Ok(expected) => Err(format!("{effect:?}, not {expected:?}: {op:?}")),
+                Err(refusal) => Err(format!("the model refuses, {refusal:?}: {op:?}")),
             },
             Err(Failed::Refused(refusal)) => {
                 let by_model = op.on_model(&mut self.model, None);
                 if by_model != Err(refusal) {
                     return Err(format!("{refusal:?} by the engine, {by_model:?} here: {op:?}"));
                 }
-                Outcome::Refused
+                Ok(Outcome::Refused)
             }
-            Err(Failed::NoSpace) => Outcome::NoSpace,
-            Err(Failed::Device(error)) => match self.device.fault_count() {
-                0 => return Err(format!("{error}: {op:?}")),
-                _ => Outcome::DeviceFailed,
-            },
-            Err(Failed::Unexpected(error)) => return Err(format!("{error}: {op:?}")),
-        };
-        let touched = op.touched(&model_before);
-        self.note_commits(op, before, &model_before);
-        let made = match outcome {
-            Outcome::Done(effect) => effect.made,
+            Err(Failed::NoSpace) => {
+                self.follow(op, before)?;
+                Ok(Outcome::NoSpace)
+            }
+            Err(Failed::Device(error)) if self.array.strikes().is_empty() => {
+                Err(format!("{error}: {op:?}"))
+            }
+            Err(Failed::Device(_)) if self.is_aborted() => Ok(Outcome::Stopped),
+            Err(Failed::Device(error)) => {
+                self.follow(op, before).map_err(|why| format!("{why} (it failed with {error})"))?;
+                Ok(Outcome::DeviceFailed)
+            }
+            Err(Failed::Unexpected(error)) => Err(format!("{error}: {op:?}")),
+        }
+    }
+
+    /// Whether it takes no more changes, because something failed.
+    pub(crate) fn is_aborted(&self) -> bool {
+        matches!(self.fs.begin(Reservation::items(0)).map(drop), Err(Error::Aborted { .. }))
+    }
+
+    /// After an operation failed half way, lets the model be in the state that the engine shows:
+    /// that before it, or, where it has several steps, one inside of it.
+    ///
+    /// # Errors
+    /// That it shows none of them.
+    fn follow(&mut self, op: &Op, before: &Model) -> Differs {
+        let touched = op.touched(before);
+        let is_shown = |model: &Model| touched.iter().all(|id| self.is_shown(model, *id).is_ok());
+        if is_shown(before) {
+            return Ok(());
+        }
+        let mut after = before.clone();
+        let whiteout = match op {
+            Op::Rename { from, from_name, mode: RenameMode::Whiteout, .. } => {
+                self.fs.lookup(to_engine(*from), from_name).ok().map(to_model)
+            }
             _ => None,
         };
-        for id in touched.into_iter().chain(made) {
-            compare::inode(&self.fs, &self.model, id)
-                .map_err(|what| format!("{what}, after {op:?}, {outcome:?}"))?;
+        // The name is gone, and the rest follows when the filesystem is opened again.
+        let is_removal = matches!(
+            op,
+            Op::Evict { .. }
+                // What is remembered of the subvolume may be read last.
+                | Op::SetReadOnly { .. }
+                | Op::Unlink { last: Last::Goes, .. }
+                | Op::Rmdir { last: Last::Goes, .. }
+                | Op::Rename { last: Last::Goes, .. }
+        );
+        let after = match is_removal && op.on_model(&mut after, whiteout).is_ok() {
+            true => Some(after),
+            false => None,
+        };
+        let shown = op.inside(before).chain(after).find(is_shown);
+        self.model = shown.ok_or_else(|| format!("neither undone nor a beginning: {op:?}"))?;
+        Ok(())
+    }
+
+    /// Frees what deleted subvolumes held, in small steps: what an earlier session or one before a
+    /// cut began is gone on with.
+    ///
+    /// # Errors
+    /// That it fails, or does not end.
+    pub(crate) fn finish_deletions(&mut self) -> Differs {
+        for _ in 0..CLEAN_STEPS_MAX {
+            let (before, model) = (self.generation(), self.model.clone());
+            let more = self.fs.clean_deleted_step(CLEAN_STEP_REFS).map_err(|e| e.to_string())?;
+            self.note_commits(&Op::CleanDeleted { part: None }, before, &model, Outcome::Refused);
+            if more {
+                continue;
+            }
+            let infos = self.fs.subvolumes().map_err(|error| error.to_string())?;
+            return match infos.iter().find(|info| info.deleted) {
+                None => Ok(()),
+                Some(info) => Err(format!("subvolume {} is left of a deletion", info.id)),
+            };
         }
-        Ok(outcome)
+        Err("the dropping of deleted subvolumes does not end".to_owned())
     }
 
     /// Takes down the commits that an operation brought, asked for or not.
-    fn note_commits(&mut self, op: &Op, before: u64, model_before: &Model) {
+    fn note_commits(&mut self, op: &Op, before: u64, model_before: &Model, outcome: Outcome) {
         let after = self.generation();
         for generation in before + 1..=after {
-            let mut states = vec![durable(model_before)];
-            if op.is_in_parts() && self.model != *model_before {
-                states.push(durable(&self.model));
+            let mut committed = Committed::of(model_before);
+            if op.is_in_parts() {
+                if self.model != *model_before {
+                    committed.models.push(durable(&self.model));
+                }
+                committed.inside = Some(Rc::new((op.clone(), model_before.clone())));
             }
-            self.commits.insert(generation, states);
+            self.commits.insert(generation, committed);
         }
+        // What failed was written, perhaps, and not promised.
+        let after = if outcome == Outcome::Stopped { after - 1 } else { after };
         if after > before {
-            self.promised.push((self.device.recording().event_count(), after));
+            self.promised.push((self.array.event_count(), after));
         }
     }
 
@@ -161,7 +370,8 @@ impl World {
     /// That it does not open.
     pub(crate) fn reopen(&mut self) -> Differs {
         self.opened += 1;
-        self.fs = open(&self.device, self.seed.wrapping_add(self.opened << 32))?;
+        let seed = self.seed.wrapping_add(self.opened << 32);
+        self.fs = open(&self.array, &self.shape, seed).map_err(|error| not_open(&error))?;
         self.model.evict_all();
         Ok(())
     }
@@ -174,20 +384,28 @@ pub(crate) fn durable(model: &Model) -> Model {
     model
 }
 
-/// Opens what lies on a device.
+/// Opens what lies on devices.
 ///
 /// # Errors
-/// That it does not open.
-pub(crate) fn open(device: &Arc<SimDevice>, seed: u64) -> Differs<Filesystem> {
-    let devices = vec![Arc::clone(device) as Arc<dyn Device>];
-    let volume = Volume::open(devices, &VolumeOptions::default())
-        .map_err(|error| format!("the volume does not open: {error}"))?;
-    Filesystem::open(volume, open_options(Arc::new(Runtime::simulated(seed))))
-        .map_err(|error| format!("the filesystem does not open: {error}"))
+/// The engine's.
+pub(crate) fn open(array: &SimArray, shape: &Shape, seed: u64) -> Result<Filesystem, Error> {
+    let volume = Volume::open(array.devices(), &VolumeOptions::default())?;
+    Filesystem::open(volume, open_options(shape, Arc::new(Runtime::simulated(seed))))
 }
 
-fn open_options(runtime: Arc<Runtime>) -> OpenOptions {
-    OpenOptions { runtime, cache_bytes: CACHE_BYTES, ..OpenOptions::default() }
+/// What is wrong where nothing may keep a filesystem from being opened.
+pub(crate) fn not_open(error: &Error) -> String {
+    format!("it does not open: {error}")
+}
+
+fn open_options(shape: &Shape, runtime: Arc<Runtime>) -> OpenOptions {
+    OpenOptions {
+        runtime,
+        cache_bytes: shape.cache_bytes,
+        discard: shape.discard,
+        grow_device: shape.grows_when_full,
+        ..OpenOptions::default()
+    }
 }
 
 /// The model of a filesystem that was just made.

@@ -27,7 +27,7 @@ use ubtrfs_ondisk::{KeyType, LogicalAddr, RootId};
 use super::{CheckMode, CheckOutcome, btrfs_checks, complaints};
 use crate::run::run;
 
-/// What the lowmem mode says at its end when it found something in trees of files.
+/// What either mode says at its end when it found something in trees of files.
 const LOWMEM_SUMMARY: &str = "ERROR: errors found in fs roots";
 
 /// As [`super::assert_checks_clean`], for an image that holds an inode with an extended reference

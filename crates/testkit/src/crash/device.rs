@@ -2,104 +2,57 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use ubtrfs_ondisk::PhysicalAddr;
+use ubtrfs_ondisk::superblock::SUPERBLOCK_BYTES;
 use ubtrfs_volume::Device;
 
+use super::array::{Effect, Fault, Request, SimArray, failure};
 use super::image::Image;
 use super::states::{Event, Recording};
 use super::{CrashState, SECTOR_BYTES, is_superblock};
 
 const BLOCK: u64 = 4096;
-
-/// What a device is asked to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Request {
-    /// A read of any length.
-    Read,
-    /// A write of any length; each buffer of a request is one.
-    Write,
-    /// A flush.
-    Flush,
-}
-
-/// What goes wrong with a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Effect {
-    /// It fails, and nothing was done.
-    Fail,
-    /// A write stores so many sectors of 512 bytes, then fails; that of a superblock and another
-    /// request fail.
-    Tear {
-        /// Sectors that arrive; at most what the write has.
-        sectors: usize,
-    },
-    /// One bit is another: of what a read returns, or of what a write stores. Nothing fails.
-    Corrupt {
-        /// The byte it is in, counted modulo the request's length.
-        byte: usize,
-    },
-    /// It takes longer.
-    Delay(Duration),
-}
-
-/// A fault to come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fault {
-    /// Which kind of request it strikes.
-    pub request: Request,
-    /// How many requests of that kind go well before it.
-    pub after: u64,
-    /// What happens.
-    pub effect: Effect,
-    /// Whether it strikes all requests of that kind from then on.
-    pub stays: bool,
-}
+const BLOCK_BYTES: usize = 4096;
+const SUPERBLOCK_SECTORS: usize = SUPERBLOCK_BYTES / SECTOR_BYTES;
 
 /// A device in memory that records what is written to it and when it is flushed, and that fails
-/// when it is told to.
+/// when it is told to: one of a [`SimArray`], or alone.
 #[derive(Debug)]
 pub struct SimDevice {
-    len_bytes: u64,
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    recording: Recording,
-    faults: Vec<Fault>,
-    fault_count: u64,
+    array: SimArray,
+    index: usize,
 }
 
 impl SimDevice {
-    /// An empty one of that length.
+    /// An empty one of that length, alone.
     pub fn new(len_bytes: u64) -> Self {
         Self::of_image(Image::new(len_bytes))
     }
 
-    /// One that holds what the image does.
+    /// One that holds what the image does, alone.
     pub fn of_image(image: Image) -> Self {
-        let len_bytes = image.len_bytes();
-        let state = State { recording: Recording::new(image), faults: Vec::new(), fault_count: 0 };
-        Self { len_bytes, state: Mutex::new(state) }
+        Self::in_array(SimArray::of_images(vec![image]), 0)
     }
 
-    /// Takes what is there as arrived, and forgets how it came.
+    pub(super) fn in_array(array: SimArray, index: usize) -> Self {
+        Self { array, index }
+    }
+
+    /// As [`SimArray::begin`].
     pub fn begin(&self) {
-        let mut state = self.state();
-        state.recording = Recording::new(state.recording.now().clone());
+        self.array.begin();
     }
 
-    /// What was recorded since [`Self::begin`].
+    /// As [`SimArray::recording`].
     pub fn recording(&self) -> Recording {
-        self.state().recording.clone()
+        self.array.recording()
     }
 
     /// What it holds now.
     pub fn image(&self) -> Image {
-        self.state().recording.now().clone()
+        self.array.state().recording.now()[self.index].clone()
     }
 
     /// Writes out what it holds now as a sparse image file, for judges that read files.
@@ -110,75 +63,44 @@ impl SimDevice {
         self.image().write_to(file);
     }
 
-    /// Plans a fault, beside those planned before; each counts its requests from now on.
+    /// As [`SimArray::plan`].
     pub fn plan(&self, fault: Fault) {
-        self.state().faults.push(fault);
+        self.array.plan(fault);
     }
 
-    /// Forgets all faults that are planned.
+    /// As [`SimArray::forget_faults`].
     pub fn forget_faults(&self) {
-        self.state().faults.clear();
-    }
-
-    /// How often a fault struck.
-    pub fn fault_count(&self) -> u64 {
-        self.state().fault_count
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts a request; returns what goes wrong with it, once any delay is over.
-    fn count(&self, request: Request) -> Option<Effect> {
-        let effects = {
-            let mut state = self.state();
-            let mut effects = Vec::new();
-            state.faults.retain_mut(|fault| {
-                if fault.request != request {
-                    return true;
-                }
-                if fault.after > 0 {
-                    fault.after -= 1;
-                    return true;
-                }
-                effects.push(fault.effect);
-                fault.stays
-            });
-            state.fault_count += u64::try_from(effects.len()).expect("a count fits");
-            effects
-        };
-        let mut wrong = None;
-        for effect in effects {
-            match effect {
-                Effect::Delay(time) => std::thread::sleep(time),
-                other => wrong = wrong.or(Some(other)),
-            }
-        }
-        wrong
+        self.array.forget_faults();
     }
 
     fn store(&self, at: PhysicalAddr, mut bytes: Vec<u8>) -> io::Result<()> {
-        check_range(at, bytes.len(), self.len_bytes)?;
+        check_range(at, bytes.len(), self.len_bytes())?;
         let mut result = Ok(());
-        match self.count(Request::Write) {
+        match self.array.count(self.index, Request::Write, at.0, bytes.len()) {
             Some(Effect::Fail) => return Err(failure()),
-            Some(Effect::Tear { .. }) if is_superblock(at.0, bytes.len()) => return Err(failure()),
             Some(Effect::Tear { sectors }) => {
+                if is_superblock(at.0, bytes.len()) && sectors < SUPERBLOCK_SECTORS {
+                    return Err(failure());
+                }
                 bytes.truncate(sectors.saturating_mul(SECTOR_BYTES).min(bytes.len()));
                 result = Err(failure());
             }
             Some(Effect::Corrupt { byte }) => flip(&mut bytes, byte),
             _ => {}
         }
-        self.state().recording.push(Event::Write { at: at.0, bytes: Arc::from(bytes) });
+        self.record(Event::Write { at: at.0, bytes: Arc::from(bytes) });
         result
+    }
+
+    fn record(&self, event: Event) {
+        self.array.state().recording.push(self.index, event);
     }
 }
 
 impl From<CrashState> for SimDevice {
+    /// The first device of the state.
     fn from(state: CrashState) -> Self {
-        Self::of_image(state.image)
+        SimArray::of_images(state.images).device(0)
     }
 }
 
@@ -186,10 +108,6 @@ fn flip(bytes: &mut [u8], byte: usize) {
     if let Some(at) = byte.checked_rem(bytes.len()) {
         bytes[at] ^= 0x10;
     }
-}
-
-fn failure() -> io::Error {
-    io::Error::other("the simulated device fails")
 }
 
 fn check_range(at: PhysicalAddr, len: usize, device_len_bytes: u64) -> io::Result<()> {
@@ -202,20 +120,20 @@ fn check_range(at: PhysicalAddr, len: usize, device_len_bytes: u64) -> io::Resul
 
 impl Device for SimDevice {
     fn name(&self) -> String {
-        "simulated".to_owned()
+        format!("simulated device {}", self.index + 1)
     }
 
     fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.array.state().recording.now()[self.index].len_bytes()
     }
 
     fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
-        check_range(at, buf.len(), self.len_bytes)?;
-        let effect = self.count(Request::Read);
+        check_range(at, buf.len(), self.len_bytes())?;
+        let effect = self.array.count(self.index, Request::Read, at.0, buf.len());
         if matches!(effect, Some(Effect::Fail | Effect::Tear { .. })) {
             return Err(failure());
         }
-        self.state().recording.now().read(at.0, buf);
+        self.array.state().read(self.index, at.0, buf);
         if let Some(Effect::Corrupt { byte }) = effect {
             flip(buf, byte);
         }
@@ -228,10 +146,11 @@ impl Device for SimDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        if matches!(self.count(Request::Flush), Some(Effect::Fail | Effect::Tear { .. })) {
+        let effect = self.array.count(self.index, Request::Flush, 0, 0);
+        if matches!(effect, Some(Effect::Fail | Effect::Tear { .. })) {
             return Err(failure());
         }
-        self.state().recording.push(Event::Flush);
+        self.record(Event::Flush);
         Ok(())
     }
 
@@ -239,15 +158,17 @@ impl Device for SimDevice {
         // Reads of what was discarded may give anything: here what no reader takes for its own.
         let (first, end) = (at.0.div_ceil(BLOCK), at.0.saturating_add(len_bytes) / BLOCK);
         let stored = self.image().stored_blocks(first..end.max(first));
-        for block in stored {
-            let bytes = Arc::from([0xd5; 4096]);
-            self.state().recording.push(Event::Write { at: block * BLOCK, bytes });
+        // Neighbours go together, as the device was asked.
+        for run in stored.chunk_by(|one, next| one + 1 == *next) {
+            let bytes = Arc::from(vec![0xd5; run.len() * BLOCK_BYTES]);
+            self.record(Event::Write { at: run[0] * BLOCK, bytes });
         }
         Ok(())
     }
 
-    fn resize(&self, _len_bytes: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+    fn resize(&self, len_bytes: u64) -> io::Result<()> {
+        self.record(Event::Resize { len_bytes });
+        Ok(())
     }
 
     fn is_read_only(&self) -> bool {

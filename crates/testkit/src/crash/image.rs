@@ -36,6 +36,59 @@ impl Image {
         self.len_bytes
     }
 
+    /// Cuts it off, or adds zeros.
+    pub fn resize(&mut self, len_bytes: u64) {
+        if len_bytes < self.len_bytes {
+            let groups = Arc::make_mut(&mut self.groups);
+            let (first, inside) = (len_bytes / BLOCK, len_bytes % BLOCK);
+            groups.split_off(&(first / GROUP_BLOCKS + 1));
+            if let Some(group) = groups.get_mut(&(first / GROUP_BLOCKS)) {
+                let cut = Arc::make_mut(group).split_off(&first);
+                if let Some(block) = cut.get(&first).filter(|_| inside > 0) {
+                    let mut kept = **block;
+                    kept[usize::try_from(inside).expect("less than a block")..].fill(0);
+                    Arc::make_mut(group).insert(first, Arc::new(kept));
+                }
+            }
+        }
+        self.len_bytes = len_bytes;
+    }
+
+    /// Whether both are as long, and hold the same in each of those blocks.
+    pub fn is_same_in(&self, other: &Self, blocks: &BlockSet) -> bool {
+        if self.len_bytes != other.len_bytes {
+            return false;
+        }
+        if Arc::ptr_eq(&self.groups, &other.groups) {
+            return true;
+        }
+        let covers = |one: &Self, two: &Self| {
+            one.groups.iter().all(|(number, group)| {
+                let others = two.groups.get(number);
+                if others.is_some_and(|others| Arc::ptr_eq(group, others)) {
+                    return true;
+                }
+                group.iter().all(|(block, bytes)| {
+                    let their = others.and_then(|others| others.get(block));
+                    match their {
+                        Some(their) if Arc::ptr_eq(their, bytes) => true,
+                        _ if !blocks.contains(*block) => true,
+                        Some(their) => their == bytes,
+                        None => bytes.iter().all(|byte| *byte == 0),
+                    }
+                })
+            })
+        };
+        covers(self, other) && covers(other, self)
+    }
+
+    /// Takes over what the other holds in a range.
+    pub(super) fn copy_range(&mut self, other: &Self, at: u64, len: usize) {
+        let mut bytes = vec![0; len];
+        other.read(at, &mut bytes);
+        self.write(at, &bytes);
+    }
+
     /// Fills `buffer` from `at` on. The range must lie inside.
     pub fn read(&self, at: u64, buffer: &mut [u8]) {
         for_each_block(at, buffer.len(), |block, inside, range| {
@@ -80,6 +133,41 @@ impl Image {
         file.set_len(self.len_bytes).expect("the image can be that long");
         for (block, bytes) in self.groups.values().flat_map(|group| group.iter()) {
             file.write_all_at(&bytes[..], block * BLOCK).expect("the image can be written");
+        }
+    }
+}
+
+/// Numbers of blocks of 4 KiB.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BlockSet {
+    words: Vec<u64>,
+}
+
+impl BlockSet {
+    /// Whether a block is in it.
+    pub fn contains(&self, block: u64) -> bool {
+        let word = usize::try_from(block / 64).ok().and_then(|index| self.words.get(index));
+        word.is_some_and(|word| word >> (block % 64) & 1 != 0)
+    }
+
+    /// Takes in the blocks that a range of bytes touches.
+    pub fn insert_range(&mut self, at: u64, len: usize) {
+        for_each_block(at, len, |block, _, _| {
+            let index = usize::try_from(block / 64).expect("an image in memory");
+            if self.words.len() <= index {
+                self.words.resize(index + 1, 0);
+            }
+            self.words[index] |= 1 << (block % 64);
+        });
+    }
+
+    /// Takes in all that the other has.
+    pub fn insert_all(&mut self, other: &Self) {
+        if self.words.len() < other.words.len() {
+            self.words.resize(other.words.len(), 0);
+        }
+        for (word, others) in self.words.iter_mut().zip(&other.words) {
+            *word |= others;
         }
     }
 }

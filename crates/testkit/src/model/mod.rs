@@ -6,6 +6,7 @@
 //! model only wants them to be new. A clone is cheap and shares what does not change.
 
 mod bytes;
+mod contents;
 mod names;
 mod rename;
 mod subvolumes;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use crate::snapshot::{Kind, Timestamp};
 pub use bytes::SparseBytes;
-pub use names::Piece;
+pub use contents::{Copied, Piece, Progress};
 pub use rename::{Place, RenameMode};
 
 /// An inode: its subvolume and its number there.
@@ -186,6 +187,8 @@ pub struct Limits {
     pub name_bytes: usize,
     /// Bytes of a symbolic link's target.
     pub target_bytes: usize,
+    /// Bytes of an item's data in a leaf.
+    pub item_bytes: usize,
     /// Bytes of an extended attribute's name and value together.
     pub xattr_bytes: usize,
     /// Names of one inode.
@@ -201,6 +204,7 @@ impl Limits {
         let item_bytes = nodesize_bytes - 101 - 25;
         Self {
             name_bytes: 255,
+            item_bytes,
             // After the head of an inline extent.
             target_bytes: (item_bytes - 21).min(4095),
             // After the head of an entry.

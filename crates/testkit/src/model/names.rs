@@ -1,14 +1,19 @@
-//! Operations on names, attributes and contents. Each first refuses, in the order in which the
+//! Operations on names and attributes. Each first refuses, in the order in which the
 //! engine does, and then changes.
 
 use std::collections::BTreeMap;
 
+use ubtrfs_ondisk::hash::name_hash;
 use ubtrfs_ondisk::inode::flags;
 
 use super::{Change, Content, Id, Model, New, Node, Refusal, Result, SparseBytes, Target};
 use crate::snapshot::Kind;
 
 const PERMISSIONS: u32 = 0o7777;
+/// Bytes before the name of an extended attribute.
+const ENTRY_BYTES: usize = 30;
+const COMPRESSION_XATTR: &[u8] = b"btrfs.compression";
+const COMPRESSION_FLAGS: u64 = flags::COMPRESS | flags::NOCOMPRESS;
 
 /// What a name leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,15 +29,6 @@ pub(super) enum Named {
 pub(super) enum Growth {
     Allowed,
     Forbidden,
-}
-
-/// Bytes at an offset of a file.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Piece {
-    /// Where they begin.
-    pub offset: u64,
-    /// They.
-    pub bytes: Vec<u8>,
 }
 
 impl Model {
@@ -80,7 +76,7 @@ impl Model {
         if entries.contains_key(name) {
             return Err(Refusal::Exists);
         }
-        node.flags = inherited_flags(self.found(dir)?.flags, &node);
+        inherit(self.found(dir)?, &mut node);
         let id = Id { root: dir.root, inode: number };
         self.insert(id, node);
         self.enter(dir, name, Target::Inode(number));
@@ -101,7 +97,7 @@ impl Model {
         self.entries(dir)?;
         let mut node = Node::new(new, content);
         node.nlink = 0;
-        node.flags = inherited_flags(self.found(dir)?.flags, &node);
+        inherit(self.found(dir)?, &mut node);
         let id = Id { root: dir.root, inode: number };
         self.insert(id, node);
         Ok(id)
@@ -275,8 +271,26 @@ impl Model {
         }
         self.writable(id.root)?;
         self.permitted(id, Growth::Forbidden)?;
+        // Those whose names have one hash share an item.
+        let hash = name_hash(name);
+        let beside = self.found(id)?.xattrs.iter();
+        let beside = beside.filter(|(other, _)| *other != name && name_hash(other) == hash);
+        let beside_bytes: usize =
+            beside.map(|(name, value)| ENTRY_BYTES + name.len() + value.len()).sum();
+        if beside_bytes + ENTRY_BYTES + name.len() + value.len() > self.limits.item_bytes {
+            return Err(Refusal::Limit);
+        }
+        let is_property = name == COMPRESSION_XATTR;
+        if is_property && !takes_property(self.found(id)?) {
+            return Err(Refusal::InvalidArgument);
+        }
         let now = self.now;
         let node = self.change(id);
+        if is_property {
+            let is_none = [&b""[..], b"no", b"none"].contains(&value);
+            let flag = if is_none { flags::NOCOMPRESS } else { flags::COMPRESS };
+            node.flags = node.flags & !COMPRESSION_FLAGS | flag;
+        }
         node.ctime = now;
         node.xattrs.insert(name.to_vec(), value.to_vec());
         Ok(())
@@ -294,48 +308,36 @@ impl Model {
         }
         let now = self.now;
         let node = self.change(id);
+        if name == COMPRESSION_XATTR {
+            node.flags &= !COMPRESSION_FLAGS;
+        }
         node.ctime = now;
         node.xattrs.remove(name);
         Ok(())
     }
+}
 
-    /// Appends pieces to a file, which then ends at `size_bytes`. The times stay.
-    ///
-    /// # Errors
-    /// As the engine's.
-    pub fn append(&mut self, id: Id, pieces: &[Piece], size_bytes: u64) -> Result<()> {
-        self.writable(id.root)?;
-        let sector_bytes = self.limits.sector_bytes;
-        match &self.found(id)?.content {
-            Content::Directory(_) => return Err(Refusal::IsDirectory),
-            Content::File(bytes) => {
-                self.permitted(id, Growth::Allowed)?;
-                if !bytes.len_bytes().is_multiple_of(sector_bytes) {
-                    return Err(Refusal::Unsupported);
-                }
-            }
-            _ => return Err(Refusal::InvalidArgument),
+/// Lets a new inode take over from its directory what Linux does: flags, and the property that names
+/// a compression.
+fn inherit(parent: &Node, node: &mut Node) {
+    node.flags = if parent.flags & flags::NOCOMPRESS != 0 {
+        flags::NOCOMPRESS
+    } else {
+        parent.flags & flags::COMPRESS
+    };
+    if parent.flags & flags::NODATACOW != 0 {
+        node.flags |= flags::NODATACOW;
+        if node.bytes().is_some() {
+            node.flags |= flags::NODATASUM;
         }
-        let Content::File(bytes) = &mut self.change(id).content else {
-            unreachable!("it was found to be a file")
-        };
-        for piece in pieces {
-            bytes.write(piece.offset, &piece.bytes);
-        }
-        bytes.resize(size_bytes);
-        Ok(())
+    }
+    if takes_property(node) && parent.flags & COMPRESSION_FLAGS != 0 {
+        let property = parent.xattrs.get_key_value(COMPRESSION_XATTR);
+        node.xattrs.extend(property.map(|(name, value)| (name.clone(), value.clone())));
     }
 }
 
-/// Flags that a new inode takes over from its directory, as in Linux.
-fn inherited_flags(parent: u64, node: &Node) -> u64 {
-    let mut inherited =
-        if parent & flags::NOCOMPRESS != 0 { flags::NOCOMPRESS } else { parent & flags::COMPRESS };
-    if parent & flags::NODATACOW != 0 {
-        inherited |= flags::NODATACOW;
-        if node.bytes().is_some() {
-            inherited |= flags::NODATASUM;
-        }
-    }
-    inherited
+/// Whether an inode can have the property that names a compression.
+fn takes_property(node: &Node) -> bool {
+    node.bytes().is_some() || node.entries().is_some()
 }

@@ -1,16 +1,19 @@
 //! Random operations, most of which succeed.
 
-use std::collections::BTreeMap;
+mod clear;
+mod contents;
+mod xattrs;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-use ubtrfs_engine::Method;
-use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_testkit::model::{Change, Content, Id, Model, New, Node, RenameMode, TOP_LEVEL, Target};
+use ubtrfs_testkit::model::{Change, Copied, Id, Model, New, Node, RenameMode, TOP_LEVEL, Target};
 use ubtrfs_testkit::snapshot::Timestamp;
 use ubtrfs_testkit::{Prng, odd};
 
-use crate::op::{Data, How, Last, Op};
+use crate::config::Shape;
+use crate::op::{Last, Op};
 
 /// Inodes beyond which more is removed than made.
 const NODES_MAX: usize = 200;
@@ -19,9 +22,9 @@ const DIRECTORIES_MAX: usize = 30;
 const SUBVOLUMES_MAX: usize = 8;
 
 const SECTOR: u64 = 4096;
-/// A file of one sector may lie inline, compressed; then it takes no more, which only the engine
-/// knows.
-const MAYBE_INLINE_BYTES: u64 = SECTOR;
+/// By how much a device grows, in MiB, at most; and to what length all do.
+const GROWTH_MIB_MAX: u64 = 30;
+const DEVICE_BYTES_MAX: u64 = 300 << 20;
 
 /// Makes operations.
 #[derive(Debug)]
@@ -31,13 +34,30 @@ pub(crate) struct Generator {
     commit_one_in: u64,
     /// Inodes that were there once.
     gone: Vec<Id>,
+    /// Numbers of files that were changed otherwise than at their ends; in snapshots, too.
+    written: BTreeSet<u64>,
+    /// What was copied lately.
+    copied: Vec<Copied>,
+    /// Lengths of the devices.
+    lens_bytes: Vec<u64>,
+    /// Whether the filesystem is small, and to be filled.
+    is_tight: bool,
     /// Names of which two have one hash.
     colliding: &'static [Vec<u8>],
 }
 
 impl Generator {
-    pub(crate) fn new(prng: Prng, commit_one_in: u64) -> Self {
-        Self { prng, commit_one_in, gone: Vec::new(), colliding: colliding_names() }
+    pub(crate) fn new(prng: Prng, commit_one_in: u64, shape: &Shape) -> Self {
+        Self {
+            prng,
+            commit_one_in,
+            gone: Vec::new(),
+            written: BTreeSet::new(),
+            copied: Vec::new(),
+            lens_bytes: shape.lens_bytes.clone(),
+            is_tight: shape.is_tight,
+            colliding: colliding_names(),
+        }
     }
 
     /// The next operation on what the model shows. `is_full` after there was no space.
@@ -45,11 +65,13 @@ impl Generator {
         if self.prng.chance(1, self.commit_one_in) {
             return if self.prng.chance(1, 8) { Op::Reopen } else { Op::Commit };
         }
-        let must_shrink = model.node_count() > NODES_MAX && self.prng.chance(3, 4);
-        if must_shrink || is_full {
+        if model.node_count() > NODES_MAX && self.prng.chance(3, 4) {
             return self.removal(model);
         }
-        match self.prng.below(100) {
+        if is_full && let Some(op) = self.clearing_somewhere(model) {
+            return op;
+        }
+        match self.prng.below(150) {
             0..=16 => self.create(model),
             17..=19 => self.symlink(model),
             20..=26 => self.link(model),
@@ -57,14 +79,37 @@ impl Generator {
             29..=45 => self.removal(model),
             46..=57 => self.rename(model),
             58..=65 => self.attributes(model),
-            66..=73 => self.xattr(model),
-            74..=93 => self.append(model),
-            94 => self.subvolume(model),
-            95..=96 => self.snapshot(model),
-            97 => self.read_only(model),
-            98 => self.clean_deleted(),
-            _ => self.default_subvolume(model),
+            66..=75 => self.xattr(model),
+            76..=87 => self.append(model),
+            88..=109 => self.write(model),
+            110..=118 => self.truncate(model),
+            119..=128 => self.clone_range(model),
+            129..=132 => self.dedupe_range(model),
+            133..=139 => self.copy_range(model),
+            140 => self.subvolume(model),
+            141..=143 => self.snapshot(model),
+            144 => self.read_only(model),
+            145..=146 => self.clean_deleted(),
+            147 => self.default_subvolume(model),
+            148 => self.grow(model),
+            _ => self.delete_subvolume(model),
         }
+    }
+
+    fn grow(&mut self, model: &Model) -> Op {
+        let device = self.prng.index(self.lens_bytes.len());
+        let by_bytes = match self.prng.below(4) {
+            0 => 4096 * self.prng.below(256),
+            _ => (1 + self.prng.below(GROWTH_MIB_MAX)) << 20,
+        };
+        let len_bytes = &mut self.lens_bytes[device];
+        // Seldom, or no filesystem stays full.
+        let is_seldom = !self.prng.chance(1, if self.is_tight { 12 } else { 3 });
+        if *len_bytes + by_bytes > DEVICE_BYTES_MAX || is_seldom {
+            return self.write(model);
+        }
+        *len_bytes += by_bytes;
+        Op::GrowDevice { device, by_bytes }
     }
 
     fn create(&mut self, model: &Model) -> Op {
@@ -109,7 +154,7 @@ impl Generator {
 
     fn create_unlinked(&mut self, model: &Model) -> Op {
         let ty = [0o100_000, 0o100_000, 0o100_000, 0o010_000, 0o040_000][self.prng.index(5)];
-        Op::CreateUnlinked { dir: self.directory(model), new: self.new_inode(ty) }
+        Op::CreateUnlinked { dir: self.changeable_directory(model), new: self.new_inode(ty) }
     }
 
     fn removal(&mut self, model: &Model) -> Op {
@@ -210,7 +255,10 @@ impl Generator {
     fn attributes(&mut self, model: &Model) -> Op {
         let id = self.any(model, |_| true);
         let mut change = Change::default();
-        if self.prng.chance(1, 3) {
+        // That a list follows the permissions is not modelled.
+        let has_list =
+            model.node(id).is_some_and(|node| node.xattrs.contains_key(xattrs::ACL_ACCESS));
+        if self.prng.chance(1, 3) && !has_list {
             change.mode = Some(self.bits32());
         }
         if self.prng.chance(1, 3) {
@@ -247,93 +295,12 @@ impl Generator {
         Some(node.flags & !forbidding | wanted)
     }
 
-    fn xattr(&mut self, model: &Model) -> Op {
-        let id = self.any(model, |_| true);
-        // The kernel shows user attributes of files and directories alone.
-        let is_plain = |node: &Node| node.entries().is_some() || node.bytes().is_some();
-        let space = match model.node(id) {
-            Some(node) if is_plain(node) && self.prng.chance(1, 2) => "user",
-            _ => "trusted",
-        };
-        let mut name = format!("{space}.{}", self.prng.below(5)).into_bytes();
-        if self.prng.chance(1, 6) {
-            return Op::RemoveXattr { id, name };
-        }
-        let mut len = match self.prng.below(12) {
-            0 => 0,
-            1..=2 => self.prng.index(3000),
-            _ => self.prng.index(60),
-        };
-        match self.prng.below(60) {
-            0 => name.clear(),
-            1 => name.resize(256, b'n'),
-            2 => name.push(0),
-            3 => len = model.limits().xattr_bytes - name.len(),
-            4 => len = model.limits().xattr_bytes - name.len() + 1,
-            _ => {}
-        }
-        Op::SetXattr { id, name, value: vec![self.letter(); len] }
-    }
-
-    fn append(&mut self, model: &Model) -> Op {
-        let wants = |node: &Node| match &node.content {
-            Content::File(bytes) => {
-                let len = bytes.len_bytes();
-                len.is_multiple_of(SECTOR) && len != MAYBE_INLINE_BYTES && len < 1 << 20
-            }
-            _ => false,
-        };
-        let id = if self.prng.chance(1, 30) {
-            let is_no_maybe = |node: &Node| node.size_bytes() != MAYBE_INLINE_BYTES;
-            self.any(model, is_no_maybe)
-        } else {
-            match self.find(model, |_, node| wants(node)) {
-                Some(id) => id,
-                None => return self.create(model),
-            }
-        };
-        let begin = model.node(id).and_then(Node::bytes).map_or(0, |bytes| bytes.len_bytes());
-        let how = match begin {
-            0 if self.prng.chance(1, 2) => How::OneHandle,
-            _ => How::Appender,
-        };
-        let mut data = Vec::new();
-        let mut end = begin.next_multiple_of(SECTOR);
-        let count = 1 + self.prng.index(3);
-        for number in 1..=count {
-            if self.prng.chance(1, 3) {
-                end += SECTOR * self.prng.below(20);
-            }
-            let mut len = match self.prng.below(8) {
-                0..=2 => self.prng.index(2100),
-                3..=5 => self.prng.index(20_000),
-                6 => self.prng.index(140_000),
-                _ => 4096 * self.prng.index(20),
-            };
-            if number < count || self.prng.chance(1, 2) {
-                len = len.next_multiple_of(4096);
-            }
-            let (seed, repeats) = (self.prng.next_u64(), self.prng.chance(1, 2));
-            if len > 0 {
-                data.push(Data { offset: end, len, seed, repeats });
-                end += u64::try_from(len).expect("a length fits");
-            }
-        }
-        if self.prng.chance(1, 6) {
-            end += self.prng.below(50_000);
-        }
-        let all = [Compression::None, Compression::Zlib, Compression::Lzo, Compression::Zstd];
-        let method = Method::with_default_level(all[self.prng.index(all.len())]);
-        let method = self.prng.chance(1, 2).then_some(method);
-        Op::Append { id, data, size_bytes: end, method, how }
-    }
-
     fn subvolume(&mut self, model: &Model) -> Op {
         if model.subvolumes().len() >= SUBVOLUMES_MAX {
             return self.create(model);
         }
         let new = self.new_inode(0o040_000);
-        Op::CreateSubvolume { dir: self.directory(model), name: self.new_name(), new }
+        Op::CreateSubvolume { dir: self.changeable_directory(model), name: self.new_name(), new }
     }
 
     fn snapshot(&mut self, model: &Model) -> Op {
@@ -346,7 +313,8 @@ impl Generator {
             _ => roots[self.prng.index(roots.len())],
         };
         let read_only = self.prng.chance(1, 3);
-        Op::Snapshot { source, dir: self.directory(model), name: self.new_name(), read_only }
+        let dir = self.changeable_directory(model);
+        Op::Snapshot { source, dir, name: self.new_name(), read_only }
     }
 
     fn read_only(&mut self, model: &Model) -> Op {
@@ -377,6 +345,12 @@ impl Generator {
             return self.any(model, |_| true);
         }
         self.pick(model, |_, node| node.entries().is_some())
+    }
+
+    /// A directory that is not immutable.
+    fn changeable_directory(&mut self, model: &Model) -> Id {
+        let is_free = |node: &Node| node.flags & flags::IMMUTABLE == 0;
+        self.pick(model, |_, node| node.entries().is_some() && is_free(node))
     }
 
     /// An inode; at times what the condition excludes, or what is no more.
@@ -435,6 +409,11 @@ impl Generator {
             ctime: times[2],
             otime: times[3],
         }
+    }
+
+    /// What a file begins with.
+    pub(crate) fn new_file(&mut self) -> New {
+        self.new_inode(0o100_000)
     }
 
     /// Times as far as the kernel shows them.
