@@ -119,12 +119,13 @@ impl Context<'_> {
 
     fn check_copies(&mut self, device: DeviceId, medium: &dyn Device, total_bytes: u64) {
         let there = medium.len_bytes().min(total_bytes);
+        let is_late = generation_on(medium).is_some_and(|on| on < self.generation);
         for (copy, at) in (0_u64..).zip(SUPERBLOCK_OFFSETS) {
             if at.0 + number(SUPERBLOCK_BYTES) >= there {
                 break;
             }
             match read(medium, at) {
-                Ok(found) => self.check_copy(device, copy, &found),
+                Ok(found) => self.check_copy(device, copy, &found, is_late),
                 Err((Reason::BadMagic, ..)) if copy > 0 => {
                     self.findings.push(Finding::SuperblockCopyAbsent { device, copy });
                 }
@@ -141,7 +142,9 @@ impl Context<'_> {
         }
     }
 
-    fn check_copy(&mut self, device: DeviceId, copy: u64, found: &Superblock) {
+    /// Of a device that `is_late`, whose primary a power cut kept from it, the copies are newer: what
+    /// they say of the device is not what the primary says.
+    fn check_copy(&mut self, device: DeviceId, copy: u64, found: &Superblock, is_late: bool) {
         let own = &self.superblock;
         let mut differences = Vec::new();
         let mut differ = |field, have: String, expect: String| {
@@ -206,7 +209,7 @@ impl Context<'_> {
                 ("super_roots", found.super_roots == own.super_roots),
                 ("label", found.label == own.label),
                 ("metadata_uuid", found.metadata_uuid == own.metadata_uuid),
-                ("dev_item", item.is_none_or(|item| found.dev_item == item)),
+                ("dev_item", is_late || item.is_none_or(|item| found.dev_item == item)),
             ];
             for (field, _) in is_same.into_iter().filter(|(_, is_same)| !is_same) {
                 differ(field, "another".to_owned(), "that of the superblock".to_owned());
