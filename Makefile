@@ -22,7 +22,7 @@ SIM_SEED ?= 10001
 sim:
 	scripts/setup test
 	cargo run --release -p ubtrfs-sim -- --seed $(SIM_SEED) --runs 520 --operations 2000 \
-		--crash-states 2 --check-one-in 0 --mount-one-in 500 --fault-one-in 2 --threads 2
+		--crash-states 2 --check-one-in 0 --mount-one-in 1000 --fault-one-in 2 --threads 2
 
 # Debian's linux-source, 84,000 files, there and back, judged on the way: minutes and gigabytes.
 acceptance:

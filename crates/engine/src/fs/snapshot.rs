@@ -41,9 +41,16 @@ impl Filesystem {
     ) -> Result<InodeId> {
         let txn = self.inner.core.begin_alone(Reservation::snapshot())?;
         let id = Handle { fs: self, txn }.snapshot(source, dir, name, options)?;
-        // Whoever keeps an inode without a name has it in the source.
-        self.clean_orphans_or_later(id.root)?;
-        Ok(id)
+        // Whoever keeps an inode without a name has it in the source. The snapshot is there by now,
+        // whatever keeps them from going.
+        match self.clean_orphans_or_later(id.root) {
+            Err(error @ Error::Aborted { .. }) => Err(error),
+            Err(_) => {
+                self.inner.files.names().note_late(id.root);
+                Ok(id)
+            }
+            Ok(()) => Ok(id),
+        }
     }
 
     /// Makes a subvolume read-only, or writable. A writable one forgets what it was received from,
@@ -59,6 +66,8 @@ impl Filesystem {
             return Ok(());
         }
         let core = handle.txn.core();
+        // What is remembered of it is read before anything changes: that may fail.
+        self.inner.files.names().check_known(core, root)?;
         if read_only {
             // What is held of it would become items after it became read-only.
             self.inner.files.write_inodes(&mut self.inner.files.names(), &mut handle.txn)?;

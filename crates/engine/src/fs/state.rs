@@ -259,6 +259,14 @@ impl Names {
         Ok(())
     }
 
+    /// Reads what is remembered of a subvolume, unless it is known.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such subvolume; damage in the tree.
+    pub(crate) fn check_known(&mut self, core: &Core, root: RootId) -> Result<()> {
+        self.subvolume(core, root).map(drop)
+    }
+
     /// Remembers that a subvolume became read-only, or writable.
     ///
     /// # Errors
