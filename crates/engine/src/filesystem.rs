@@ -416,7 +416,10 @@ impl Filesystem {
     /// # Errors
     /// `Aborted`, with its first cause: the medium then holds the last commit.
     pub fn commit(&self) -> Result<()> {
-        self.clean_noted_orphans()?;
+        // Orphans that cannot be cleaned, as for damage, keep nobody's changes from becoming durable.
+        if let Err(error @ Error::Aborted { .. }) = self.clean_noted_orphans() {
+            return Err(error);
+        }
         self.inner.core.commit()?;
         // What was unlinked and found no room to go has some now.
         let late = self.inner.files.names().take_late();
@@ -425,8 +428,9 @@ impl Filesystem {
             match self.clean_orphans(root) {
                 Ok(cleaned) => count += cleaned,
                 Err(Error::NoSpace { .. }) => self.inner.files.names().note_late(root),
-                Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error @ Error::Aborted { .. }) => return Err(error),
+                // The commit is done; they go at the next open.
+                Err(_) => {}
             }
         }
         if count > 0 { self.inner.core.commit() } else { Ok(()) }

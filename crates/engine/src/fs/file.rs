@@ -175,8 +175,14 @@ impl File {
         for _ in 0..READ_COUNT_MAX {
             // Its extents may have been replaced, and their space used again, since it was opened or
             // while it is read: then what is read may be anything.
-            let before = files.data_count(id);
-            if before.is_some() && before == self.count {
+            let before = loop {
+                match files.data_count(id) {
+                    // However long it takes: whoever makes a change waits for no reader.
+                    None => ubtrfs_rt::yield_now(),
+                    quiet => break quiet,
+                }
+            };
+            if before == self.count {
                 let result = self.reader.read(offset, buf);
                 // Who frees what a deleted subvolume held counts no change of its files.
                 if self.fs.inner.core.roots.is_deleted(id.root) {
@@ -185,10 +191,6 @@ impl File {
                 if files.data_count(id) == before {
                     return result;
                 }
-            }
-            if before.is_none() {
-                ubtrfs_rt::yield_now();
-                continue;
             }
             let again = self.fs.open_file(id)?;
             (self.inode, self.reader, self.count) = (again.inode, again.reader, again.count);
