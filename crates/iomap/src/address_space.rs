@@ -40,10 +40,12 @@ use crate::page_cache::{
 /// How much is put into the cache before others have their turn.
 const WRITE_STEP_BYTES: u64 = 1 << 20;
 
-/// Whether a write that reaches beyond the end of the file makes the file longer.
+/// Whether an operation that reaches beyond the end of the file makes the file longer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reach {
+pub enum Reach {
+    /// The file ends at least where the operation does.
     Extends,
+    /// The file ends where it did: KEEP_SIZE.
     Stays,
 }
 

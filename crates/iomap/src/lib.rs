@@ -12,8 +12,8 @@
 //!
 //! - Its own operations that give blocks other contents (a clone into a file, moving extents in it) go through
 //!   [`AddressSpace::replace_range()`]; before one that reads a file below the page cache (a clone from it) comes
-//!   [`AddressSpace::flush()`]. What only makes holes unwritten space (fallocate) needs neither. Moving data without changing
-//!   it (balance) only counts up the sequence.
+//!   [`AddressSpace::flush()`]. What only makes holes unwritten space needs neither, but is better asked for by
+//!   [`OpenFile::allocate()`]. Moving data without changing it (balance) only counts up the sequence.
 //! - A thread of its own, or its main loop, calls [`PageCache::background_pass()`]. Reservations that need space
 //!   call [`PageCache::shrink_dirty()`].
 //! - A deleted file is dropped from memory by [`AddressSpace::replace_range()`] of all of it with a change that does nothing.
@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod address_space;
+mod allocate;
 mod buffered_read;
 mod buffered_write;
 mod direct;
@@ -43,12 +44,12 @@ mod unshare;
 mod writeback;
 mod zero_range;
 
-pub use address_space::{AddressSpace, OpenFile};
+pub use address_space::{AddressSpace, OpenFile, Reach};
 pub use error::Error;
 pub use fiemap::{FiemapExtent, FiemapFlags, FiemapSync};
 pub use mapped::MappedRange;
 pub use mapping::{
-    BATCH_RUNS_MAX, Cookie, DirtyBatch, FileSystem, Mapping, MappingFlags, MappingKind,
+    BATCH_RUNS_MAX, Beyond, Cookie, DirtyBatch, FileSystem, Mapping, MappingFlags, MappingKind,
     MappingSequence, Purpose, RunFailure, WritebackRun,
 };
 pub use offset::{FileOffset, FileRange};

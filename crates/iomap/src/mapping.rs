@@ -189,6 +189,15 @@ pub struct WritebackRun<'a> {
     pub size: FileOffset,
 }
 
+/// What becomes of space beyond a file's new end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beyond {
+    /// It is given up: the file was cut.
+    Dropped,
+    /// It stays the file's: the file grew, and space may have been allocated further on.
+    Kept,
+}
+
 /// A run that could not be written, among those given.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunFailure<E> {
@@ -261,17 +270,40 @@ pub trait FileSystem: Send + Sync + 'static {
     /// written.
     fn unreserve(&self, inode: &Self::Inode, len_bytes: u64);
 
-    /// Makes the file end at `size`, and drops mappings of blocks wholly beyond it.
+    /// Makes the file end at `size`. With [`Beyond::Dropped`] mappings of blocks wholly beyond it go, whatever the filesystem knew of
+    /// the file's end: in memory it may have been further on. With [`Beyond::Kept`] space that was allocated beyond it stays.
     ///
     /// # Errors
     /// If that cannot be recorded.
-    fn set_size(&self, inode: &Self::Inode, size: FileOffset) -> Result<(), Self::Error>;
+    fn set_size(
+        &self,
+        inode: &Self::Inode,
+        size: FileOffset,
+        beyond: Beyond,
+    ) -> Result<(), Self::Error>;
 
     /// Makes whole blocks a hole.
     ///
     /// # Errors
     /// If that cannot be recorded.
     fn punch(&self, inode: &Self::Inode, range: FileRange) -> Result<(), Self::Error>;
+
+    /// Makes what is a hole in `range` unwritten space, and leaves all else in it as it is. None of it is dirty, nor under
+    /// writeback.
+    ///
+    /// # Errors
+    /// If there is no space, or that cannot be recorded; then any part of the range may have space.
+    fn allocate(&self, inode: &Self::Inode, range: FileRange) -> Result<(), Self::Error>;
+
+    /// Makes whole blocks unwritten space, whatever they were. A filesystem that can do so in one step, which fails before it
+    /// has lost data, does.
+    ///
+    /// # Errors
+    /// As [`FileSystem::allocate()`]; then any part of the range may be a hole.
+    fn make_unwritten(&self, inode: &Self::Inode, range: FileRange) -> Result<(), Self::Error> {
+        self.punch(inode, range)?;
+        self.allocate(inode, range)
+    }
 
     /// Makes durable what was brought to the device and how it is mapped, and that the file ends at `size`.
     ///

@@ -2,12 +2,13 @@
 
 use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::LockMode;
-use crate::mapping::FileSystem;
+use crate::mapping::{Beyond, FileSystem};
 use crate::offset::{FileOffset, FileRange};
 
 impl<F: FileSystem> OpenFile<F> {
     /// Makes the file end at `size`; bytes that it gains are zero. Nothing is written for it, and only what is on its way
-    /// beyond the new end is waited for. Durable with [`OpenFile::fsync()`].
+    /// beyond the new end is waited for. Space that was allocated beyond the end goes, unless the file grows. Durable with
+    /// [`OpenFile::fsync()`].
     ///
     /// # Errors
     /// [`crate::Error::TooLarge`], or what the filesystem said. If it said so when it was told the size, the file has the
@@ -28,17 +29,16 @@ impl<F: FileSystem> AddressSpace<F> {
                 break (locked, old);
             }
         };
-        if new < old {
-            return self.shrink(new);
-        }
-        if new == old {
-            return Ok(());
-        }
+        if new <= old { self.shrink(new) } else { self.grow(new) }
+    }
+
+    /// Makes the file longer; from its old end on it is locked by the caller.
+    pub(crate) fn grow(&self, new: FileOffset) -> Result<(), F::Error> {
         self.zero_old_tail(new)?;
         let pages = self.pages.lock();
         self.set_size(&pages, new);
         drop(pages);
-        self.filesystem.set_size(&self.inode, new)
+        self.filesystem.set_size(&self.inode, new, Beyond::Kept)
     }
 
     fn shrink(&self, new: FileOffset) -> Result<(), F::Error> {
@@ -51,6 +51,6 @@ impl<F: FileSystem> AddressSpace<F> {
         if dropped_bytes > 0 {
             self.filesystem.unreserve(&self.inode, dropped_bytes);
         }
-        self.filesystem.set_size(&self.inode, new)
+        self.filesystem.set_size(&self.inode, new, Beyond::Dropped)
     }
 }

@@ -21,8 +21,7 @@ impl<F: FileSystem> OpenFile<F> {
     pub fn zero_range(&self, offset: FileOffset, len_bytes: u64) -> Result<(), F::Error> {
         let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
         let _locked = self.space.lock_for_write(range);
-        let in_file = FileRange::new(range.start, range.end.min(self.space.size()));
-        self.space.zero_locked(in_file)
+        self.space.zero_in_file(range)
     }
 
     /// Makes the range a hole; the file's size stays. What is dirty of whole blocks is thrown away. Durable with
@@ -39,16 +38,9 @@ impl<F: FileSystem> OpenFile<F> {
 
 impl<F: FileSystem> AddressSpace<F> {
     fn punch_locked(&self, range: FileRange) -> Result<(), F::Error> {
-        let (size, block_bytes) = (self.size(), self.block_bytes);
-        let inner =
-            FileRange::new(range.start.round_up(block_bytes), range.end.round_down(block_bytes));
-        let (head, tail) = if inner.is_empty() {
-            (range, FileRange::default())
-        } else {
-            (FileRange::new(range.start, inner.start), FileRange::new(inner.end, range.end))
-        };
-        for edge in [head, tail] {
-            self.zero_locked(FileRange::new(edge.start, edge.end.min(size)))?;
+        let (edges, inner) = self.split_at_blocks(range);
+        for edge in edges {
+            self.zero_in_file(edge)?;
         }
         if inner.is_empty() {
             return Ok(());

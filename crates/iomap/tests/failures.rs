@@ -5,8 +5,8 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::{BLOCK, Failure, MemoryFs, at, contents, new_file, range};
-use ubtrfs_iomap::{AddressSpace, CacheOptions, Error, FileOffset, FileRange, PageCache};
+use common::{BLOCK, Failure, MemoryFs, at, contents, new_file};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, Error, FileOffset, FileRange, PageCache, Reach};
 
 /// Two files; the device fails in the middle of writing the first one back.
 #[test]
@@ -167,7 +167,7 @@ fn write_without_space_is_short_then_refused_and_space_comes_back() {
     let space = new_file(&fs, CacheOptions::default());
     let file = space.open();
     // Into unwritten space of three blocks, where mappings are cut; then there is a hole, for which there is no space.
-    fs.allocate(space.inode(), range(0, 3 * BLOCK));
+    file.allocate(at(0), 3 * BLOCK, Reach::Stays).unwrap();
     assert_eq!(file.write(at(0), &[1; 20 * 4096]), Ok(3 * 4096));
     assert_eq!(file.size(), at(3 * BLOCK));
     assert_eq!(file.write(at(3 * BLOCK), &[1; 20 * 4096]), Err(Failure::NoSpace));

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use common::{BLOCK, Failure, MemoryFs, MemoryInode, Random, at, range};
 use ubtrfs_iomap::{
     AddressSpace, CacheAblation, CacheOptions, Error, FiemapSync, FileOffset, FileRange, OpenFile,
-    PageCache,
+    PageCache, Reach,
 };
 
 const SIZE_MAX: u64 = 40 * BLOCK;
@@ -21,6 +21,8 @@ struct Model {
     bytes: Vec<u8>,
     /// Blocks that are data, dirty or mapped; others read as zeros.
     data: BTreeSet<u64>,
+    /// Blocks that have space, whether or not they are data; also beyond the end.
+    space: BTreeSet<u64>,
     /// What the last fsync made durable, and the blocks that changed since.
     durable: Vec<u8>,
     changed: BTreeSet<u64>,
@@ -47,6 +49,7 @@ impl Model {
         self.bytes.truncate(usize::try_from(size).unwrap());
         self.data = MemoryFs::stored_blocks(inode).into_iter().collect();
         self.data.retain(|block| block * BLOCK < size);
+        self.space = MemoryFs::allocated_blocks(inode).into_iter().collect();
         self.may_have_tail = true;
     }
 
@@ -57,8 +60,11 @@ impl Model {
     fn resize(&mut self, size: u64) {
         let old = self.size();
         self.note_change(old.min(size), old.max(size));
+        if size <= old {
+            self.data.retain(|block| block * BLOCK < size);
+            self.space.retain(|block| block * BLOCK < size);
+        }
         self.bytes.resize(usize::try_from(size).unwrap(), 0);
-        self.data.retain(|block| block * BLOCK < size);
     }
 
     fn write(&mut self, start: u64, bytes: &[u8]) {
@@ -70,6 +76,25 @@ impl Model {
         self.bytes[usize::try_from(start).unwrap()..usize::try_from(end).unwrap()]
             .copy_from_slice(bytes);
         self.data.extend(start / BLOCK..end.div_ceil(BLOCK));
+        self.space.extend(start / BLOCK..end.div_ceil(BLOCK));
+    }
+
+    fn allocate(&mut self, start: u64, len: u64, reach: Reach) {
+        let end = start + len;
+        if len > 0 {
+            self.space.extend(start / BLOCK..end.div_ceil(BLOCK));
+        }
+        if len > 0 && reach == Reach::Extends && end > self.size() {
+            self.resize(end);
+        }
+    }
+
+    /// Whole blocks of the range are not data any more.
+    fn drop_data(&mut self, start: u64, len: u64) -> std::ops::Range<u64> {
+        let whole = start.div_ceil(BLOCK)..(start + len) / BLOCK;
+        self.zero(start, start + len);
+        self.data.retain(|block| !whole.contains(block));
+        whole
     }
 
     fn zero(&mut self, start: u64, end: u64) {
@@ -172,17 +197,18 @@ impl Run {
             }
             12 => {
                 file.punch_hole(at(start), len).unwrap();
-                model.zero(start, start + len);
-                let whole = start.next_multiple_of(BLOCK)..(start + len) / BLOCK * BLOCK;
-                model.data.retain(|block| !whole.contains(&(block * BLOCK)));
+                let whole = model.drop_data(start, len);
+                model.space.retain(|block| !whole.contains(block));
             }
             13 => {
-                let end = start + len;
-                self.fs.allocate(inode, range(start, end));
-                if end > model.size() {
-                    file.truncate(at(end)).unwrap();
-                    model.resize(end);
+                let reach = if self.random.chance(2) { Reach::Extends } else { Reach::Stays };
+                if self.random.chance(2) {
+                    file.allocate(at(start), len, reach).unwrap();
+                } else {
+                    file.allocate_zeroed(at(start), len, reach).unwrap();
+                    model.drop_data(start, len);
                 }
+                model.allocate(start, len, reach);
             }
             14 => {
                 let (start, len) = (start / BLOCK * BLOCK, len / BLOCK * BLOCK);
@@ -325,6 +351,9 @@ fn check(subject: &Subject) {
     let data = extents.iter().filter(|extent| !extent.flags.is_unwritten);
     let in_extents: BTreeSet<u64> = data.flat_map(|extent| common::blocks(extent.range)).collect();
     assert_eq!(in_extents, model.data);
+    let with_space: BTreeSet<u64> =
+        extents.iter().flat_map(|extent| common::blocks(extent.range)).collect();
+    assert_eq!(with_space, model.space);
     for (index, extent) in extents.iter().enumerate() {
         assert_eq!(extent.flags.is_last, index + 1 == extents.len());
         assert_eq!(extent.flags.is_delalloc, extent.address.is_none());

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{BLOCK, Failure, MemoryFs, at, new_file, range};
-use ubtrfs_iomap::{CacheOptions, Error, FiemapFlags, FiemapSync, FileOffset, FileRange, OpenFile};
+use ubtrfs_iomap::{
+    CacheOptions, Error, FiemapFlags, FiemapSync, FileOffset, FileRange, OpenFile, Reach,
+};
 
 fn walk(file: &OpenFile<MemoryFs>) -> Vec<FileRange> {
     let mut found = Vec::new();
@@ -88,7 +90,7 @@ fn fiemap_names_each_kind_of_extent() {
     let file = space.open();
     file.write(at(0), &[1; 8192]).unwrap();
     file.fsync().unwrap();
-    fs.allocate(space.inode(), range(4 * BLOCK, 8 * BLOCK));
+    file.allocate(at(4 * BLOCK), 4 * BLOCK, Reach::Stays).unwrap();
     file.write(at(5 * BLOCK), &[1; 4096]).unwrap();
     file.write(at(9 * BLOCK), &[1; 100]).unwrap();
     let all = FileRange::from(at(0));

@@ -5,9 +5,10 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{BLOCK, MemoryFs, Random, at, contents, new_file, range};
+use common::{BLOCK, MemoryFs, Random, at, contents, new_file};
 use ubtrfs_iomap::{
     AddressSpace, BATCH_RUNS_MAX, CacheAblation, CacheOptions, FileRange, OpenFile, PageCache,
+    Reach,
 };
 
 /// Little enough that whatever is clean goes with the next read or write.
@@ -31,8 +32,7 @@ fn mapped_store_beyond_end_then_extension_reads_zeros() {
         let ablation = CacheAblation { zero_without_batch, ..CacheAblation::default() };
         let space = new_file(&fs, CacheOptions { ablation, ..CacheOptions::default() });
         let file = space.open();
-        fs.allocate(space.inode(), range(0, 1024));
-        file.truncate(at(1024)).unwrap();
+        file.allocate(at(0), 1024, Reach::Extends).unwrap();
         file.write(at(0), &[1; 1024]).unwrap();
         let map = file.map(at(0), BLOCK).unwrap();
         map.store(at(3072), &[2; 1024]).unwrap();
@@ -81,7 +81,7 @@ fn zeroing_while_block_is_written_back_and_reclaimed_zeroes_it() {
         |size| AddressSpace::new(Arc::clone(&fs), Arc::default(), at(size), Arc::clone(&cache));
     let (space, other) = (new(0), new(8 * BLOCK));
     let file = space.open();
-    fs.allocate(space.inode(), range(0, 32768));
+    file.allocate(at(0), 32768, Reach::Stays).unwrap();
     file.write(at(0), &[1; 4096]).unwrap();
     file.truncate(at(8192)).unwrap();
     let (weak, armed) = (Arc::downgrade(&space), AtomicBool::new(true));
@@ -125,7 +125,7 @@ fn truncate_against_flush_and_reclaim_leaves_no_stale_bytes() {
         let file = space.open();
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for round in 0..ROUNDS {
-                fs.allocate(space.inode(), range(0, 32768));
+                file.allocate(at(0), 32768, Reach::Stays).unwrap();
                 file.write(at(0), &[1; 4096]).unwrap();
                 file.truncate(at(2048)).unwrap();
                 file.truncate(at(6000)).unwrap();
@@ -171,7 +171,7 @@ fn zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all() {
         let space = new_file(&fs, CacheOptions::default());
         let file = space.open();
         let runs = u64::try_from(BATCH_RUNS_MAX).unwrap() * 3 + 5;
-        fs.allocate(space.inode(), range(0, runs * BLOCK));
+        file.allocate(at(0), runs * BLOCK, Reach::Stays).unwrap();
         for run in 0..runs {
             file.write(at(run * 2 * BLOCK), &[9; 4096]).unwrap();
         }

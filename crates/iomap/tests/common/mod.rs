@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ubtrfs_iomap::{
-    AddressSpace, CacheOptions, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
-    MappingKind, MappingSequence, OpenFile, PageCache, Purpose, RunFailure, WritebackRun,
+    AddressSpace, Beyond, CacheOptions, Error, FileOffset, FileRange, FileSystem, Mapping,
+    MappingFlags, MappingKind, MappingSequence, OpenFile, PageCache, Purpose, RunFailure,
+    WritebackRun,
 };
 
 pub const BLOCK: u64 = 4096;
@@ -145,20 +146,6 @@ impl MemoryFs {
         self.disk.lock().unwrap().used_blocks
     }
 
-    /// fallocate: what is a hole becomes unwritten space.
-    pub fn allocate(&self, inode: &MemoryInode, range: FileRange) {
-        let range = range.round_out(BLOCK);
-        let mut extents = inode.extents.lock().unwrap();
-        let mut disk = self.disk.lock().unwrap();
-        for block in blocks(range) {
-            extents.places.entry(block).or_insert_with(|| Place {
-                address: disk.take_address(),
-                kind: MappingKind::Unwritten,
-            });
-        }
-        inode.sequence.changed();
-    }
-
     /// A reflink: `to` gets what `from` has. Nothing of both is dirty.
     pub fn share(&self, from: &MemoryInode, to: &MemoryInode) {
         let source = from.extents.lock().unwrap().clone();
@@ -205,6 +192,11 @@ impl MemoryFs {
         let extents = inode.extents.lock().unwrap();
         let data = extents.places.iter().filter(|(_, place)| !place.kind.is_zeros());
         data.map(|(block, _)| *block).collect()
+    }
+
+    /// Blocks that have space.
+    pub fn allocated_blocks(inode: &MemoryInode) -> Vec<u64> {
+        inode.extents.lock().unwrap().places.keys().copied().collect()
     }
 
     pub fn stored_size(inode: &MemoryInode) -> u64 {
@@ -456,8 +448,15 @@ impl FileSystem for MemoryFs {
             .expect("more given back than taken");
     }
 
-    fn set_size(&self, inode: &Arc<MemoryInode>, size: FileOffset) -> Result<(), Failure> {
-        self.punch(inode, FileRange::from(size.round_up(BLOCK)))?;
+    fn set_size(
+        &self,
+        inode: &Arc<MemoryInode>,
+        size: FileOffset,
+        beyond: Beyond,
+    ) -> Result<(), Failure> {
+        if beyond == Beyond::Dropped {
+            self.punch(inode, FileRange::from(size.round_up(BLOCK)))?;
+        }
         inode.extents.lock().unwrap().size = size.bytes();
         Ok(())
     }
@@ -472,6 +471,25 @@ impl FileSystem for MemoryFs {
             disk.drop_address(place.address);
         }
         inode.sequence.changed();
+        Ok(())
+    }
+
+    fn allocate(&self, inode: &Arc<MemoryInode>, range: FileRange) -> Result<(), Failure> {
+        assert!(!range.is_empty() && range.round_out(BLOCK) == range);
+        let mut extents = inode.extents.lock().unwrap();
+        let mut disk = self.disk.lock().unwrap();
+        let capacity = self.capacity_blocks.load(Ordering::Relaxed);
+        for block in blocks(range) {
+            if extents.places.contains_key(&block) {
+                continue;
+            }
+            if disk.used_blocks + disk.reserved_blocks >= capacity {
+                return Err(Failure::NoSpace);
+            }
+            let place = Place { address: disk.take_address(), kind: MappingKind::Unwritten };
+            extents.places.insert(block, place);
+            inode.sequence.changed();
+        }
         Ok(())
     }
 

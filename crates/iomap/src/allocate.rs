@@ -1,0 +1,100 @@
+//! Space for a file before its data comes.
+//!
+//! What is dirty has its space already, and what is on its way gets it there, so only what lies between is asked for. The range is locked, so
+//! nothing in it becomes dirty meanwhile.
+
+use crate::address_space::{AddressSpace, OpenFile, Reach};
+use crate::extent_state::{CountQuery, StateBits, Want};
+use crate::mapping::FileSystem;
+use crate::offset::{FileOffset, FileRange};
+
+impl<F: FileSystem> OpenFile<F> {
+    /// Makes sure that the blocks of the range have space: what is a hole there becomes unwritten and reads as zeros; all else
+    /// stays. An empty range is nothing. Durable with [`OpenFile::fsync()`].
+    ///
+    /// # Errors
+    /// [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may have space, and the size
+    /// is as before.
+    pub fn allocate(
+        &self,
+        offset: FileOffset,
+        len_bytes: u64,
+        reach: Reach,
+    ) -> Result<(), F::Error> {
+        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let space = &*self.space;
+        let _locked = space.lock_for_write(range);
+        space.allocate_locked(range)?;
+        space.reach_locked(range.end, reach)
+    }
+
+    /// Makes the range zeros that have space (FALLOC_FL_ZERO_RANGE): whole blocks become unwritten, and what is dirty of them
+    /// is thrown away; the bytes of others are zeroed. An empty range is nothing. Durable with [`OpenFile::fsync()`].
+    ///
+    /// # Errors
+    /// As [`OpenFile::allocate()`]; then any part of the range may be zero.
+    pub fn allocate_zeroed(
+        &self,
+        offset: FileOffset,
+        len_bytes: u64,
+        reach: Reach,
+    ) -> Result<(), F::Error> {
+        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let space = &*self.space;
+        let _locked = space.lock_for_write(range);
+        let (edges, inner) = space.split_at_blocks(range);
+        for edge in edges {
+            space.allocate_locked(edge)?;
+            space.zero_in_file(edge)?;
+        }
+        if !inner.is_empty() {
+            space.replace_locked(inner, || space.filesystem.make_unwritten(&space.inode, inner))?;
+        }
+        space.reach_locked(range.end, reach)
+    }
+}
+
+impl<F: FileSystem> AddressSpace<F> {
+    /// The parts of blocks at the two ends of a range, and the whole blocks between them; of each there may be none.
+    pub(crate) fn split_at_blocks(&self, range: FileRange) -> ([FileRange; 2], FileRange) {
+        let inner = FileRange::new(
+            range.start.round_up(self.block_bytes),
+            range.end.round_down(self.block_bytes),
+        );
+        if inner.is_empty() {
+            return ([range, FileRange::default()], FileRange::default());
+        }
+        ([FileRange::new(range.start, inner.start), FileRange::new(inner.end, range.end)], inner)
+    }
+
+    /// Zeroes what of a range, which the caller has locked, lies in the file.
+    pub(crate) fn zero_in_file(&self, range: FileRange) -> Result<(), F::Error> {
+        self.zero_locked(FileRange::new(range.start, range.end.min(self.size())))
+    }
+
+    fn allocate_locked(&self, range: FileRange) -> Result<(), F::Error> {
+        let whole = range.round_out(self.block_bytes);
+        let has_space = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
+        let mut at = whole.start;
+        while at < whole.end {
+            let query = CountQuery::first_run(FileRange::new(at, whole.end), has_space);
+            let next = self.states.count_range(query, None).map(|found| found.run());
+            let gap = FileRange::new(at, next.map_or(whole.end, |run| run.start));
+            if !gap.is_empty() {
+                self.filesystem.allocate(&self.inode, gap)?;
+            }
+            at = next.map_or(whole.end, |run| run.end);
+        }
+        Ok(())
+    }
+
+    fn reach_locked(&self, end: FileOffset, reach: Reach) -> Result<(), F::Error> {
+        if reach == Reach::Extends && end > self.size() { self.grow(end) } else { Ok(()) }
+    }
+}
