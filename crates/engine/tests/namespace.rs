@@ -626,3 +626,69 @@ fn compression_set_by_name_sets_the_flags_as_linux_does() {
     drop(fs);
     common::judge(&image);
 }
+
+/// An immutable directory took subvolumes, snapshots and nameless files from the engine, where
+/// Linux refuses them.
+#[test]
+fn new_in_an_immutable_directory_is_refused_as_by_the_kernel() {
+    use ubtrfs_engine::{SetAttributes, SnapshotOptions};
+    use ubtrfs_ondisk::inode::flags;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let top = fs.top_level();
+    let new = NewInode::new(0o040_755, Time::default());
+    let file = NewInode::new(0o100_644, Time::default());
+    let begin = |reservation| fs.begin(reservation).unwrap();
+    let sub = begin(Reservation::create(0)).create(top, b"dir", &new).unwrap();
+    begin(Reservation::create(0)).create(sub, b"taken", &new).unwrap();
+    let bits = SetAttributes { flags: Some(flags::IMMUTABLE), ..SetAttributes::default() };
+    begin(Reservation::items(1)).set_attributes(sub, &bits).unwrap();
+    let subvolume = |name: &[u8]| {
+        let made = begin(Reservation::create_subvolume()).create_subvolume(sub, name, &new);
+        made.map(drop).map_err(|error| errno(&error))
+    };
+    let snapshot = |name: &[u8]| {
+        let made = fs.snapshot(top.root, sub, name, &SnapshotOptions::default());
+        made.map(drop).map_err(|error| errno(&error))
+    };
+    let nameless = begin(Reservation::create(0)).create_unlinked(sub, &file);
+    let ours = [
+        subvolume(b"new"),
+        subvolume(b"taken"),
+        snapshot(b"new"),
+        snapshot(b"taken"),
+        nameless.map(drop).map_err(|error| errno(&error)),
+    ];
+    fs.commit().unwrap();
+    drop(fs);
+
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::BtrfsProgs]) {
+        return;
+    }
+    let mount = KernelMount::read_write(&image, "");
+    let path = |name: &str| mount.path().join("dir").join(name);
+    let btrfs = |arguments: &[&std::ffi::OsStr]| {
+        let output = std::process::Command::new("btrfs").args(arguments).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.success() {
+            true => Ok(()),
+            false if message.contains("Operation not permitted") => Err(Errno::PERM),
+            false if message.contains("exists") => Err(Errno::EXIST),
+            false => panic!("{message}"),
+        }
+    };
+    let words = |action: &'static str| ["subvolume".as_ref(), action.as_ref()];
+    let subvolume = |name: &str| btrfs(&[&words("create")[..], &[path(name).as_os_str()]].concat());
+    // Given a directory that is there, the command would make the snapshot in it; the order of
+    // the two refusals is seen by the other.
+    let snapshot = |name: &str| {
+        let from = mount.path().as_os_str();
+        btrfs(&[&words("snapshot")[..], &[from, path(name).as_os_str()]].concat())
+    };
+    let nameless = fs::open(path("."), OFlags::TMPFILE | OFlags::WRONLY, Mode::RUSR).map(drop);
+    let theirs =
+        [subvolume("new"), subvolume("taken"), snapshot("new"), Err(Errno::EXIST), nameless];
+    mount.unmount();
+    assert_eq!(ours, theirs);
+}

@@ -369,6 +369,7 @@ impl Handle<'_> {
         let id = InodeId { root: dir.root, inode: InodeNo(names.next_inode(core, dir.root)?) };
         let parent = names.hold(core, dir)?.item;
         check_directory(dir, &parent)?;
+        check_flags(dir, parent.flags.get(), true)?;
         let of_parent = (parent.mode.get(), parent.gid.get());
         let (new, inherited) = self.inherit_from(dir, of_parent, new)?;
         let property = self.inherited_property(dir, parent.flags.get(), new.mode)?;

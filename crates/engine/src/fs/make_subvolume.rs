@@ -8,6 +8,7 @@ use ubtrfs_ondisk::root::{RootItem, RootRef};
 use ubtrfs_ondisk::{DiskKey, InodeNo, Key, KeyType, ObjectId, RootId, Uuid};
 use zerocopy::IntoBytes;
 
+use super::entry::check_flags;
 use super::inode::InodeId;
 use super::make::{
     EntryBytes, NewInode, check_directory, check_new_name, insert_name, insert_root_directory,
@@ -38,8 +39,11 @@ impl Handle<'_> {
         names.check_writable(core, dir.root)?;
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
+        let dir_flags = parent.item.flags.get();
         let index = parent.next_index(core, dir)?;
         check_new_name(self.fs, core, dir, name)?;
+        // In this order, unlike where a file is made: as Linux.
+        check_flags(dir, dir_flags, true)?;
         let new = self.permissions_of_subvolume(dir, new)?;
         let root = names.take_root(core)?;
         let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);

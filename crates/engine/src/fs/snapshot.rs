@@ -4,6 +4,7 @@ use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::root::flags as root_flags;
 use ubtrfs_ondisk::{Key, KeyType, RootId, Uuid};
 
+use super::entry::check_flags;
 use super::inode::InodeId;
 use super::make::{EntryBytes, check_directory, check_new_name, insert_name};
 use super::make_subvolume::insert_root_refs;
@@ -115,8 +116,11 @@ impl Handle<'_> {
         names.check_writable(core, dir.root)?;
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
+        let dir_flags = parent.item.flags.get();
         let index = parent.next_index(core, dir)?;
         check_new_name(self.fs, core, dir, name)?;
+        // In this order, unlike where a file is made: as Linux.
+        check_flags(dir, dir_flags, true)?;
         if options.read_only {
             let received = Uuid(source_item.received_uuid);
             uuid_tree::check_room(&self.txn, KeyType::UUID_KEY_RECEIVED_SUBVOL, received)?;

@@ -101,6 +101,12 @@ impl Reservation {
         Self { frees_space: true, unshared_items: 9, ..Self::items(12) }
     }
 
+    /// Clearing flags of an inode that forbid to remove what is below it. It may use what is kept
+    /// back, as a full filesystem could not be emptied otherwise.
+    pub const fn allow_removal() -> Self {
+        Self { frees_space: true, ..Self::items(1) }
+    }
+
     /// Renaming: two names taken away, two made, four inodes, an orphan item, a whiteout.
     pub const fn rename() -> Self {
         Self::items(24)

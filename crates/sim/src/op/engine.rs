@@ -4,6 +4,7 @@ use ubtrfs_engine::{
     Error, Filesystem, InodeId, Method, NewInode, PreparedData, Reservation, SetAttributes,
     SnapshotOptions,
 };
+use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{DeviceId, FileOffset, InodeNo, RootId};
 use ubtrfs_rt::Time;
 use ubtrfs_testkit::model::{Change, Copied, Id, New, Refusal, RenameMode};
@@ -135,7 +136,12 @@ impl Op {
             Self::Rmdir { dir, name, .. } => fs.rmdir(to_engine(*dir), name)?,
             Self::Evict { id } => fs.evict(to_engine(*id))?,
             Self::SetAttributes { id, change } => {
-                fs.begin(one)?.set_attributes(to_engine(*id), &set_attributes(change))?;
+                let forbidding = flags::IMMUTABLE | flags::APPEND;
+                let reservation = match change.flags {
+                    Some(flags) if flags & forbidding == 0 => Reservation::allow_removal(),
+                    _ => one,
+                };
+                fs.begin(reservation)?.set_attributes(to_engine(*id), &set_attributes(change))?;
             }
             Self::SetXattr { id, name, value } => {
                 fs.begin(one)?.set_xattr(to_engine(*id), name, value)?;

@@ -95,6 +95,7 @@ impl Model {
         };
         self.writable(dir.root)?;
         self.entries(dir)?;
+        self.permitted(dir, Growth::Allowed)?;
         let mut node = Node::new(new, content);
         node.nlink = 0;
         inherit(self.found(dir)?, &mut node);

@@ -90,7 +90,10 @@ impl Model {
         self.writable(dir.root)?;
         let entries = self.entries(dir)?;
         self.check_name(name)?;
-        if entries.contains_key(name) { Err(Refusal::Exists) } else { Ok(()) }
+        if entries.contains_key(name) {
+            return Err(Refusal::Exists);
+        }
+        self.permitted(dir, Growth::Allowed)
     }
 
     fn add_subvolume(&mut self, number: u64, subvolume: Subvolume) {
