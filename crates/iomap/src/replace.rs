@@ -6,7 +6,8 @@ use crate::offset::{FileOffset, FileRange};
 
 impl<F: FileSystem> AddressSpace<F> {
     /// Runs `change`, which gives whole blocks other contents: a clone into the file, say. Nobody reads or writes the range
-    /// meanwhile. What memory has of it is dropped, dirty or not. The file is made longer where it ends before `size_min`.
+    /// meanwhile. What memory has of it is dropped, dirty or not. The file is made longer where it ends before `size_min`, in memory;
+    /// `change` has recorded that.
     ///
     /// # Errors
     /// That of `change`, or of zeroing what the old last block has behind the old end.

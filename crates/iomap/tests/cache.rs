@@ -5,8 +5,9 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{BLOCK, MemoryFs, Random, at, contents, new_file};
+use common::{BLOCK, MemoryFs, at, contents, new_file};
 use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache};
+use ubtrfs_testkit::Prng;
 
 const MIB: u64 = 1 << 20;
 
@@ -180,7 +181,7 @@ fn sequential_reads_are_read_ahead_and_random_ones_are_not() {
         at(8 * MIB),
         PageCache::new(CacheOptions::default()),
     );
-    let (file, mut random) = (other.open(), Random(3));
+    let (file, mut random) = (other.open(), Prng::new(3));
     for _ in 0..100 {
         file.read(at((random.below(1000) + 1) * 2 * BLOCK), &mut [0; 4096]).unwrap();
     }

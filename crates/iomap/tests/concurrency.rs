@@ -5,8 +5,9 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{BLOCK, MemoryFs, Random, at, contents, new_file, range};
-use ubtrfs_iomap::{AddressSpace, CacheOptions, FiemapSync, FileRange, OpenFile, PageCache};
+use common::{BLOCK, MemoryFs, at, contents, new_file};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache};
+use ubtrfs_testkit::Prng;
 
 fn little_memory() -> CacheOptions {
     CacheOptions {
@@ -48,138 +49,6 @@ fn beside(threads: u64, work: impl Fn(u64) + Sync, trouble: impl Fn(u64) + Sync)
     });
 }
 
-fn disturb(fs: &MemoryFs, space: &AddressSpace<MemoryFs>, cache: &PageCache, round: u64) {
-    match round % 3 {
-        0 => _ = cache.background_pass(round * 10_000),
-        1 => space.flush(FileRange::from(at(0))),
-        _ => fs.relocate(space.inode()),
-    }
-}
-
-/// Each write fills a range with one value, with ends inside of blocks; a read finds one value only.
-#[test]
-fn reads_and_writes_are_atomic_to_each_other() {
-    let fs = MemoryFs::new();
-    fs.cut_mappings(3);
-    let cache = PageCache::new(little_memory());
-    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
-    let file = space.open();
-    // More than fits into memory, so that each read misses somewhere.
-    let (start, len) = (BLOCK / 2, 24 * 4096);
-    file.write(at(start), &vec![1; len]).unwrap();
-    let work = |thread: u64| {
-        // One open file for two threads, and one for each other.
-        let own = space.open();
-        let file: &OpenFile<MemoryFs> = if thread < 2 { &file } else { &own };
-        for round in 0..400 {
-            if thread.is_multiple_of(2) {
-                let value = u8::try_from((thread * 400 + round) % 255 + 1).unwrap();
-                assert_eq!(file.write(at(start), &vec![value; len]), Ok(len));
-            } else {
-                let mut bytes = vec![0; len];
-                assert_eq!(file.read(at(start), &mut bytes), Ok(len));
-                assert!(bytes.iter().all(|byte| *byte == bytes[0] && *byte != 0), "torn");
-            }
-        }
-    };
-    beside(4, work, |round| disturb(&fs, &space, &cache, round));
-    file.fsync().unwrap();
-    assert_eq!(fs.reserved_blocks(), 0);
-}
-
-#[test]
-fn appends_of_threads_are_all_there_and_whole() {
-    const RECORD: usize = 1000;
-    const RECORDS: usize = 300;
-    let fs = MemoryFs::new();
-    let cache = PageCache::new(little_memory());
-    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
-    let work = |thread: u64| {
-        let file = space.open();
-        for _ in 0..RECORDS {
-            let record = vec![u8::try_from(thread + 1).unwrap(); RECORD];
-            let (offset, len) = file.append(&record).unwrap();
-            assert_eq!(len, RECORD);
-            assert_eq!(offset.bytes() % 1000, 0);
-        }
-    };
-    beside(3, work, |round| disturb(&fs, &space, &cache, round));
-    let bytes = contents(&space.open());
-    assert_eq!(bytes.len(), 3 * RECORDS * RECORD);
-    let mut counts = [0; 4];
-    for record in bytes.chunks(RECORD) {
-        assert!(record.iter().all(|byte| *byte == record[0]), "torn");
-        counts[usize::from(record[0])] += 1;
-    }
-    assert_eq!(counts, [0, RECORDS, RECORDS, RECORDS]);
-}
-
-/// A byte is what its offset says, or zero; never what lay there before a truncation, nor garbage from a place
-/// given up.
-#[test]
-fn reads_beside_truncation_and_holes_see_bytes_or_zeros() {
-    const SIZE: u64 = 24 * BLOCK;
-    let expected =
-        |offset: u64, generation: u8| u8::try_from(offset % 100).unwrap() * 2 + 2 - generation % 2;
-    let fs = MemoryFs::new();
-    fs.cut_mappings(5);
-    let cache = PageCache::new(little_memory());
-    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
-    let work = |thread: u64| {
-        let file = space.open();
-        let mut random = Random(thread);
-        for round in 0..500_u64 {
-            if thread == 0 {
-                let generation = u8::try_from(round % 2).unwrap();
-                let start = random.below(SIZE);
-                let end = (start + random.below(8 * BLOCK)).min(SIZE);
-                let bytes: Vec<u8> =
-                    (start..end).map(|offset| expected(offset, generation)).collect();
-                match round % 5 {
-                    0 => file.truncate(at(start)).unwrap(),
-                    1 => file.punch_hole(at(start), end - start).unwrap(),
-                    2 => file.zero_range(at(start), end - start).unwrap(),
-                    _ => _ = file.write(at(start), &bytes).unwrap(),
-                }
-                if round % 7 == 0 {
-                    file.truncate(at(SIZE)).unwrap();
-                }
-            } else {
-                let start = random.below(SIZE);
-                let mut bytes = vec![0; usize::try_from(random.below(6 * BLOCK)).unwrap()];
-                let len = if random.chance(3) {
-                    let (start, len) = (start / BLOCK * BLOCK, bytes.len() / 4096 * 4096);
-                    let len = file.direct_read(at(start), &mut bytes[..len]).unwrap();
-                    check(&bytes[..len], start, expected);
-                    0
-                } else {
-                    file.read(at(start), &mut bytes).unwrap()
-                };
-                check(&bytes[..len], start, expected);
-                if let Ok(data) = file.seek_data(at(start)) {
-                    assert!(data >= at(start));
-                }
-                file.fiemap(range(0, SIZE), 100, FiemapSync::AsIs).unwrap();
-            }
-        }
-    };
-    beside(3, work, |round| disturb(&fs, &space, &cache, round));
-    let file = space.open();
-    let before = contents(&file);
-    file.fsync().unwrap();
-    assert!(contents(&file) == before);
-    let stored = fs.stored(space.inode(), file.size().bytes());
-    assert!(stored[..before.len()] == before);
-    assert_eq!(fs.reserved_blocks(), 0);
-}
-
-fn check(bytes: &[u8], start: u64, expected: impl Fn(u64, u8) -> u8) {
-    for (offset, byte) in (start..).zip(bytes) {
-        let is_right = [0, expected(offset, 0), expected(offset, 1)].contains(byte);
-        assert!(is_right, "{byte} at {offset}");
-    }
-}
-
 /// Several files in one small cache, each in one thread: the budget is shared, the data is not.
 #[test]
 fn files_that_share_a_small_cache_keep_their_bytes() {
@@ -188,7 +57,7 @@ fn files_that_share_a_small_cache_keep_their_bytes() {
     let work = |thread: u64| {
         let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
         let file = space.open();
-        let mut random = Random(thread);
+        let mut random = Prng::new(thread);
         let mut model = vec![0; 64 * 4096];
         for _ in 0..600 {
             let start = random.below(60 * BLOCK);

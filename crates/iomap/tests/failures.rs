@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use common::{BLOCK, Failure, MemoryFs, at, contents, new_file};
-use ubtrfs_iomap::{AddressSpace, CacheOptions, Error, FileOffset, FileRange, PageCache, Reach};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache, Reach};
 
 /// Two files; the device fails in the middle of writing the first one back.
 #[test]
@@ -183,62 +183,4 @@ fn write_without_space_is_short_then_refused_and_space_comes_back() {
     map.store(at(0), &[4; 100]).unwrap();
     file.truncate(at(11 * BLOCK)).unwrap();
     assert_eq!(map.fault_for_write(at(10 * BLOCK)), Err(Failure::NoSpace));
-}
-
-#[test]
-fn offsets_at_the_limits_are_answered_as_linux_does() {
-    let fs = MemoryFs::new();
-    let file = new_file(&fs, CacheOptions::default()).open();
-    let max = FileOffset::MAX;
-    let too_large = |offset, len_bytes| Failure::Request(Error::TooLarge { offset, len_bytes });
-    assert_eq!(file.write(max, &[1]), Err(too_large(max, 1)));
-    assert_eq!(file.write(at(u64::MAX), &[1]), Err(too_large(at(u64::MAX), 1)));
-    let beyond = at(max.bytes() + 1);
-    assert_eq!(file.truncate(beyond), Err(too_large(beyond, 0)));
-    assert_eq!(file.zero_range(max, 1), Err(too_large(max, 1)));
-    assert_eq!(file.punch_hole(at(5), u64::MAX), Err(too_large(at(5), u64::MAX)));
-    assert!(matches!(
-        file.map(at(1), 10).map(|_| ()),
-        Err(Failure::Request(Error::Unaligned { .. }))
-    ));
-    let unaligned =
-        Failure::Request(Error::Unaligned { offset: at(512), len_bytes: 4096, block_bytes: BLOCK });
-    assert_eq!(file.direct_read(at(512), &mut [0; 4096]), Err(unaligned.clone()));
-    assert_eq!(file.direct_write(at(512), &[0; 4096]), Err(unaligned));
-    assert_eq!(file.read(max, &mut [0; 10]), Ok(0));
-    assert_eq!(file.read(at(u64::MAX), &mut [0; 10]), Ok(0));
-    assert_eq!(file.size(), at(0));
-    assert_eq!(file.write(at(0), &[]), Ok(0));
-    assert_eq!(file.write(at(77), &[]), Ok(0));
-    assert_eq!(file.size(), at(0));
-    // The last bytes that a file can have.
-    assert_eq!(file.write(at(max.bytes() - 3), &[7; 10]), Ok(3));
-    assert_eq!(file.size(), max);
-    let mut bytes = [0; 10];
-    assert_eq!(file.read(at(max.bytes() - 5), &mut bytes), Ok(5));
-    assert_eq!(bytes, [0, 0, 7, 7, 7, 0, 0, 0, 0, 0]);
-    assert_eq!(file.append(&[1]), Err(too_large(max, 1)));
-    file.fsync().unwrap();
-    file.space().flush(FileRange::from(at(0)));
-    file.truncate(at(0)).unwrap();
-    assert_eq!(fs.used_blocks(), 0);
-}
-
-#[test]
-fn mapped_access_wholly_beyond_the_end_is_refused() {
-    let fs = MemoryFs::new();
-    let file = new_file(&fs, CacheOptions::default()).open();
-    file.write(at(0), &[1; 5000]).unwrap();
-    let map = file.map(at(0), 10 * BLOCK).unwrap();
-    let beyond =
-        |offset| Err(Failure::Request(Error::BeyondEnd { offset: at(offset), size: at(5000) }));
-    assert_eq!(map.load(at(8192), &mut [0; 1]), beyond(8192));
-    assert_eq!(map.store(at(8190), &[0; 3]), beyond(8190));
-    assert_eq!(map.store(at(8190), &[9; 2]), Ok(()));
-    let mut bytes = [1; 4];
-    map.load(at(8188), &mut bytes).unwrap();
-    assert_eq!(bytes, [0, 0, 9, 9]);
-    file.truncate(at(100)).unwrap();
-    assert!(map.load(at(4096), &mut [0; 1]).is_err());
-    map.msync(map.range()).unwrap();
 }

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{BLOCK, MemoryFs, Random, at, contents, new_file};
+use common::{BLOCK, MemoryFs, at, contents, new_file};
 use ubtrfs_iomap::{
     AddressSpace, BATCH_RUNS_MAX, CacheAblation, CacheOptions, FileRange, OpenFile, PageCache,
     Reach,
@@ -21,54 +21,6 @@ fn reopen(fs: &Arc<MemoryFs>, file: &OpenFile<MemoryFs>) -> OpenFile<MemoryFs> {
     let inode = Arc::clone(file.space().inode());
     let cache = PageCache::new(CacheOptions::default());
     AddressSpace::new(Arc::clone(fs), inode, file.size(), cache).open()
-}
-
-/// A mapped store behind the end of the file is in a dirty block over unwritten space. Zeroing on extension that
-/// takes unwritten space for zeros makes the bytes a part of the file.
-#[test]
-fn mapped_store_beyond_end_then_extension_reads_zeros() {
-    for zero_without_batch in [false, true] {
-        let fs = MemoryFs::new();
-        let ablation = CacheAblation { zero_without_batch, ..CacheAblation::default() };
-        let space = new_file(&fs, CacheOptions { ablation, ..CacheOptions::default() });
-        let file = space.open();
-        file.allocate(at(0), 1024, Reach::Extends).unwrap();
-        file.write(at(0), &[1; 1024]).unwrap();
-        let map = file.map(at(0), BLOCK).unwrap();
-        map.store(at(3072), &[2; 1024]).unwrap();
-        let mut seen = [0; 1024];
-        map.load(at(3072), &mut seen).unwrap();
-        assert_eq!(seen, [2; 1024]);
-        file.write(at(32768), &[3; 4096]).unwrap();
-        let mut expected = vec![0; 36864];
-        expected[..1024].fill(1);
-        expected[32768..].fill(3);
-        assert!(contents(&file) == expected);
-        file.fsync().unwrap();
-        assert!(contents(&file) == expected);
-        assert!(contents(&reopen(&fs, &file)) == expected);
-    }
-}
-
-/// The same where the block is written back, with its tail zeroed, and stored to again, before the file grows.
-#[test]
-fn mapped_store_beyond_end_after_writeback_then_extension_reads_zeros() {
-    let fs = MemoryFs::new();
-    let space = new_file(&fs, CacheOptions::default());
-    let file = space.open();
-    file.write(at(0), &[1; 1000]).unwrap();
-    let map = file.map(at(0), BLOCK).unwrap();
-    for _ in 0..3 {
-        map.store(at(1000), &[2; 3096]).unwrap();
-        // The filesystem asserts that no byte behind the end comes down.
-        file.fsync().unwrap();
-    }
-    map.store(at(1000), &[2; 3096]).unwrap();
-    file.truncate(at(5000)).unwrap();
-    let mut expected = vec![0; 5000];
-    expected[..1000].fill(1);
-    assert!(contents(&file) == expected);
-    assert!(contents(&reopen(&fs, &file)) == expected);
 }
 
 /// What the posted patch gets wrong: between the mapping (unwritten) and the look at the page cache, the dirty block is written
@@ -102,43 +54,6 @@ fn zeroing_while_block_is_written_back_and_reclaimed_zeroes_it() {
     expected[..2048].fill(1);
     assert!(contents(&file) == expected);
     assert!(contents(&reopen(&fs, &file)) == expected);
-}
-
-/// The race as it was found: fallocate 32 KiB, write 4 KiB, truncate to 2 KiB, against writeback and reclaim.
-#[test]
-fn truncate_against_flush_and_reclaim_leaves_no_stale_bytes() {
-    const ROUNDS: usize = 100_000;
-    let fs = MemoryFs::new();
-    let cache = PageCache::new(little_memory());
-    let new =
-        |size| AddressSpace::new(Arc::clone(&fs), Arc::default(), at(size), Arc::clone(&cache));
-    let (space, other) = (new(0), new(64 * BLOCK));
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let (other, mut random) = (other.open(), Random(1));
-            while !stop.load(Ordering::Relaxed) {
-                space.flush(FileRange::from(at(0)));
-                other.read(at(random.below(64) * BLOCK), &mut [0; 100]).unwrap();
-            }
-        });
-        let file = space.open();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            for round in 0..ROUNDS {
-                file.allocate(at(0), 32768, Reach::Stays).unwrap();
-                file.write(at(0), &[1; 4096]).unwrap();
-                file.truncate(at(2048)).unwrap();
-                file.truncate(at(6000)).unwrap();
-                let bytes = contents(&file);
-                assert!(bytes[..2048].iter().all(|byte| *byte == 1), "lost, round {round}");
-                assert!(bytes[2048..].iter().all(|byte| *byte == 0), "stale, round {round}");
-                file.truncate(at(0)).unwrap();
-            }
-        }));
-        stop.store(true, Ordering::Relaxed);
-        result.unwrap();
-    });
-    assert_eq!(fs.reserved_blocks(), 0);
 }
 
 /// Experiment 5: a block is written, and the file cut to one byte less than its end. Nothing goes to the device for it.

@@ -1,5 +1,6 @@
 //! What ubtrfs's tests judge by: the kernel's own btrfs, `btrfs check`, comparable snapshots of
-//! whole trees, directories full of odd files, images that the kernel wrote, seeded randomness.
+//! whole trees, directories full of odd files, images that the kernel wrote, seeded randomness; and tests of file I/O for any filesystem
+//! that plugs into `iomap`, with one in memory that does.
 //!
 //! A test that needs a judge begins with
 //!
@@ -16,6 +17,8 @@ mod check;
 pub mod collections;
 pub mod corpus;
 pub mod crash;
+pub mod io_suite;
+pub mod iomap_model;
 mod isolate;
 mod mkfs;
 pub mod model;

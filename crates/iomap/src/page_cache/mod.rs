@@ -85,8 +85,8 @@ impl Default for CacheOptions {
 
 /// A file as the cache sees it.
 pub(crate) trait CachedFile: Send + Sync {
-    /// Drops clean folios of so many bytes, if nobody else is at work on the file.
-    fn reclaim(&self, wanted_bytes: u64);
+    /// Drops clean folios of so many bytes, if nobody else is at work on the file; returns how many.
+    fn reclaim(&self, wanted_bytes: u64) -> u64;
 
     /// Writes back so many bytes, in whole blocks and at least one, not waiting for what others write; returns how many it wrote.
     fn write_back_some(&self, bytes_max: u64) -> u64;
@@ -180,6 +180,23 @@ impl PageCache {
             written
         };
         self.write_back_oldest(|_| left_bytes.get() > 0, turn)
+    }
+
+    /// Drops so many bytes of what is clean, if there are so many, whether used lately or not; returns how many. For a budget that
+    /// file data shares with something else.
+    pub fn shrink_clean(&self, len_bytes: u64) -> u64 {
+        let mut sum_bytes: u64 = 0;
+        let turns = self.listed.lock().len().saturating_mul(RECLAIM_ROUNDS);
+        for _ in 0..turns {
+            if sum_bytes >= len_bytes {
+                break;
+            }
+            let file = self.listed.lock().turn();
+            if let Some(file) = file {
+                sum_bytes += file.reclaim(len_bytes - sum_bytes);
+            }
+        }
+        sum_bytes
     }
 
     pub(crate) fn usage(&self) -> &Arc<Usage> {

@@ -1,0 +1,215 @@
+//! Threads at the same files, with writeback, reclaim and commits between them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ubtrfs_iomap::{CacheOptions, FiemapSync, FileOffset, FileRange};
+
+use super::{DataFile, Harness, contents, little_memory};
+use crate::iomap_model::{at, range};
+use crate::prng::Prng;
+
+/// Runs `work` in threads, and `trouble` in one more until they are done.
+fn beside(threads: u64, work: impl Fn(u64) + Sync, trouble: impl Fn(u64) + Sync) {
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (work, done) = (&work, &done);
+                scope.spawn(move || {
+                    let result =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(thread)));
+                    done.fetch_add(1, Ordering::SeqCst);
+                    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                })
+            })
+            .collect();
+        let (trouble, done) = (&trouble, &done);
+        scope.spawn(move || {
+            let mut round = 0;
+            while done.load(Ordering::SeqCst) < threads {
+                trouble(round);
+                round += 1;
+            }
+        });
+        for worker in workers {
+            worker.join().unwrap();
+        }
+    });
+}
+
+fn disturb<H: Harness>(harness: &H, inode: &H::Inode, file: &H::File, round: u64) {
+    match round % 5 {
+        0 => harness.background_pass(round * 10_000),
+        1 => file.flush(FileRange::from(FileOffset::ZERO)),
+        2 => _ = harness.relocate(inode),
+        3 => harness.reclaim(),
+        _ => harness.commit(),
+    }
+}
+
+/// Each write fills a range with one value, with ends inside of blocks; a read finds one value only.
+///
+/// # Panics
+/// If it is not so.
+pub fn reads_and_writes_are_atomic_to_each_other<H: Harness>(make: impl Fn(CacheOptions) -> H) {
+    let harness = make(little_memory(4096));
+    let rounds = 20 * H::SEEDS;
+    let inode = harness.create();
+    let file = harness.open(&inode);
+    // More than fits into memory, so that each read misses somewhere.
+    let (start, len) = (2048, 24 * 4096);
+    file.write(at(start), &vec![1; len]).unwrap();
+    let work = |thread: u64| {
+        // One open file for two threads, and one for each other.
+        let own = harness.open(&inode);
+        let file: &H::File = if thread < 2 { &file } else { &own };
+        for round in 0..rounds {
+            if thread.is_multiple_of(2) {
+                let value = u8::try_from((thread * rounds + round) % 255 + 1).unwrap();
+                assert_eq!(file.write(at(start), &vec![value; len]).unwrap(), len);
+            } else {
+                let mut bytes = vec![0; len];
+                assert_eq!(file.read(at(start), &mut bytes).unwrap(), len);
+                assert!(bytes.iter().all(|byte| *byte == bytes[0] && *byte != 0), "torn");
+            }
+        }
+    };
+    beside(4, work, |round| disturb(&harness, &inode, &file, round));
+    file.fsync().unwrap();
+}
+
+/// Nothing is lost, torn or written over.
+///
+/// # Panics
+/// If it is not so.
+pub fn appends_of_threads_are_all_there_and_whole<H: Harness>(make: impl Fn(CacheOptions) -> H) {
+    const RECORD: usize = 1000;
+    let records = usize::try_from(15 * H::SEEDS).unwrap();
+    let mut harness = make(little_memory(4096));
+    let inode = harness.create();
+    let disturber = harness.open(&inode);
+    let work = |thread: u64| {
+        let file = harness.open(&inode);
+        for _ in 0..records {
+            let record = vec![u8::try_from(thread + 1).unwrap(); RECORD];
+            let (offset, len) = file.append(&record).unwrap();
+            assert_eq!(len, RECORD);
+            assert_eq!(offset.bytes() % 1000, 0);
+        }
+    };
+    beside(3, work, |round| disturb(&harness, &inode, &disturber, round));
+    disturber.fsync().unwrap();
+    drop(disturber);
+    harness.reopen();
+    let bytes = contents(&harness.open(&inode));
+    assert_eq!(bytes.len(), 3 * records * RECORD);
+    let mut counts = [0; 4];
+    for record in bytes.chunks(RECORD) {
+        assert!(record.iter().all(|byte| *byte == record[0]), "torn");
+        counts[usize::from(record[0])] += 1;
+    }
+    assert_eq!(counts, [0, records, records, records]);
+}
+
+/// A byte is what its offset says, or zero; never what lay there before a truncation, nor garbage from a place
+/// given up.
+///
+/// # Panics
+/// If it is not so.
+pub fn reads_beside_truncation_and_holes_see_bytes_or_zeros<H: Harness>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    const SIZE: u64 = 24 * 4096;
+    let expected =
+        |offset: u64, generation: u8| u8::try_from(offset % 100).unwrap() * 2 + 2 - generation % 2;
+    let mut harness = make(little_memory(4096));
+    let inode = harness.create();
+    let disturber = harness.open(&inode);
+    let rounds = 25 * H::SEEDS;
+    let work = |thread: u64| {
+        let file = harness.open(&inode);
+        let mut random = Prng::new(thread);
+        for round in 0..rounds {
+            if thread == 0 {
+                let generation = u8::try_from(round % 2).unwrap();
+                let start = random.below(SIZE);
+                let end = (start + random.below(8 * 4096)).min(SIZE);
+                let bytes: Vec<u8> =
+                    (start..end).map(|offset| expected(offset, generation)).collect();
+                match round % 6 {
+                    0 => file.truncate(at(start)).unwrap(),
+                    1 => file.punch_hole(at(start), end - start).unwrap(),
+                    2 => file.zero_range(at(start), end - start).unwrap(),
+                    3 => {
+                        file.allocate_zeroed(at(start), end - start, ubtrfs_iomap::Reach::Extends)
+                            .unwrap();
+                    }
+                    _ => _ = file.write(at(start), &bytes).unwrap(),
+                }
+                if round % 7 == 0 {
+                    file.truncate(at(SIZE)).unwrap();
+                }
+            } else {
+                let start = random.below(SIZE);
+                let mut bytes = vec![0; usize::try_from(random.below(6 * 4096)).unwrap()];
+                let len = if random.chance(1, 3) {
+                    let (start, len) = (start / 4096 * 4096, bytes.len() / 4096 * 4096);
+                    let len = file.direct_read(at(start), &mut bytes[..len]).unwrap();
+                    check(&bytes[..len], start, expected);
+                    0
+                } else {
+                    file.read(at(start), &mut bytes).unwrap()
+                };
+                check(&bytes[..len], start, expected);
+                if let Ok(data) = file.seek_data(at(start)) {
+                    assert!(data >= at(start));
+                }
+                file.fiemap(range(0, SIZE), 100, FiemapSync::AsIs).unwrap();
+            }
+        }
+    };
+    beside(3, work, |round| disturb(&harness, &inode, &disturber, round));
+    let before = contents(&disturber);
+    disturber.fsync().unwrap();
+    assert!(contents(&disturber) == before);
+    drop(disturber);
+    harness.reopen();
+    assert!(contents(&harness.open(&inode)) == before);
+}
+
+fn check(bytes: &[u8], start: u64, expected: impl Fn(u64, u8) -> u8) {
+    for (offset, byte) in (start..).zip(bytes) {
+        let is_right = [0, expected(offset, 0), expected(offset, 1)].contains(byte);
+        assert!(is_right, "{byte} at {offset}");
+    }
+}
+
+/// Several files in one small cache, each in one thread: the budget is shared, the data is not.
+///
+/// # Panics
+/// If it is not so.
+pub fn files_that_share_a_small_cache_keep_their_bytes<H: Harness>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    let harness = make(little_memory(4096));
+    let work = |thread: u64| {
+        let file = harness.open(&harness.create());
+        let mut random = Prng::new(thread);
+        let mut model = vec![0; 64 * 4096];
+        for _ in 0..30 * H::SEEDS {
+            let start = random.below(60 * 4096);
+            let len = usize::try_from(random.below(3 * 4096)).unwrap();
+            let from = usize::try_from(start).unwrap();
+            let value = u8::try_from(random.below(256)).unwrap();
+            assert_eq!(file.write(at(start), &vec![value; len]).unwrap(), len);
+            model[from..from + len].fill(value);
+            let start = usize::try_from(random.below(60 * 4096)).unwrap();
+            let mut bytes = vec![0; 5000];
+            let count = file.read(at(u64::try_from(start).unwrap()), &mut bytes).unwrap();
+            assert!(bytes[..count] == model[start..start + count]);
+        }
+        let bytes = contents(&file);
+        assert!(bytes == model[..bytes.len()]);
+    };
+    beside(3, work, |round| harness.background_pass(round * 1000));
+}

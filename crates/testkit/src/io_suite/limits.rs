@@ -1,0 +1,132 @@
+//! Offsets and lengths at and over what a file can have.
+
+use ubtrfs_iomap::{CacheOptions, Error, FileOffset, FileRange, Reach};
+
+use super::{DataFile, Harness, Refusal};
+use crate::iomap_model::at;
+
+fn too_large<T>(offset: FileOffset, len_bytes: u64) -> Result<T, Refusal> {
+    Err(Refusal::Request(Error::TooLarge { offset, len_bytes }))
+}
+
+fn len_of(blocks: u64) -> usize {
+    usize::try_from(blocks).expect("blocks fit into memory")
+}
+
+/// Negative offsets, the last bytes that a file can have, lengths that overflow.
+///
+/// # Panics
+/// If it is not so.
+pub fn offsets_at_the_limits_are_answered_as_linux_does<H: Harness>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    let mut harness = make(CacheOptions::default());
+    let block = harness.block_bytes();
+    let inode = harness.create();
+    let file = harness.open(&inode);
+    let max = FileOffset::MAX;
+    let refused = |error| harness.refusal(&error);
+    for (offset, len) in [(max, 1), (at(u64::MAX), 1)] {
+        assert_eq!(file.write(offset, &[1]).map_err(refused), too_large(offset, len));
+    }
+    let beyond = at(max.bytes() + 1);
+    assert_eq!(file.truncate(beyond).map_err(refused), too_large(beyond, 0));
+    assert_eq!(file.zero_range(max, 1).map_err(refused), too_large(max, 1));
+    assert_eq!(file.punch_hole(at(5), u64::MAX).map_err(refused), too_large(at(5), u64::MAX));
+    let whole = FileRange::new(at(1), at(11));
+    assert!(matches!(
+        file.load(whole, at(1), &mut [0]).map_err(refused),
+        Err(Refusal::Request(Error::Unaligned { .. }))
+    ));
+    let mut bytes = vec![0; len_of(block)];
+    let unaligned = Err(Refusal::Request(Error::Unaligned {
+        offset: at(block / 8),
+        len_bytes: block,
+        block_bytes: block,
+    }));
+    assert_eq!(file.direct_read(at(block / 8), &mut bytes).map_err(refused), unaligned);
+    assert_eq!(file.direct_write(at(block / 8), &bytes).map_err(refused), unaligned);
+    assert_eq!(file.read(max, &mut [0; 10]).map_err(refused), Ok(0));
+    assert_eq!(file.read(at(u64::MAX), &mut [0; 10]).map_err(refused), Ok(0));
+    assert_eq!(file.size(), at(0));
+    assert_eq!(file.write(at(0), &[]).map_err(refused), Ok(0));
+    assert_eq!(file.write(at(77), &[]).map_err(refused), Ok(0));
+    assert_eq!(file.size(), at(0));
+    // The last bytes that a file can have.
+    assert_eq!(file.write(at(max.bytes() - 3), &[7; 10]).map_err(refused), Ok(3));
+    assert_eq!(file.size(), max);
+    let last = |file: &H::File| {
+        let mut bytes = [0; 10];
+        assert_eq!(file.read(at(max.bytes() - 5), &mut bytes).unwrap(), 5);
+        assert_eq!(bytes, [0, 0, 7, 7, 7, 0, 0, 0, 0, 0]);
+    };
+    last(&file);
+    assert_eq!(file.append(&[1]).map_err(refused), too_large(max, 1));
+    file.fsync().unwrap();
+    file.flush(FileRange::from(at(0)));
+    drop(file);
+    harness.reopen();
+    let file = harness.open(&inode);
+    assert_eq!(file.size(), max);
+    last(&file);
+    file.truncate(at(0)).unwrap();
+    file.fsync().unwrap();
+    assert_eq!(file.size(), at(0));
+}
+
+/// The same of space calls.
+///
+/// # Panics
+/// If it is not so.
+pub fn allocate_at_the_limits_is_answered_as_linux_does<H: Harness>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    let harness = make(CacheOptions::default());
+    let file = harness.open(&harness.create());
+    let max = FileOffset::MAX;
+    for is_zeroed in [false, true] {
+        let call = |offset, len_bytes, reach| {
+            let result = if is_zeroed {
+                file.allocate_zeroed(offset, len_bytes, reach)
+            } else {
+                file.allocate(offset, len_bytes, reach)
+            };
+            result.map_err(|error| harness.refusal(&error))
+        };
+        assert_eq!(call(max, 1, Reach::Extends), too_large(max, 1));
+        assert_eq!(call(at(u64::MAX), 1, Reach::Stays), too_large(at(u64::MAX), 1));
+        assert_eq!(call(at(5), u64::MAX, Reach::Stays), too_large(at(5), u64::MAX));
+        assert_eq!(call(at(100), 0, Reach::Extends), Ok(()));
+        assert_eq!(file.size(), at(0));
+        assert_eq!(call(at(max.bytes() - 1), 1, Reach::Extends), Ok(()));
+        assert_eq!(file.size(), max);
+        assert!(file.seek_data(at(0)).is_err());
+        file.truncate(at(0)).unwrap();
+    }
+}
+
+/// As a bus error would say.
+///
+/// # Panics
+/// If it is not so.
+pub fn mapped_access_wholly_beyond_the_end_is_refused<H: Harness>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    let harness = make(CacheOptions::default());
+    let block = harness.block_bytes();
+    let file = harness.open(&harness.create());
+    file.write(at(0), &vec![1; len_of(block + 904)]).unwrap();
+    let size = file.size();
+    let map = FileRange::new(at(0), at(10 * block));
+    let refused = |result: Result<(), _>| result.map_err(|error| harness.refusal(&error));
+    let beyond = |offset| Err(Refusal::Request(Error::BeyondEnd { offset: at(offset), size }));
+    assert_eq!(refused(file.load(map, at(2 * block), &mut [0; 1])), beyond(2 * block));
+    assert_eq!(refused(file.store(map, at(2 * block - 2), &[0; 3])), beyond(2 * block - 2));
+    assert_eq!(refused(file.store(map, at(2 * block - 2), &[9; 2])), Ok(()));
+    let mut bytes = [1; 4];
+    file.load(map, at(2 * block - 4), &mut bytes).unwrap();
+    assert_eq!(bytes, [0, 0, 9, 9]);
+    file.truncate(at(100)).unwrap();
+    assert!(file.load(map, at(block), &mut [0; 1]).is_err());
+    file.fsync().unwrap();
+}

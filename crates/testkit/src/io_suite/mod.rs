@@ -1,0 +1,200 @@
+//! Tests of file I/O that any filesystem passes which plugs into `iomap`: the one in memory, and the engine.
+//!
+//! A filesystem is tested by what implements [`Harness`]. [`crate::io_suite_tests!`] makes a test of each function here, so that
+//! none is forgotten:
+//!
+//! ```text
+//! ubtrfs_testkit::io_suite_tests!(MyHarness::new);
+//! ```
+//!
+//! where `MyHarness::new` makes an empty filesystem with the [`CacheOptions`] that it is given. Random runs print their
+//! seed; `UBTRFS_IOMAP_SEEDS` asks for more of them.
+
+mod allocate;
+mod concurrency;
+mod file;
+mod limits;
+mod memory;
+mod model;
+mod random;
+mod seek;
+mod zeroing;
+
+use std::fmt::Debug;
+
+use ubtrfs_iomap::{CacheOptions, FileRange};
+
+pub use allocate::*;
+pub use concurrency::*;
+pub use file::{DataFile, contents, walk};
+pub use limits::*;
+pub use memory::MemoryHarness;
+pub use random::*;
+pub use seek::*;
+pub use zeroing::*;
+
+/// Why something was refused, whatever a filesystem calls it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The request cannot be met.
+    Request(ubtrfs_iomap::Error),
+    /// There is no space.
+    NoSpace,
+    /// A device failed.
+    Io,
+    /// Anything else.
+    Other(String),
+}
+
+/// Whether a harness can do something that not all can.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Done {
+    /// It did.
+    Yes,
+    /// It cannot, and did nothing.
+    NotSupported,
+}
+
+/// What a file must be when nothing of it is dirty any more.
+#[derive(Clone, Debug)]
+pub struct Expected<I> {
+    /// Which file.
+    pub inode: I,
+    /// All its bytes.
+    pub bytes: Vec<u8>,
+    /// The blocks that are data; others read as zeros.
+    pub data_blocks: Vec<u64>,
+}
+
+/// A filesystem under test.
+pub trait Harness: Send + Sync {
+    /// What names a file.
+    type Inode: Clone + Debug + Send + Sync;
+    /// A file that is open.
+    type File: DataFile;
+
+    /// How many seeds a random test of the default set runs.
+    const SEEDS: u64 = 20;
+
+    /// How many rounds of a race the default set runs.
+    const RACE_ROUNDS: u64 = 100_000;
+
+    /// The unit in which it allocates.
+    fn block_bytes(&self) -> u64 {
+        4096
+    }
+
+    /// A new, empty file; durable when this returns.
+    fn create(&self) -> Self::Inode;
+
+    /// Opens a file. All that are open of one file share its memory.
+    fn open(&self, inode: &Self::Inode) -> Self::File;
+
+    /// What an error says.
+    fn refusal(&self, error: &<Self::File as DataFile>::Error) -> Refusal;
+
+    /// Drops what is clean from memory.
+    fn reclaim(&self);
+
+    /// As [`ubtrfs_iomap::PageCache::background_pass()`].
+    fn background_pass(&self, now_ms: u64);
+
+    /// Makes durable what the filesystem has, dirty data of files excepted.
+    fn commit(&self) {}
+
+    /// Moves a file's data elsewhere without changing it.
+    fn relocate(&self, _inode: &Self::Inode) -> Done {
+        Done::NotSupported
+    }
+
+    /// Makes whole blocks of `to`, from `to_start` on, share what a range of `from`, another file, has; the range lies
+    /// in it.
+    fn clone_range(
+        &self,
+        _from: &Self::Inode,
+        _range: FileRange,
+        _to: &Self::Inode,
+        _to_start: ubtrfs_iomap::FileOffset,
+    ) -> Done {
+        Done::NotSupported
+    }
+
+    /// Closes the filesystem well and opens it again, so that nothing is in memory. No file is open.
+    fn reopen(&mut self);
+
+    /// Loses what is not durable and opens the filesystem again. No file is open.
+    fn crash(&mut self) -> Done {
+        Done::NotSupported
+    }
+
+    /// After so many more writes of data the device fails, or never again.
+    fn fail_data_writes(&self, _left: Option<u64>) -> Done {
+        Done::NotSupported
+    }
+
+    /// Looks at the filesystem with other eyes, when nothing is dirty and no file is open: what a checker says,
+    /// what another implementation reads.
+    fn judge(&mut self, _files: &[Expected<Self::Inode>]) {}
+}
+
+/// Little enough that whatever is clean goes with the next read or write.
+pub fn hardly_any_memory(block_bytes: u64) -> CacheOptions {
+    CacheOptions {
+        cached_bytes_max: block_bytes,
+        folio_bytes_max: block_bytes,
+        ..CacheOptions::default()
+    }
+}
+
+/// A few blocks, so that writeback and reclaim go on all the time.
+pub fn little_memory(block_bytes: u64) -> CacheOptions {
+    CacheOptions {
+        cached_bytes_max: 16 * block_bytes,
+        dirty_bytes_max: 8 * block_bytes,
+        dirty_bytes_background: 4 * block_bytes,
+        folio_bytes_max: 4 * block_bytes,
+        writeback_bytes_max: 4 * block_bytes,
+        ..CacheOptions::default()
+    }
+}
+
+/// A test of each function of the suite, for the filesystems that `$make` makes of [`CacheOptions`].
+#[macro_export]
+macro_rules! io_suite_tests {
+    ($make:expr) => {
+        $crate::io_suite_tests!(@each $make;
+            walk_of_sparse_file_finds_each_extent
+            fiemap_names_each_kind_of_extent
+            seek_outside_of_the_file_is_no_data
+            mapped_store_beyond_end_then_extension_reads_zeros
+            mapped_store_beyond_end_after_writeback_then_extension_reads_zeros
+            truncate_against_flush_and_reclaim_leaves_no_stale_bytes
+            write_and_truncate_by_turns_keeps_all_but_the_cut_bytes
+            zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all
+            zero_range_over_hole_makes_no_data
+            allocate_gives_holes_space_and_leaves_data
+            space_beyond_the_end_goes_with_truncation_down_only
+            allocate_that_extends_reads_zeros_behind_the_old_end
+            allocate_zeroed_makes_whole_blocks_unwritten_and_zeroes_the_edges
+            offsets_at_the_limits_are_answered_as_linux_does
+            allocate_at_the_limits_is_answered_as_linux_does
+            mapped_access_wholly_beyond_the_end_is_refused
+            reads_and_writes_are_atomic_to_each_other
+            appends_of_threads_are_all_there_and_whole
+            reads_beside_truncation_and_holes_see_bytes_or_zeros
+            files_that_share_a_small_cache_keep_their_bytes
+            random_operations_same_as_arrays
+            random_operations_with_little_memory_same_as_arrays
+            random_operations_where_clean_folios_go_at_once_same_as_arrays
+            random_operations_with_mechanisms_off_same_as_arrays
+        );
+    };
+    (@each $make:expr; $($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                $crate::io_suite::$name($make);
+            }
+        )*
+    };
+}
