@@ -1,7 +1,7 @@
 //! FIEMAP: where a file's extents lie.
 
 use crate::address_space::OpenFile;
-use crate::mapping::{FileSystem, MappingKind};
+use crate::mapping::{FileSystem, Mapping, MappingKind};
 use crate::offset::{FileOffset, FileRange};
 use crate::report::{Content, Segment};
 
@@ -97,10 +97,12 @@ impl<F: FileSystem> OpenFile<F> {
         let range = FileRange::new(range.start, range.end.min(FileOffset::MAX));
         let _locked = self.lock_as_before(range);
         let mut extents: Vec<FiemapExtent> = Vec::new();
+        let mut last = None;
+        let mut mapping_at = |at| self.mapping_for_fiemap(at, &mut last);
         let mut at = range.start;
         // One more than asked for shows that the last one asked for ended.
         while at < range.end && extents.len() <= extents_max {
-            let segment = self.segment(at, range.end)?;
+            let segment = self.segment(at, range.end, &mut mapping_at)?;
             at = segment.range.end;
             let Some(extent) = FiemapExtent::of(&segment) else { continue };
             match extents.last_mut() {
@@ -112,16 +114,20 @@ impl<F: FileSystem> OpenFile<F> {
         extents.truncate(extents_max);
         if !is_cut
             && let Some(last) = extents.last_mut()
-            && !self.has_extent_after(at)?
+            && !self.has_extent_after(at, mapping_at)?
         {
             last.flags.is_last = true;
         }
         Ok(extents)
     }
 
-    fn has_extent_after(&self, mut at: FileOffset) -> Result<bool, F::Error> {
+    fn has_extent_after(
+        &self,
+        mut at: FileOffset,
+        mut mapping_at: impl FnMut(FileOffset) -> Result<Mapping, F::Error>,
+    ) -> Result<bool, F::Error> {
         while at < FileOffset::MAX {
-            let segment = self.segment(at, FileOffset::MAX)?;
+            let segment = self.segment(at, FileOffset::MAX, &mut mapping_at)?;
             if FiemapExtent::of(&segment).is_some() {
                 return Ok(true);
             }

@@ -13,12 +13,14 @@
 //! - Its own operations that give blocks other contents (a clone into a file, moving extents in it) go through
 //!   [`AddressSpace::replace_range()`]; before one that reads a file below the page cache (a clone from it) comes
 //!   [`AddressSpace::flush()`]. What only makes holes unwritten space needs neither, but is better asked for by
-//!   [`OpenFile::allocate()`]. Moving data without changing it (balance) only counts up the sequence.
+//!   [`OpenFile::allocate()`]. What moves data of a file without changing it goes through [`AddressSpace::change_flushed()`]
+//!   (deduplication), or only counts up the sequence (balance).
 //! - A thread of its own, or its main loop, calls [`PageCache::background_pass()`]. Reservations that need space
 //!   call [`PageCache::shrink_dirty()`].
 //! - A deleted file is dropped from memory by [`AddressSpace::replace_range()`] of all of it with a change that does nothing.
 //! - A dirty file stays in memory until it is written, also when nobody else refers to it any more, and keeps the cache with
-//!   it: whoever closes a filesystem first calls [`PageCache::shrink_dirty()`] for all there is.
+//!   it: whoever closes a filesystem first calls [`PageCache::shrink_dirty()`] for all there is, or, to lose it,
+//!   [`PageCache::forget_dirty()`].
 #![forbid(unsafe_code)]
 
 mod address_space;

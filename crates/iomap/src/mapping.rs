@@ -41,7 +41,7 @@ impl MappingKind {
 /// More about a mapping, for those that report it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MappingFlags {
-    /// Others refer to the same data: writing must not change it in place.
+    /// Others refer to the same data: writing must not change it in place. Need be right for [`Purpose::Fiemap`] only.
     pub is_shared: bool,
     /// What lies on the medium is not the data itself, byte by byte: compressed, encrypted.
     pub is_encoded: bool,
@@ -118,8 +118,10 @@ impl Mapping {
 pub enum Purpose<'a, 'b> {
     /// To read data.
     Read,
-    /// To report it: seek, fiemap.
-    Report,
+    /// To tell data from holes. Whether it is shared need not be known.
+    Seek,
+    /// To report all about it, also whether it is shared.
+    Fiemap,
     /// To make the range dirty in memory. The filesystem reserves space for as much of what was asked for as the mapping holds,
     /// or fails; see [`FileSystem::unreserve()`].
     Write,

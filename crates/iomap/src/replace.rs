@@ -1,6 +1,7 @@
 //! What a filesystem does to a file by itself: whole blocks become something else, and memory must not go on to show what they were.
 
 use crate::address_space::AddressSpace;
+use crate::extent_state::LockMode;
 use crate::mapping::FileSystem;
 use crate::offset::{FileOffset, FileRange};
 
@@ -29,7 +30,26 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(result)
     }
 
-    /// The same for a range that the caller has locked, and that lies in the file.
+    /// Runs `change`, which may move the data of whole blocks and leaves their contents: deduplication, defragmentation. What is dirty
+    /// of them is written back first, and nobody reads or writes the range meanwhile. What memory has of it, all clean, is
+    /// dropped.
+    ///
+    /// # Errors
+    /// That of `change`. One of writeback is kept for [`crate::OpenFile::fsync()`].
+    pub fn change_flushed<T>(
+        &self,
+        range: FileRange,
+        change: impl FnOnce() -> Result<T, F::Error>,
+    ) -> Result<T, F::Error> {
+        let range = range.round_out(self.block_bytes);
+        let _locked = self.states.lock(range, LockMode::Exclusive);
+        self.flush(range);
+        let result = change();
+        self.discard(range);
+        result
+    }
+
+    /// [`AddressSpace::replace_range()`] for a range that the caller has locked, and that lies in the file.
     pub(crate) fn replace_locked<T>(
         &self,
         range: FileRange,

@@ -36,10 +36,15 @@ impl Segment {
 }
 
 impl<F: FileSystem> OpenFile<F> {
-    /// What the file is from `at` on, at most up to `end`, which is after it.
-    pub(crate) fn segment(&self, at: FileOffset, end: FileOffset) -> Result<Segment, F::Error> {
+    /// What the file is from `at` on, at most up to `end`, which is after it; `mapping_at` tells mappings.
+    pub(crate) fn segment(
+        &self,
+        at: FileOffset,
+        end: FileOffset,
+        mut mapping_at: impl FnMut(FileOffset) -> Result<Mapping, F::Error>,
+    ) -> Result<Segment, F::Error> {
         loop {
-            let mapping = self.report_mapping(at)?;
+            let mapping = mapping_at(at)?;
             let within = FileRange::new(at, mapping.range.end.min(end));
             let content = Content::Mapping(mapping);
             if !mapping.kind.is_zeros() {
@@ -67,19 +72,43 @@ impl<F: FileSystem> OpenFile<F> {
         }
     }
 
-    /// The mapping at a place: the last one asked for, if it is current and holds the place.
-    fn report_mapping(&self, at: FileOffset) -> Result<Mapping, F::Error> {
+    /// The mapping at a place, to tell data from a hole: the last one asked for, if it is current and holds the place.
+    pub(crate) fn mapping_for_seek(&self, at: FileOffset) -> Result<Mapping, F::Error> {
         if let Some(mapping) = self.seek_mapping.load()
-            && mapping.range.contains(at)
-            && self.space.is_current(mapping.cookie)
+            && self.is_usable(&mapping, at)
         {
             return Ok(mapping);
         }
+        let mapping = self.ask_mapping(at, Purpose::Seek)?;
+        self.seek_mapping.store(&mapping);
+        Ok(mapping)
+    }
+
+    /// The mapping at a place, with all that is to be known of it; `last` is the one that the same call asked for before.
+    pub(crate) fn mapping_for_fiemap(
+        &self,
+        at: FileOffset,
+        last: &mut Option<Mapping>,
+    ) -> Result<Mapping, F::Error> {
+        if let Some(mapping) = last
+            && self.is_usable(mapping, at)
+        {
+            return Ok(*mapping);
+        }
+        let mapping = self.ask_mapping(at, Purpose::Fiemap)?;
+        *last = Some(mapping);
+        Ok(mapping)
+    }
+
+    fn is_usable(&self, mapping: &Mapping, at: FileOffset) -> bool {
+        mapping.range.contains(at) && self.space.is_current(mapping.cookie)
+    }
+
+    fn ask_mapping(&self, at: FileOffset, purpose: Purpose<'_, '_>) -> Result<Mapping, F::Error> {
         let mut iter = MappingIter::new(&*self.space, FileRange::from(at));
-        let Some((mapping, _)) = iter.next(Purpose::Report)? else {
+        let Some((mapping, _)) = iter.next(purpose)? else {
             return Err(crate::Error::NoData { offset: at }.into());
         };
-        self.seek_mapping.store(&mapping);
         Ok(mapping)
     }
 

@@ -17,7 +17,7 @@ impl<F: FileSystem> OpenFile<F> {
         let _locked = self.lock_as_before(FileRange::new(offset, size));
         let mut at = offset;
         while at < size {
-            let segment = self.segment(at, size)?;
+            let segment = self.segment(at, size, |at| self.mapping_for_seek(at))?;
             if segment.is_data() {
                 return Ok(at);
             }
@@ -41,7 +41,7 @@ impl<F: FileSystem> OpenFile<F> {
         let _locked = self.lock_as_before(FileRange::new(offset, size));
         let mut at = offset;
         while at < size {
-            let segment = self.segment(at, size)?;
+            let segment = self.segment(at, size, |at| self.mapping_for_seek(at))?;
             if !segment.is_data() {
                 return Ok(at);
             }

@@ -17,7 +17,7 @@ impl<F: FileSystem> OpenFile<F> {
         let _locked = space.lock_for_write(range);
         let in_file = FileRange::new(range.start, range.end.min(space.size()));
         let mut iter = MappingIter::new(space, in_file.round_out(space.block_bytes));
-        while let Some((mapping, part)) = iter.next(Purpose::Report)? {
+        while let Some((mapping, part)) = iter.next(Purpose::Fiemap)? {
             if mapping.flags.is_shared && !mapping.kind.is_zeros() {
                 space.write_range(part, Source::Same, Reach::Stays).map_err(|(_, error)| error)?;
             }

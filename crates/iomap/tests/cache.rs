@@ -5,7 +5,8 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{BLOCK, MemoryFs, at, contents, new_file};
+use common::{BLOCK, Failure, MemoryFs, at, contents, new_file};
+use ubtrfs_iomap::extent_state::LockMode;
 use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache};
 use ubtrfs_testkit::Prng;
 
@@ -406,4 +407,55 @@ fn dirty_file_is_kept_until_it_is_written() {
     cache.background_pass(u64::MAX);
     assert!(fs.stored(&inode, 4096) == vec![5; 4096]);
     assert_eq!((cache.dirty_bytes(), cache.cached_bytes()), (0, 0));
+}
+
+/// A filesystem that is dropped without a sync: what keeps dirty files alive refers to it in a circle.
+#[test]
+fn dirty_files_that_are_forgotten_are_dropped() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions::default());
+    let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let spaces = [new(), new()];
+    spaces.iter().for_each(|space| _ = space.open().write(at(0), &[1; 5000]).unwrap());
+    let weak = spaces.each_ref().map(Arc::downgrade);
+    drop(spaces);
+    assert!(weak.iter().all(|space| space.upgrade().is_some()));
+    cache.forget_dirty();
+    assert!(weak.iter().all(|space| space.upgrade().is_none()));
+    assert_eq!(cache.cached_bytes(), 0);
+    let weak = (Arc::downgrade(&cache), Arc::downgrade(&fs));
+    drop((cache, fs));
+    assert!(weak.0.upgrade().is_none() && weak.1.upgrade().is_none());
+}
+
+/// Defragmentation, say: what is dirty in the range is written first, and read from the new place then.
+#[test]
+fn range_moved_by_the_filesystem_keeps_what_was_dirty() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions::default());
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let file = space.open();
+    file.write(at(0), &[1; 8 * 4096]).unwrap();
+    file.fsync().unwrap();
+    file.write(at(BLOCK + 100), &[2; 5000]).unwrap();
+    file.write(at(6 * BLOCK), &[3; 100]).unwrap();
+    let before = contents(&file);
+    let moved = space.change_flushed(common::range(BLOCK + 7, 3 * BLOCK - 5), || {
+        let stored = fs.stored(space.inode(), 3 * BLOCK);
+        assert!(stored == before[..3 * 4096]);
+        assert!(
+            space.states().try_lock(common::range(BLOCK, BLOCK + 1), LockMode::Shared).is_none()
+        );
+        fs.relocate(space.inode());
+        Ok(7)
+    });
+    assert_eq!(moved, Ok(7));
+    // What is dirty elsewhere stays so.
+    assert_eq!(cache.dirty_bytes(), BLOCK);
+    assert!(contents(&file) == before);
+    let failed: Result<(), Failure> =
+        space.change_flushed(common::range(0, 8 * BLOCK), || Err(Failure::NoSpace));
+    assert_eq!(failed, Err(Failure::NoSpace));
+    assert!(contents(&file) == before);
+    assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
 }

@@ -401,7 +401,9 @@ impl FileSystem for MemoryFs {
         }
         let kind = place.map_or(MappingKind::Hole, |place| place.kind);
         let mut mapped = FileRange::new(range.start, end);
-        let is_shared = place.is_some_and(is_shared);
+        // Only who is to be told may know.
+        let tells_shared = matches!(purpose, Purpose::Fiemap);
+        let is_shared = tells_shared && place.is_some_and(is_shared);
         match purpose {
             Purpose::Write => {
                 let wanted = mapped.intersection(range.round_out(BLOCK)).len_bytes() / BLOCK;

@@ -83,6 +83,10 @@ impl DirtyFiles {
         self.files.remove(&order)
     }
 
+    pub(super) fn take_all(&mut self) -> Vec<DirtyFile> {
+        std::mem::take(&mut self.files).into_values().collect()
+    }
+
     pub(super) fn first(&self) -> Option<&DirtyFile> {
         self.files.values().next()
     }

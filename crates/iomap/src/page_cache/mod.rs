@@ -182,6 +182,15 @@ impl PageCache {
         self.write_back_oldest(|_| left_bytes.get() > 0, turn)
     }
 
+    /// Keeps dirty files alive no longer: for a filesystem that is dropped without having been synced, which they refer to. What is
+    /// dirty in those that nobody else refers to is lost; in others it is not written back by passes any more. No other
+    /// thread is at work on the filesystem.
+    pub fn forget_dirty(&self) {
+        let files = self.dirty.lock().take_all();
+        // Without the list's lock: the last reference to a file may be among these.
+        drop(files);
+    }
+
     /// Drops so many bytes of what is clean, if there are so many, whether used lately or not; returns how many. For a budget that
     /// file data shares with something else.
     pub fn shrink_clean(&self, len_bytes: u64) -> u64 {
