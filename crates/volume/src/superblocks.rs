@@ -8,6 +8,8 @@
 //!    leaves primaries that are the old or the new one. Of several devices, the copies are flushed
 //!    before the first primary: by its copy, a device whose primary was not written any more is told
 //!    from one that was missing.
+//!    A device that a cut left behind gets the superblock that it lacks, durably, before any newer one is
+//!    written.
 //! 3. Before anything is written, each primary must be the one last read or written here.
 
 use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;

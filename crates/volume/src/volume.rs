@@ -12,7 +12,7 @@ use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::misc::DevItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::verify::Geometry;
-use ubtrfs_ondisk::{Corruption, DeviceId, LogicalAddr, PhysicalAddr, Reason, Uuid};
+use ubtrfs_ondisk::{Corruption, DeviceId, Generation, LogicalAddr, PhysicalAddr, Reason, Uuid};
 use ubtrfs_rt::{Arc, Mutex, RwLock};
 
 use crate::chunk_map::{ChunkMap, Run};
@@ -275,6 +275,9 @@ impl Volume {
         let counted = |member: &Member, result: Result<Seen>| {
             result.inspect_err(|_| Counters::add(&member.counters.write))
         };
+        if members.len() > 1 {
+            self.catch_up(&members)?;
+        }
         for (member, device) in devices() {
             let own = own(member);
             for at in superblocks::copies(own.dev_item.total_bytes.get()).skip(1) {
@@ -290,6 +293,31 @@ impl Volume {
         }
         **self.superblock.write() = *superblock;
         self.flush()
+    }
+
+    /// Writes the last superblock to the devices that a power cut kept from it: after another cut they
+    /// would be two behind, or have no copy of it any more, and be taken for stale.
+    fn catch_up(&self, members: &[Arc<Member>]) -> Result<()> {
+        let last = self.superblock();
+        let generation = Generation(last.generation.get());
+        let mut is_behind = false;
+        for member in members {
+            let Some(device) = member.device.as_deref() else { continue };
+            let seen = *member.seen.lock();
+            if seen.is_none_or(|seen| seen.generation >= generation) {
+                continue;
+            }
+            // Its copy has what was true of the device then.
+            let own = superblocks::read_copy(device, SUPERBLOCK_OFFSETS[1])
+                .ok()
+                .filter(|copy| copy.fsid == last.fsid && copy.generation == last.generation)
+                .map_or(Superblock { dev_item: *member.item.lock(), ..last }, |copy| *copy);
+            let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0])
+                .inspect_err(|_| Counters::add(&member.counters.write));
+            *member.seen.lock() = Some(written?);
+            is_behind = true;
+        }
+        if is_behind { self.flush() } else { Ok(()) }
     }
 
     // Devices.

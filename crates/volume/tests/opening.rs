@@ -3,6 +3,7 @@
 mod common;
 
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use common::{READ_ONLY, judge, mkfs, open_devices};
@@ -216,48 +217,72 @@ impl Device for Recorder {
     }
 }
 
-#[test]
-fn open_after_a_cut_at_any_write_of_the_superblocks_finds_the_old_or_the_new_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let Some(images) = mkfs(dir.path(), 3, &["-m", "raid0", "-d", "raid0"]) else { return };
-    let load = || -> Vec<MemDevice> {
-        let content = images.iter().map(|image| {
-            let device = FileDevice::open(image, OpenMode::ReadOnly, Window::Whole).unwrap();
-            let copy = MemDevice::new(device.len_bytes());
-            let mut buf = vec![0; 1 << 20];
-            // What opening reads: the superblocks, in the first MiB and the 65th.
-            for at in [PhysicalAddr(0), PhysicalAddr(64 << 20)] {
-                device.read_at(at, &mut buf).unwrap();
-                copy.write_at(at, &buf).unwrap();
-            }
-            copy
-        });
-        content.collect()
-    };
+/// The places of three images that opening reads, in memory.
+fn heads(images: &[PathBuf]) -> Vec<MemDevice> {
+    let content = images.iter().map(|image| {
+        let device = FileDevice::open(image, OpenMode::ReadOnly, Window::Whole).unwrap();
+        let copy = MemDevice::new(device.len_bytes());
+        let mut buf = vec![0; 1 << 20];
+        // The superblocks, in the first MiB and the 65th.
+        for at in [PhysicalAddr(0), PhysicalAddr(64 << 20)] {
+            device.read_at(at, &mut buf).unwrap();
+            copy.write_at(at, &buf).unwrap();
+        }
+        copy
+    });
+    content.collect()
+}
+
+/// What the next superblock writes, after the writes that are there.
+fn next_superblock_after(images: &[PathBuf], before: &[Write]) -> (u64, Vec<Write>) {
     let writes = Arc::new(Mutex::new(Vec::new()));
-    let recorders = load().into_iter().enumerate().map(|(index, inner)| {
+    let devices = heads(images);
+    for (index, at, bytes) in before {
+        devices[*index].write_at(*at, bytes).unwrap();
+    }
+    let recorders = devices.into_iter().enumerate().map(|(index, inner)| {
         Arc::new(Recorder { inner, index, writes: writes.clone() }) as Arc<dyn Device>
     });
     let volume = Volume::open(recorders.collect(), &WRITE).unwrap();
     let mut superblock = volume.superblock();
-    let old = superblock.generation.get();
     superblock.generation += 1;
     volume.write_superblocks(&superblock).unwrap();
-    let writes = writes.lock().unwrap();
-    assert_eq!(writes.len(), 6);
-    let mut newest = old;
-    for cut in 0..=writes.len() {
-        let devices = load();
-        for (index, at, bytes) in &writes[..cut] {
-            devices[*index].write_at(*at, bytes).unwrap();
-        }
-        let devices = devices.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>);
-        let volume = Volume::open(devices.collect(), &WRITE).unwrap();
-        let found = volume.superblock().generation.get();
-        assert!(found == newest || found == old + 1, "cut {cut}: {found}");
-        newest = found;
+    let writes = writes.lock().unwrap().clone();
+    (superblock.generation.get(), writes)
+}
+
+fn generation_after(images: &[PathBuf], writes: &[Write]) -> u64 {
+    let devices = heads(images);
+    for (index, at, bytes) in writes {
+        devices[*index].write_at(*at, bytes).unwrap();
     }
-    assert_eq!(newest, old + 1);
+    let devices = devices.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>);
+    let volume = Volume::open(devices.collect(), &WRITE).unwrap();
+    volume.superblock().generation.get()
+}
+
+/// After two cuts, each between the superblocks of the devices, one was two behind, or its copy was of
+/// the commit that was cut off: it was refused as stale.
+#[test]
+fn open_after_two_cuts_at_any_write_of_the_superblocks_finds_the_old_or_the_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 3, &["-m", "raid0", "-d", "raid0"]) else { return };
+    let (new, writes) = next_superblock_after(&images, &[]);
+    assert_eq!(writes.len(), 6);
+    let mut newest = new - 1;
+    for cut in 0..=writes.len() {
+        let found = generation_after(&images, &writes[..cut]);
+        assert!(found == newest || found == new, "cut {cut}: {found}");
+        newest = found;
+        let (next, again) = next_superblock_after(&images, &writes[..cut]);
+        assert_eq!(next, found + 1);
+        for second in 0..=again.len() {
+            let both = [&writes[..cut], &again[..second]].concat();
+            let last = generation_after(&images, &both);
+            assert!(last == found || last == next, "cuts {cut} and {second}: {last}");
+        }
+    }
+    assert_eq!(newest, new);
 }
 
 #[test]
