@@ -101,6 +101,9 @@ pub enum Error {
     /// The medium holds what cannot be.
     #[error("damaged: {0}")]
     Corrupt(Box<Corruption>),
+    /// A place in a file that cannot be, or is not there.
+    #[error(transparent)]
+    File(#[from] ubtrfs_iomap::Error),
     /// A device failed, or the volume refused.
     #[error(transparent)]
     Volume(Arc<ubtrfs_volume::Error>),

@@ -15,7 +15,7 @@ use ubtrfs_volume::Volume;
 use crate::alloc::{AllocOptions, Allocator};
 use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
 use crate::error::{Error, Result};
-use crate::fs::{FileState, InodeId, log_replay};
+use crate::fs::{FileState, InodeId, OpenFiles, log_replay};
 use crate::txn::{self, Core, Flush, Reservation};
 
 /// Bytes of tree blocks that are kept in memory unless told otherwise.
@@ -35,6 +35,10 @@ pub struct OpenOptions {
     pub grow_device: bool,
     /// Give freed space back to the devices after each commit: an image file gets holes.
     pub discard: bool,
+    /// How the memory for file data is used, where that is not what follows from
+    /// [`OpenOptions::cache_bytes`], of which half is for file data. To measure what mechanisms save.
+    #[doc(hidden)]
+    pub page_cache: Option<ubtrfs_iomap::CacheOptions>,
     /// Remember the form in which each block group's free space is kept. Off only to measure what
     /// that saves.
     #[doc(hidden)]
@@ -49,6 +53,7 @@ impl Default for OpenOptions {
             runtime: Arc::new(Runtime::system()),
             grow_device: false,
             discard: false,
+            page_cache: None,
             cache_free_space_form: true,
         }
     }
@@ -93,6 +98,14 @@ pub(crate) struct Inner {
     pub(crate) notices: Vec<Notice>,
     /// Held by who drops deleted subvolumes: one at a time.
     pub(crate) cleaning: Mutex<()>,
+    pub(crate) open_files: OpenFiles,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // What nobody brought to the medium is lost, as what nobody committed.
+        self.open_files.forget_dirty();
+    }
 }
 
 /// The right to change a filesystem, for one operation or a few. Dropping it ends it.
@@ -223,7 +236,9 @@ impl Filesystem {
         );
         let files = Arc::<FileState>::default();
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
-        let inner = Inner { core, files, options, notices, cleaning: Mutex::new(()) };
+        let open_files = OpenFiles::new(&options, &files);
+        let cleaning = Mutex::new(());
+        let inner = Inner { core, files, options, notices, cleaning, open_files };
         let fs = Self { inner: Arc::new(inner) };
         if is_writable {
             fs.inner.core.roots.look_for_shared()?;
@@ -233,7 +248,11 @@ impl Filesystem {
             log_replay::replay(&fs)?;
         }
         if is_writable && fs.inner.core.alloc.needs_rebuild(fs.compat_ro()) {
-            fs.rebuild_free_space_tree()?;
+            match fs.rebuild_free_space_tree() {
+                // Without it, free space is read from the extent tree; a later open finds room.
+                Err(Error::NoSpace { .. }) => {}
+                result => result?,
+            }
         }
         if is_writable {
             fs.clean_at_open();

@@ -25,9 +25,9 @@ pub use filesystem::{
     CACHE_BYTES_DEFAULT, DelayedRefTimes, Filesystem, Handle, HeldCommits, Notice, OpenOptions,
 };
 pub use fs::{
-    Appender, Background, BackgroundOptions, DirEntry, File, FileExtents, Inherit, Inode, InodeId,
-    Link, NewInode, ReadDir, RenameMode, SetAttributes, SnapshotOptions, SpaceUsage, StatFs,
-    SubvolumeInfo, Usage, device_number,
+    Appender, Background, BackgroundOptions, DataFile, DirEntry, File, FileExtents, FileIo,
+    Inherit, Inode, InodeId, IoInode, Link, NewInode, ReadDir, RenameMode, SetAttributes,
+    SnapshotOptions, SpaceUsage, StatFs, SubvolumeInfo, Usage, device_number,
 };
 pub use mkfs::{MkfsOptions, mkfs};
 pub use txn::Reservation;

@@ -56,8 +56,12 @@ impl<F: FileSystem> OpenFile<F> {
         synced
     }
 
-    /// The error of writeback that this open file was not told of yet.
-    pub(crate) fn take_error(&self) -> Result<(), F::Error> {
+    /// The error of writeback that this open file was not told of yet, for who does not make the file
+    /// durable by [`OpenFile::fsync()`].
+    ///
+    /// # Errors
+    /// That error.
+    pub fn take_error(&self) -> Result<(), F::Error> {
         let mut seen = self.errors_seen.lock();
         let (error, mark) = self.space.errors.lock().since(*seen);
         *seen = mark;

@@ -197,6 +197,20 @@ impl DelayedRefs {
         })
     }
 
+    /// Whether the extent at `addr` was allocated in this transaction; whether changes wait for
+    /// references that are not the caller's own.
+    pub(crate) fn others(
+        &self,
+        addr: LogicalAddr,
+        is_own: impl Fn(&BackRef) -> bool,
+    ) -> (bool, bool) {
+        self.heads.get(&addr).map_or((false, false), |head| {
+            let adds_other =
+                |(reference, count): &(BackRef, i64)| *count != 0 && !is_own(reference);
+            (head.is_new, head.changes.iter().any(adds_other))
+        })
+    }
+
     /// Queues that a block is marked FULL_BACKREF.
     pub(crate) fn set_full_backref(&mut self, addr: LogicalAddr, len_bytes: u64, kind: ExtentKind) {
         let head = self.heads.entry(addr).or_insert_with(|| Head::of_old(len_bytes, kind));

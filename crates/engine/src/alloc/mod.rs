@@ -21,6 +21,7 @@ pub(crate) mod block_group;
 pub(crate) mod chunk;
 mod claim;
 pub(crate) mod csum_tree;
+mod data_space;
 pub(crate) mod delayed_ref;
 mod extent_tree;
 mod free_space;
@@ -50,6 +51,7 @@ use crate::btree::{BlockPtr, Roots, Store};
 use crate::error::{Error, Result};
 use block_group::BlockGroup;
 use chunk::DeviceSpace;
+pub(crate) use data_space::DataPromise;
 use delayed_ref::{DelayedRefs, ExtentKind, Queued};
 use space_info::SpaceInfo;
 pub(crate) use space_info::{Class, bytes_of_frees, bytes_of_refs};
@@ -106,6 +108,8 @@ struct State {
     devices: BTreeMap<DeviceId, DeviceSpace>,
     /// Data and metadata share their groups.
     is_mixed: bool,
+    /// Bytes promised to data that is in memory only.
+    promised_data_bytes: u64,
     /// Bytes of metadata promised to open handles.
     reserved_bytes: u64,
     /// Bytes of metadata that what is held back above may need, as of the last reservation.
@@ -261,10 +265,11 @@ impl Allocator {
         roots: &Roots,
         min_bytes: u64,
         max_bytes: u64,
+        promise: DataPromise,
     ) -> Result<(LogicalAddr, u64)> {
         let class = self.data_class();
         loop {
-            if let Ok((start, len)) = self.take_data(max_bytes, max_bytes) {
+            if let Ok((start, len)) = self.take_data(max_bytes, max_bytes, promise) {
                 return Ok((LogicalAddr(start), len));
             }
             if !self.load_free_space(roots, class)? {
@@ -275,7 +280,7 @@ impl Allocator {
         // left of the devices would become data's.
         let is_new = self.allocate_chunk(roots, class)?;
         loop {
-            match self.take_data(min_bytes, max_bytes) {
+            match self.take_data(min_bytes, max_bytes, promise) {
                 Ok((start, len)) => return Ok((LogicalAddr(start), len)),
                 // Others may have been faster.
                 Err(_) if is_new && self.allocate_chunk(roots, class)? => {}
@@ -284,17 +289,23 @@ impl Allocator {
         }
     }
 
-    /// Takes space for data out of loaded groups; where they are mixed, none that was promised to
-    /// metadata.
-    fn take_data(&self, min_bytes: u64, max_bytes: u64) -> Result<(u64, u64)> {
+    /// Takes space for data out of loaded groups, none that was promised to others: other data, and
+    /// metadata where they are mixed.
+    fn take_data(
+        &self,
+        min_bytes: u64,
+        max_bytes: u64,
+        promise: DataPromise,
+    ) -> Result<(u64, u64)> {
         let class = self.data_class();
         let align = self.sectorsize_bytes();
         let mut state = self.state();
-        if !self.is_mixed {
+        let kept_bytes = state.kept_from_data(self.nodesize_bytes(), promise);
+        if kept_bytes == 0 {
             return state.take(class, min_bytes, max_bytes, align);
         }
         let free_bytes = state.spaces[class.index()].loaded_free_bytes;
-        let spare_bytes = free_bytes.saturating_sub(state.kept_bytes(self.nodesize_bytes()));
+        let spare_bytes = free_bytes.saturating_sub(kept_bytes);
         let spare_bytes = spare_bytes / align * align;
         if spare_bytes < min_bytes {
             return Err(Error::NoSpace {

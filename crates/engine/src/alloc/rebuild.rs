@@ -40,7 +40,7 @@ impl Allocator {
         let extent_bytes = roots.tree(RootId::EXTENT_TREE)?.read().bytes_used;
         let group_bytes = group_count.saturating_mul(GROUP_BYTES);
         let bytes = bitmap_bytes.min(extent_bytes).saturating_add(group_bytes);
-        Ok(Reservation::items(64).and(Reservation::adjacent(bytes)))
+        Ok(Reservation::rebuild(bytes))
     }
 
     /// Makes it anew, in the transaction of `handle`, the first since the filesystem was opened.

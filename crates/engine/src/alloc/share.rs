@@ -13,7 +13,7 @@
 //! The references that are there are those of the extent tree and those that wait in the queue.
 
 use ubtrfs_ondisk::block::{Block, Node};
-use ubtrfs_ondisk::extent::{BackRef, ExtentItem, flags};
+use ubtrfs_ondisk::extent::{BackRef, ExtentItem, InlineRefs, flags};
 use ubtrfs_ondisk::file_extent::FileExtent;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Corruption, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
@@ -149,6 +149,48 @@ impl Allocator {
                 .have("no extent item")
                 .expect(skinny),
         ))
+    }
+
+    /// Whether all references to a data extent are the caller's own. What lies in leaves that trees
+    /// share has one reference for all of them: who asks looks at those, too.
+    ///
+    /// # Errors
+    /// What stops the look-up; damage in the item.
+    pub(crate) fn is_data_of_caller(
+        &self,
+        roots: &Roots,
+        start: LogicalAddr,
+        len_bytes: u64,
+        is_own: impl Fn(&BackRef) -> bool,
+    ) -> Result<bool> {
+        let (is_new, has_others) = self.state().refs.others(start, &is_own);
+        if has_others {
+            return Ok(false);
+        }
+        if is_new {
+            return Ok(true);
+        }
+        let key = Key::new(ObjectId(start.0), KeyType::EXTENT_ITEM, len_bytes);
+        let Some(bytes) = roots.tree(RootId::EXTENT_TREE)?.lookup(&key)? else {
+            return Ok(false);
+        };
+        let placed = |error: Box<Corruption>| error.in_root(RootId::EXTENT_TREE);
+        let (item, rest) = ExtentItem::split(&bytes).map_err(placed)?;
+        let mut own_count = 0;
+        for reference in InlineRefs::new(rest) {
+            let reference = reference.map_err(placed)?;
+            match reference {
+                BackRef::Owner { .. } => {}
+                BackRef::ExtentData { count, .. } | BackRef::SharedData { count, .. }
+                    if is_own(&reference) =>
+                {
+                    own_count += u64::from(count);
+                }
+                _ => return Ok(false),
+            }
+        }
+        // What is missing stands in items of its own: others', or too many to look at.
+        Ok(own_count == item.refs.get())
     }
 
     /// Before `tree` copies `block`: brings the references below it to what they must be when the

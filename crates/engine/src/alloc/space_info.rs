@@ -148,6 +148,9 @@ impl Allocator {
                 state.tree_bytes = tree_bytes;
                 let free = state.spaces[Class::Metadata.index()].loaded_free_bytes;
                 let mut needed = state.kept_bytes(nodesize).saturating_add(bytes);
+                if state.is_mixed {
+                    needed = needed.saturating_add(state.promised_data_bytes);
+                }
                 if left_bytes > 0 {
                     needed = needed.saturating_add(state.freeing_reserve_bytes(left_bytes));
                 }

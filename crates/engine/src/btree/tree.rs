@@ -174,6 +174,11 @@ impl Tree {
     }
 
     /// Blocks up to `generation` may be shared from now on.
+    pub(crate) fn last_snapshot(&self) -> Generation {
+        Generation(self.last_snapshot.load(Ordering::Relaxed))
+    }
+
+    /// Remembers when it was last the source of a snapshot.
     pub(crate) fn set_last_snapshot(&self, generation: Generation) {
         self.last_snapshot.store(generation.0, Ordering::Relaxed);
     }

@@ -16,8 +16,9 @@ use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, RootId};
 
 use super::csum::PendingCsums;
 use super::prepare::Extents;
+use crate::alloc::DataPromise;
 use crate::error::{Error, Result};
-use crate::txn::Handle;
+use crate::txn::{Core, Handle};
 
 /// Longest plain extent, as in Linux.
 pub(crate) const PLAIN_EXTENT_BYTES_MAX: u64 = 128 << 20;
@@ -52,8 +53,8 @@ pub(crate) fn extent_key(target: &Target, file_offset: u64) -> Key {
     Key::new(target.inode.object_id(), KeyType::EXTENT_DATA, file_offset)
 }
 
-/// Pieces that are on the medium, and that no file refers to yet: [`enter_all`] or
-/// [`Written::release`] must follow.
+/// Pieces that have space, and that no file refers to yet. When they are on the medium, [`enter_all`]
+/// or [`Written::release`] must follow.
 #[derive(Debug)]
 #[must_use = "its space is neither used nor free"]
 pub(crate) struct Written<'a> {
@@ -62,8 +63,21 @@ pub(crate) struct Written<'a> {
 
 impl Written<'_> {
     /// Gives the space back: the pieces are not wanted any more.
-    pub(crate) fn release(&self, handle: &Handle<'_>) {
-        release(handle, &self.regions);
+    pub(crate) fn release(&self, core: &Core) {
+        release(core, &self.regions);
+    }
+
+    /// File extents that they become.
+    pub(crate) fn extent_count(&self) -> u64 {
+        self.regions.iter().map(|region| extents_of(region, Generation(0)).len() as u64).sum()
+    }
+
+    /// Brings the pieces to the medium.
+    ///
+    /// # Errors
+    /// The volume's.
+    pub(crate) fn write(&self, core: &Core) -> Result<()> {
+        write(core, &self.regions)
     }
 }
 
@@ -78,7 +92,7 @@ pub(crate) fn place(
     pieces: &[(u64, Extents)],
     pending_csums: &PendingCsums,
 ) -> Result<u64> {
-    let written = write_out(handle, target, pieces)?;
+    let written = write_out(handle.core(), target, pieces)?;
     enter_all(handle, target, &written, pending_csums)
 }
 
@@ -87,18 +101,48 @@ pub(crate) fn place(
 /// # Errors
 /// `NoSpace` or a failed write, with nothing changed.
 pub(crate) fn write_out<'a>(
-    handle: &Handle<'_>,
+    core: &Core,
     target: &Target,
     pieces: &'a [(u64, Extents)],
 ) -> Result<Written<'a>> {
-    let regions = allocate(handle, units_of(handle, target, pieces))?;
-    match write(handle, &regions) {
-        Ok(()) => Ok(Written { regions }),
-        Err(error) => {
-            release(handle, &regions);
-            Err(error)
-        }
-    }
+    let written = find_space(core, target, pieces, DataPromise::None)?;
+    written.write(core).inspect_err(|_| written.release(core))?;
+    Ok(written)
+}
+
+/// Finds space for pieces, as [`place`] takes them. Called under a handle.
+///
+/// # Errors
+/// `NoSpace`, with nothing changed.
+pub(crate) fn find_space<'a>(
+    core: &Core,
+    target: &Target,
+    pieces: &'a [(u64, Extents)],
+    promise: DataPromise,
+) -> Result<Written<'a>> {
+    let regions = allocate(core, units_of(core, target, pieces), promise)?;
+    Ok(Written { regions })
+}
+
+/// As [`find_space`], for plain bytes where they are: pieces with their file offsets and checksums,
+/// ascending, all whole sectors.
+///
+/// # Errors
+/// As there.
+pub(crate) fn find_space_for_plain<'a>(
+    core: &Core,
+    pieces: impl Iterator<Item = (u64, &'a [u8], &'a [u8])>,
+    promise: DataPromise,
+) -> Result<Written<'a>> {
+    let unit = |(file_offset, disk, csums): (u64, &'a [u8], &'a [u8])| Unit {
+        file_offset,
+        ram_bytes: disk.len() as u64,
+        disk,
+        csums,
+        compression: Compression::None,
+    };
+    let regions = allocate(core, pieces.map(unit).collect(), promise)?;
+    Ok(Written { regions })
 }
 
 /// The second part of [`place`]: file extents, references, checksums.
@@ -186,12 +230,8 @@ pub(crate) fn insert(
         .map_err(|error| handle.abort(error))
 }
 
-fn units_of<'a>(
-    handle: &Handle<'_>,
-    target: &Target,
-    pieces: &'a [(u64, Extents)],
-) -> Vec<Unit<'a>> {
-    let geometry = handle.core().roots.store.geometry();
+fn units_of<'a>(core: &Core, target: &Target, pieces: &'a [(u64, Extents)]) -> Vec<Unit<'a>> {
+    let geometry = core.roots.store.geometry();
     let mut units = Vec::new();
     for (file_offset, extents) in pieces {
         let (mut file_offset, mut from) = (*file_offset, 0);
@@ -216,8 +256,11 @@ fn units_of<'a>(
 }
 
 /// Finds space for all units: as few regions as there are holes large enough.
-fn allocate<'a>(handle: &Handle<'_>, mut units: Vec<Unit<'a>>) -> Result<Vec<Region<'a>>> {
-    let core = handle.core();
+fn allocate<'a>(
+    core: &Core,
+    mut units: Vec<Unit<'a>>,
+    promise: DataPromise,
+) -> Result<Vec<Region<'a>>> {
     let sectorsize = core.roots.store.geometry().sectorsize_bytes as u64;
     let csum_bytes = core.roots.store.geometry().csum.len_bytes();
     let mut regions: Vec<Region<'a>> = Vec::new();
@@ -229,10 +272,11 @@ fn allocate<'a>(handle: &Handle<'_>, mut units: Vec<Unit<'a>>) -> Result<Vec<Reg
         };
         let all_bytes: u64 = units.iter().map(|unit| unit.disk.len() as u64).sum();
         let wanted = all_bytes.min(PLAIN_EXTENT_BYTES_MAX);
-        let (start, len_bytes) = match core.alloc.allocate_data(&core.roots, min_bytes, wanted) {
+        let space = core.alloc.allocate_data(&core.roots, min_bytes, wanted, promise);
+        let (start, len_bytes) = match space {
             Ok(space) => space,
             Err(error) => {
-                release(handle, &regions);
+                release(core, &regions);
                 let taken = regions.iter().map(|region| region.len_bytes).sum();
                 return Err(no_space_for_all(error, taken, all_bytes));
             }
@@ -297,14 +341,14 @@ fn no_space_for_all(error: Error, taken_bytes: u64, left_bytes: u64) -> Error {
     }
 }
 
-fn release(handle: &Handle<'_>, regions: &[Region<'_>]) {
+fn release(core: &Core, regions: &[Region<'_>]) {
     for region in regions {
-        handle.core().alloc.release_data(region.start, region.len_bytes);
+        core.alloc.release_data(region.start, region.len_bytes);
     }
 }
 
-fn write(handle: &Handle<'_>, regions: &[Region<'_>]) -> Result<()> {
-    let volume = handle.core().roots.store.volume();
+fn write(core: &Core, regions: &[Region<'_>]) -> Result<()> {
+    let volume = core.roots.store.volume();
     for region in regions {
         match region.units.as_slice() {
             [only] => volume.write(region.start, only.disk)?,

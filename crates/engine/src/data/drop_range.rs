@@ -26,7 +26,7 @@ pub(crate) struct Kept<'a> {
 ///
 /// # Errors
 /// A block that cannot be read; damage in an item.
-fn overlapping(
+pub(super) fn overlapping(
     core: &Core,
     target: &Target,
     range: &Range<u64>,
@@ -173,6 +173,45 @@ pub(crate) fn forget(
     // Only now: who gets the space next brings checksums of its own.
     handle.core().alloc.release_data(at, len_bytes);
     Ok(())
+}
+
+/// How many file extents overlap a range.
+///
+/// # Errors
+/// As [`drop_range`] before anything changes.
+pub(crate) fn extent_count(core: &Core, target: &Target, range: &Range<u64>) -> Result<u64> {
+    Ok(overlapping(core, target, range, usize::MAX)?.len() as u64)
+}
+
+/// Where the last `count_max` file extents that overlap `range` begin, or the range; `None` where none
+/// does. What it costs does not grow with the file.
+///
+/// # Errors
+/// As [`drop_range`] before anything changes.
+pub(crate) fn start_of_last(
+    core: &Core,
+    target: &Target,
+    range: &Range<u64>,
+    count_max: usize,
+) -> Result<Option<u64>> {
+    let mut cursor = core.roots.tree(target.root)?.cursor();
+    cursor.seek_back(&extent_key(target, range.end - 1))?;
+    let mut from = None;
+    for _ in 0..count_max {
+        let Some((key, data)) = cursor.current()?.filter(|(key, _)| is_extent(target, key)) else {
+            return Ok(from.map(|_| range.start));
+        };
+        let extent = FileExtent::parse(data).map_err(|error| error.in_root(target.root))?;
+        if end_of(key.offset, &extent) <= range.start {
+            return Ok(from.map(|_| range.start));
+        }
+        from = Some(key.offset.max(range.start));
+        if key.offset <= range.start {
+            break;
+        }
+        cursor.prev()?;
+    }
+    Ok(from)
 }
 
 /// Where `range` is to end so that at most `count_max` file extents overlap it.

@@ -9,6 +9,7 @@ pub mod compression;
 pub(crate) mod csum;
 pub(crate) mod drop_range;
 pub(crate) mod file_extent;
+pub(crate) mod prealloc;
 pub(crate) mod prepare;
 pub(crate) mod read;
 

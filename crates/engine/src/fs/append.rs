@@ -83,7 +83,11 @@ impl Filesystem {
     }
 
     fn tail_of(&self, id: InodeId) -> Result<Tail> {
-        let inode = self.inode(id)?;
+        let inode = self.disk_inode(id)?;
+        if self.is_open(id) {
+            let what = format!("appending prepared data to {id} while it is open");
+            return Err(Error::Unsupported { what });
+        }
         match inode.file_type() {
             FileType::Regular => {}
             FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
@@ -190,7 +194,7 @@ impl Handle<'_> {
     /// `NotFound`, `ReadOnly`.
     pub(super) fn check_file(&self, id: InodeId) -> Result<()> {
         self.fs.inner.files.names().check_writable(self.txn.core(), id.root)?;
-        self.fs.inode(id).map(drop)
+        self.fs.disk_inode(id).map(drop)
     }
 
     /// Fills the empty regular file `id` with pieces, each at its offset as with
@@ -224,8 +228,11 @@ impl Tail {
     /// data lock was held last. Until the handle ends they cannot.
     fn check_unchanged(&self, handle: &Handle<'_>) -> Result<()> {
         handle.check_file(self.id)?;
-        let inode = handle.fs.inode(self.id)?;
-        if inode.size_bytes != self.recorded_end || inode.has_csums() != self.target.has_csums {
+        let inode = handle.fs.disk_inode(self.id)?;
+        if handle.fs.is_open(self.id)
+            || inode.size_bytes != self.recorded_end
+            || inode.has_csums() != self.target.has_csums
+        {
             let what = format!("appending to {}, which others changed meanwhile", self.id);
             return Err(Error::InvalidArgument { what });
         }

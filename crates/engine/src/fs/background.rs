@@ -85,6 +85,7 @@ impl Filesystem {
         is_stopping: impl Fn() -> bool,
     ) -> Result<()> {
         let core = &self.inner.core;
+        self.write_back_old();
         core.commit_unless_held()?;
         if !options.cleans_deleted {
             return Ok(());

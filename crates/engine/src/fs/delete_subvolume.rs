@@ -33,7 +33,9 @@ impl Filesystem {
     /// where it holds other subvolumes; `ReadOnly` where `dir` cannot be changed.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
         let txn = self.inner.core.begin_alone(Reservation::delete_subvolume())?;
-        Handle { fs: self, txn }.delete_subvolume(dir, name)
+        let root = Handle { fs: self, txn }.delete_subvolume(dir, name)?;
+        self.discard_subvolume(root);
+        Ok(root)
     }
 
     /// Frees what deleted subvolumes held and no other shares, in small transactions. Returns how

@@ -52,6 +52,16 @@ impl Filesystem {
         self.open_file(id)?.read(offset, buf)
     }
 
+    /// As [`Filesystem::read`], of what is on the medium.
+    pub(super) fn read_device(
+        &self,
+        id: InodeId,
+        offset: FileOffset,
+        buf: &mut [u8],
+    ) -> Result<usize> {
+        self.open_file(id)?.read_device(offset, buf)
+    }
+
     /// As [`Filesystem::read`], again and again for the same file: spares looking the inode up,
     /// and finds its place again where the last call ended. The file's size is that of now.
     ///
@@ -60,7 +70,7 @@ impl Filesystem {
     pub fn open_file(&self, id: InodeId) -> Result<File> {
         // Before anything is looked at: a change after this is seen by it.
         let count = self.inner.files.data_count(id);
-        let inode = self.inode(id)?;
+        let inode = self.disk_inode(id)?;
         let tree = self.tree(id.root)?;
         let source = self.data_source()?;
         let of = self.extents_of(&inode)?;
@@ -68,12 +78,13 @@ impl Filesystem {
         Ok(File { fs: self.clone(), inode, reader, count })
     }
 
-    /// The file's mappings, from the one that holds `from` on.
+    /// The file's mappings on the medium, from the one that holds `from` on. What is in memory only is
+    /// not in them.
     ///
     /// # Errors
     /// As [`Filesystem::read`]; later damage comes out of the iterator.
     pub fn file_extents(&self, id: InodeId, from: FileOffset) -> Result<FileExtents> {
-        let inode = self.inode(id)?;
+        let inode = self.disk_inode(id)?;
         let of = self.extents_of(&inode)?;
         let walk = ExtentWalk::new(&self.tree(id.root)?, of, from);
         Ok(FileExtents { walk, done: false })
@@ -152,6 +163,15 @@ impl File {
     /// As there; `NotFound` where the subvolume was deleted since; `Limit` where others change the
     /// file without end.
     pub fn read(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
+        match self.fs.inner.open_files.find(self.inode.id) {
+            // Memory may be ahead of the medium.
+            Some(space) => space.open().read(ubtrfs_iomap::FileOffset::new(offset.0), buf),
+            None => self.read_device(offset, buf),
+        }
+    }
+
+    /// Reads what is on the medium.
+    fn read_device(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
         let mut done = 0;
         while done < buf.len() {
             let at = offset.0.saturating_add(done as u64);

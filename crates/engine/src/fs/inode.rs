@@ -156,6 +156,16 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such inode or subvolume.
     pub fn inode(&self, id: InodeId) -> Result<Inode> {
+        let mut inode = self.disk_inode(id)?;
+        self.overlay(&mut inode);
+        Ok(inode)
+    }
+
+    /// As [`Filesystem::inode`], without what memory knows of an open file's data.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn disk_inode(&self, id: InodeId) -> Result<Inode> {
         if id.is_stand_in() {
             return self.stand_in_inode(id);
         }

@@ -35,8 +35,25 @@ impl Filesystem {
         target: InodeId,
         target_offset: FileOffset,
     ) -> Result<()> {
+        self.flush_file(source)?;
+        let Some(space) = self.flush_file(target)? else {
+            return self.clone_closed(source, &range, target, target_offset);
+        };
+        let replaced = replaced_range(&range, target_offset);
+        space.replace_range(replaced, replaced.end, || {
+            self.clone_closed(source, &range, target, target_offset)
+        })
+    }
+
+    fn clone_closed(
+        &self,
+        source: InodeId,
+        range: &Range<FileOffset>,
+        target: InodeId,
+        target_offset: FileOffset,
+    ) -> Result<()> {
         let _locks = self.inner.files.lock_both(source, target);
-        let mut clone = Clone::new(self, source, &range, target, target_offset)?;
+        let mut clone = Clone::new(self, source, range, target, target_offset)?;
         let inode = &clone.target.inode;
         if target_offset.0 < inode.size_bytes {
             check_flags(target, inode.flags, false)?;
@@ -58,8 +75,24 @@ impl Filesystem {
         target: InodeId,
         target_offset: FileOffset,
     ) -> Result<bool> {
+        self.flush_file(source)?;
+        let Some(space) = self.flush_file(target)? else {
+            return self.dedupe_closed(source, &range, target, target_offset);
+        };
+        space.change_flushed(replaced_range(&range, target_offset), || {
+            self.dedupe_closed(source, &range, target, target_offset)
+        })
+    }
+
+    fn dedupe_closed(
+        &self,
+        source: InodeId,
+        range: &Range<FileOffset>,
+        target: InodeId,
+        target_offset: FileOffset,
+    ) -> Result<bool> {
         let _locks = self.inner.files.lock_both(source, target);
-        let mut clone = Clone::new(self, source, &range, target, target_offset)?;
+        let mut clone = Clone::new(self, source, range, target, target_offset)?;
         // Its data stays, but not where it lies.
         check_flags(target, clone.target.inode.flags, false)?;
         let mtime = clone.target.inode.mtime;
@@ -138,12 +171,30 @@ impl Filesystem {
 
     /// At most a piece of a file from `at` on, zeros behind its end.
     fn read_piece(&self, id: InodeId, at: u64, end: u64) -> Result<Vec<u8>> {
-        let len = usize::try_from((end - at).min(PIECE_BYTES)).expect("a piece is short");
-        let mut bytes = vec![0; len];
+        let mut bytes = vec![0; piece_len(at, end)];
         let have = self.read(id, FileOffset(at), &mut bytes)?;
         bytes[have..].fill(0);
         Ok(bytes)
     }
+
+    /// As [`Filesystem::read_piece`], from the medium.
+    fn read_device_piece(&self, id: InodeId, at: u64, end: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; piece_len(at, end)];
+        let have = self.read_device(id, FileOffset(at), &mut bytes)?;
+        bytes[have..].fill(0);
+        Ok(bytes)
+    }
+}
+
+fn piece_len(at: u64, end: u64) -> usize {
+    usize::try_from((end - at).min(PIECE_BYTES)).expect("a piece is short")
+}
+
+/// What memory must not have while the extents of the target change.
+fn replaced_range(range: &Range<FileOffset>, target_offset: FileOffset) -> ubtrfs_iomap::FileRange {
+    let start = ubtrfs_iomap::FileOffset::new(target_offset.0);
+    let len_bytes = range.end.0.saturating_sub(range.start.0);
+    ubtrfs_iomap::FileRange::with_len(start, len_bytes)
 }
 
 /// A clone in progress. Both files' data locks are held.
@@ -210,8 +261,9 @@ impl<'a> Clone<'a> {
         let end = self.end.wrapping_sub(self.shift);
         let mut at = self.at;
         while at < end {
-            let ours = fs.read_piece(self.source.inode.id, at, end)?;
-            let theirs = fs.read_piece(self.target.inode.id, self.to_target(at), self.end)?;
+            let ours = fs.read_device_piece(self.source.inode.id, at, end)?;
+            let theirs =
+                fs.read_device_piece(self.target.inode.id, self.to_target(at), self.end)?;
             if ours != theirs {
                 return Ok(false);
             }
@@ -253,7 +305,7 @@ impl<'a> Clone<'a> {
         let mut handle = fs.begin_step(reservation)?;
         handle.check_file(self.target.inode.id)?;
         // A source whose subvolume was deleted since may have lost its extents.
-        fs.inode(self.source.inode.id)?;
+        fs.disk_inode(self.source.inode.id)?;
         self.share(&mut handle, &mappings, end)?;
         self.at = end;
         Ok(self.at < self.sectors_end)
@@ -265,7 +317,7 @@ impl<'a> Clone<'a> {
         let old_end = self.target.inode.size_bytes.next_multiple_of(self.target.sector);
         let kept = self.target.fs.inner.files.kept();
         let of = self.target.target;
-        let _change = self.target.fs.inner.files.change_data(self.target.inode.id);
+        let change = self.target.change();
         let lost = drop_range(&mut handle.txn, &of, &range, kept)?;
         let mut added = 0;
         for mapping in mappings {
@@ -286,6 +338,7 @@ impl<'a> Clone<'a> {
         }
         let size = self.target.inode.size_bytes.max(range.end.min(self.end));
         self.target.count(handle, added, lost, size)?;
+        drop(change);
         self.target.inode.size_bytes = size;
         Ok(())
     }
@@ -328,7 +381,7 @@ impl<'a> Clone<'a> {
     fn copy_inline(&mut self) -> Result<bool> {
         let source = &self.source.inode;
         let end = self.end.wrapping_sub(self.shift).min(source.size_bytes);
-        let bytes = self.source.fs.read_piece(source.id, self.at, end)?;
+        let bytes = self.source.fs.read_device_piece(source.id, self.at, end)?;
         let at = self.to_target(self.at);
         let options = self.target.write_options()?;
         self.target.write_step(at, &bytes, &options)?;

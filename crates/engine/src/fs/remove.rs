@@ -77,6 +77,7 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::begin`]; damage in the tree. What is left goes at the next open.
     pub fn evict(&self, id: InodeId) -> Result<()> {
+        self.discard_if_nameless(id)?;
         let _lock = self.inner.files.lock_data(id);
         loop {
             let mut handle = self.begin_step(Reservation::removals(2 * ITEMS_PER_HANDLE))?;

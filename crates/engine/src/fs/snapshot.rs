@@ -40,6 +40,8 @@ impl Filesystem {
         name: &[u8],
         options: &SnapshotOptions,
     ) -> Result<InodeId> {
+        // Data in memory at the time of the call is in it.
+        self.flush_subvolume(source)?;
         let txn = self.inner.core.begin_alone(Reservation::snapshot())?;
         let id = Handle { fs: self, txn }.snapshot(source, dir, name, options)?;
         // Whoever keeps an inode without a name has it in the source. The snapshot is there by now,
@@ -60,6 +62,9 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such subvolume.
     pub fn set_subvolume_read_only(&self, root: RootId, read_only: bool) -> Result<()> {
+        if read_only {
+            self.flush_subvolume(root)?;
+        }
         let txn = self.inner.core.begin_alone(Reservation::items(4))?;
         let mut handle = Handle { fs: self, txn };
         let item = handle.live_root_item(root)?;

@@ -14,7 +14,10 @@
 //!
 //! A crash loses nothing here that a commit had promised.
 
+use std::sync::OnceLock;
+
 use rustc_hash::{FxHashMap, FxHashSet};
+use ubtrfs_iomap::PageCache;
 use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::misc::{OnDisk, Timespec};
 use ubtrfs_ondisk::root::{RootItem, flags as root_flags};
@@ -35,6 +38,9 @@ pub(crate) const DIR_INDEX_MIN: u64 = 2;
 const DATA_LOCK_COUNT: usize = 64;
 /// Counts of changes that files share: more, as a reader of another file must read again.
 const DATA_CHANGE_COUNT: usize = 4096;
+/// Dirty data needs this part of it for its items: file extents of a few blocks each, which may leave
+/// leaves half full, and checksums.
+const DELALLOC_PART: u64 = 32;
 /// Inodes that are held at most.
 const HELD_COUNT_MAX: usize = 32 << 10;
 
@@ -52,6 +58,10 @@ pub(crate) struct FileState {
     data_changes: Box<[AtomicU64]>,
     pub(crate) csums: Arc<PendingCsums>,
     pub(crate) decoded: Arc<DecodedCache>,
+    /// Bytes of file data that are dirty in memory and will have items.
+    delalloc_bytes: AtomicU64,
+    /// What keeps file data, once there is one.
+    page_cache: OnceLock<Arc<PageCache>>,
 }
 
 /// What operations on names keep.
@@ -81,6 +91,8 @@ impl Default for FileState {
             data_changes: (0..DATA_CHANGE_COUNT).map(|_| AtomicU64::new(0)).collect(),
             csums: Arc::default(),
             decoded: Arc::default(),
+            delalloc_bytes: AtomicU64::new(0),
+            page_cache: OnceLock::new(),
         }
     }
 }
@@ -166,6 +178,21 @@ impl FileState {
         Kept { csums: &self.csums, decoded: &self.decoded }
     }
 
+    /// Names what keeps file data. Called once, at open.
+    pub(crate) fn set_page_cache(&self, cache: Arc<PageCache>) {
+        let _ = self.page_cache.set(cache);
+    }
+
+    /// Counts data that became dirty in memory.
+    pub(super) fn add_delalloc(&self, len_bytes: u64) {
+        self.delalloc_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+    }
+
+    /// Counts data that is dirty no more.
+    pub(super) fn subtract_delalloc(&self, len_bytes: u64) {
+        self.delalloc_bytes.fetch_sub(len_bytes, Ordering::Relaxed);
+    }
+
     /// Locks a file's data for a change. Taken before a handle is opened, never under one.
     pub(crate) fn lock_data(&self, id: InodeId) -> MutexGuard<'_, ()> {
         self.data_locks[data_lock_of(id)].lock()
@@ -243,7 +270,13 @@ impl Flush for FileState {
 
     fn held_back_bytes(&self, nodesize_bytes: u64) -> u64 {
         // A held inode's leaf became dirty with it.
-        self.csums.held_back_bytes(nodesize_bytes)
+        let csums = self.csums.held_back_bytes(nodesize_bytes);
+        let delalloc_bytes = self.delalloc_bytes.load(Ordering::Relaxed);
+        csums.saturating_add(delalloc_bytes / DELALLOC_PART)
+    }
+
+    fn data_bytes(&self) -> u64 {
+        self.page_cache.get().map_or(0, |cache| cache.cached_bytes())
     }
 }
 

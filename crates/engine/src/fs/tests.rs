@@ -54,7 +54,8 @@ fn put_data(fs: &Filesystem, bytes: &[u8]) -> LogicalAddr {
     let handle = fs.begin(Reservation::items(1)).unwrap();
     let core = handle.txn.core();
     let len = bytes.len() as u64;
-    let (start, got) = core.alloc.allocate_data(&core.roots, len, len).unwrap();
+    let (start, got) =
+        core.alloc.allocate_data(&core.roots, len, len, crate::alloc::DataPromise::None).unwrap();
     assert_eq!(got, len);
     fs.volume().write(start, bytes).unwrap();
     let mut csums = Vec::new();
@@ -259,7 +260,10 @@ fn data_without_a_checksum_is_an_error_unless_the_inode_says_so() {
     let start = {
         let handle = fs.begin(Reservation::items(1)).unwrap();
         let core = handle.txn.core();
-        core.alloc.allocate_data(&core.roots, SECTOR, SECTOR).unwrap().0
+        core.alloc
+            .allocate_data(&core.roots, SECTOR, SECTOR, crate::alloc::DataPromise::None)
+            .unwrap()
+            .0
     };
     fs.volume().write(start, &[5; 4096]).unwrap();
     put_extent(&fs, id, 0, &FileExtent::Regular(extent(start, SECTOR, 0, SECTOR)));

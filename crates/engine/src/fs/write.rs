@@ -10,15 +10,18 @@
 
 use std::ops::Range;
 
+use ubtrfs_iomap::AddressSpace;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{Corruption, FileOffset, KeyType, Reason};
+use ubtrfs_rt::Arc;
 
 use super::entry::check_flags;
+use super::file_io::{FileIo, MappingChange};
 use super::inode::{Inode, InodeId};
-use super::state::{timespec, touch};
+use super::state::{DataChange, timespec, touch};
 use super::xattr::COMPRESSION_XATTR;
 use crate::data::append::{self, Target};
 use crate::data::compression::Method;
@@ -41,6 +44,14 @@ pub(super) struct Locked<'a> {
     pub(super) inode: Inode,
     pub(super) target: Target,
     pub(super) sector: u64,
+    /// What memory has of it, if it is open.
+    space: Option<Arc<AddressSpace<FileIo>>>,
+}
+
+/// While it lives, a file's extents are being changed.
+pub(super) enum DataChanging<'a> {
+    Open { _change: MappingChange<'a> },
+    Closed { _change: DataChange<'a> },
 }
 
 impl Filesystem {
@@ -53,6 +64,9 @@ impl Filesystem {
     /// `NotFound`, `ReadOnly`, `NotPermitted`, `NoSpace`, `IsDirectory`; `InvalidArgument` for
     /// another type, or an end beyond the largest file. What was written before an error stays.
     pub fn write(&self, id: InodeId, offset: FileOffset, bytes: &[u8]) -> Result<()> {
+        if self.is_open(id) {
+            return self.write_open(id, offset, bytes);
+        }
         let _lock = self.inner.files.lock_data(id);
         let mut file = Locked::new(self, id)?;
         let is_append_only = file.inode.flags & flags::APPEND != 0;
@@ -87,6 +101,9 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::write`].
     pub fn truncate(&self, id: InodeId, size_bytes: u64) -> Result<()> {
+        if self.is_open(id) {
+            return self.truncate_open(id, size_bytes);
+        }
         let _lock = self.inner.files.lock_data(id);
         let mut file = Locked::new(self, id)?;
         check_flags(id, file.inode.flags, false)?;
@@ -126,7 +143,7 @@ impl<'a> Locked<'a> {
 
     /// A regular file that stays as it is while the caller holds its data lock.
     pub(super) fn for_reading(fs: &'a Filesystem, id: InodeId) -> Result<Self> {
-        let inode = fs.inode(id)?;
+        let inode = fs.disk_inode(id)?;
         match inode.file_type() {
             FileType::Regular => {}
             FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
@@ -139,8 +156,25 @@ impl<'a> Locked<'a> {
                 .expect(format!("at most {FILE_BYTES_MAX}"))
                 .into());
         }
+        Self::of_open(fs, inode)
+    }
+
+    /// The file of `inode`, whatever its flags say: for who has it open already.
+    pub(super) fn of_open(fs: &'a Filesystem, inode: Inode) -> Result<Self> {
+        let id = inode.id;
         let target = Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() };
-        Ok(Self { fs, inode, target, sector: fs.sectorsize_bytes() })
+        let space = fs.inner.open_files.find(id);
+        Ok(Self { fs, inode, target, sector: fs.sectorsize_bytes(), space })
+    }
+
+    /// Begins a change of its extents.
+    pub(super) fn change(&self) -> DataChanging<'_> {
+        match &self.space {
+            Some(space) => DataChanging::Open { _change: space.inode().change(self.fs) },
+            None => {
+                DataChanging::Closed { _change: self.fs.inner.files.change_data(self.inode.id) }
+            }
+        }
     }
 
     /// How the file's data is written.
@@ -149,14 +183,13 @@ impl<'a> Locked<'a> {
     }
 
     pub(super) fn no_holes(&self) -> bool {
-        let superblock = self.fs.inner.core.superblock.lock();
-        Incompat(superblock.incompat_flags.get()).contains(Incompat::NO_HOLES)
+        self.fs.has_no_holes()
     }
 
     fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let len = usize::try_from(range.end - range.start).expect("what is read here is short");
         let mut bytes = vec![0; len];
-        let have = self.fs.read(self.inode.id, FileOffset(range.start), &mut bytes)?;
+        let have = self.fs.read_device(self.inode.id, FileOffset(range.start), &mut bytes)?;
         bytes[have..].fill(0);
         Ok(bytes)
     }
@@ -275,13 +308,12 @@ impl<'a> Locked<'a> {
             .inline(self.target.has_csums)
             .filter(|(_, bytes)| is_whole && bytes.len() <= inline_max);
         let txn = &mut handle.txn;
-        let files = &self.fs.inner.files;
         let _change;
         let (added, lost);
         // What is behind the end of a file that is cut off goes, too.
         let dropped = start..if size < old_size { u64::MAX } else { end };
         if let Some((compression, bytes)) = inline {
-            _change = files.change_data(self.inode.id);
+            _change = self.change();
             lost = drop_range(txn, &self.target, &(0..u64::MAX), kept)?;
             append::put_inline(txn, &self.target, len, compression, bytes)?;
             added = len;
@@ -291,12 +323,12 @@ impl<'a> Locked<'a> {
                 extents = extents.into_plain(self.sector);
             }
             let pieces = [(start, extents)];
-            let written = append::write_out(txn, &self.target, &pieces)?;
-            _change = files.change_data(self.inode.id);
+            let written = append::write_out(txn.core(), &self.target, &pieces)?;
+            _change = self.change();
             lost = match drop_range(txn, &self.target, &dropped, kept) {
                 Ok(lost) => lost,
                 Err(error) => {
-                    written.release(txn);
+                    written.release(txn.core());
                     return Err(error);
                 }
             };
@@ -342,10 +374,11 @@ impl<'a> Locked<'a> {
             let mut handle = self.fs.begin_step(Reservation::removals(3).and(removals))?;
             handle.check_file(self.inode.id)?;
             let kept = self.fs.inner.files.kept();
-            let _change = self.fs.inner.files.change_data(self.inode.id);
+            let change = self.change();
             let lost = drop_range(&mut handle.txn, &self.target, &(from..u64::MAX), kept)?;
             let size = self.inode.size_bytes.min(from);
             self.count(&mut handle, 0, lost, size)?;
+            drop(change);
             self.inode.size_bytes = size;
         }
     }
@@ -377,6 +410,12 @@ pub(super) fn start_of_last_extents(fs: &Filesystem, id: InodeId, end: u64) -> R
 }
 
 impl Filesystem {
+    /// Whether what is not mapped is a hole: else holes have items.
+    pub(crate) fn has_no_holes(&self) -> bool {
+        let superblock = self.inner.core.superblock.lock();
+        Incompat(superblock.incompat_flags.get()).contains(Incompat::NO_HOLES)
+    }
+
     /// How new data of a file is compressed, by its property and flags.
     ///
     /// # Errors

@@ -73,6 +73,9 @@ pub(crate) trait Flush: std::fmt::Debug + Send + Sync {
     /// Bytes of metadata that [`Flush::flush`] may need now. A reservation keeps them back, as the
     /// handles that they were reserved for are closed by then.
     fn held_back_bytes(&self, nodesize_bytes: u64) -> u64;
+
+    /// Memory that file data takes, of the budget that tree blocks have, too.
+    fn data_bytes(&self) -> u64;
 }
 
 #[derive(Debug)]
@@ -168,7 +171,8 @@ impl Core {
         if !is_held && pending_bytes > self.commit_bytes {
             self.commit_unless_held()?;
         } else {
-            self.roots.store.leave_to_dirty(pending_bytes);
+            let data_bytes = self.flusher.get().map_or(0, |flusher| flusher.data_bytes());
+            self.roots.store.leave_to_dirty(pending_bytes.saturating_add(data_bytes));
         }
         // Where nothing may commit, nothing is freed by it.
         let mut has_committed = is_held;

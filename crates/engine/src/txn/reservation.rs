@@ -50,9 +50,10 @@ impl Reservation {
         Self { adjacent_bytes: extent_count * FILE_EXTENT_BYTES, ..Self::items(2) }
     }
 
-    /// Inserting items of so many bytes, their headers included, that lie side by side.
-    pub(crate) const fn adjacent(bytes: u64) -> Self {
-        Self { adjacent_bytes: bytes, ..Self::items(1) }
+    /// Making a tree of items of so many bytes anew, which may use what is kept back: nothing can be
+    /// removed before.
+    pub(crate) const fn rebuild(bytes: u64) -> Self {
+        Self { adjacent_bytes: bytes, frees_space: true, ..Self::items(16) }
     }
 
     /// Both of two operations.

@@ -87,7 +87,8 @@ fn data_in_mixed_groups_leaves_what_was_promised() {
     let mut handle = fs.begin(Reservation::items(20)).unwrap();
     let mut data_bytes = 0;
     let error = loop {
-        match core.alloc.allocate_data(&core.roots, 4096, 32 << 20) {
+        match core.alloc.allocate_data(&core.roots, 4096, 32 << 20, crate::alloc::DataPromise::None)
+        {
             Ok((_, len)) => data_bytes += len,
             Err(error) => break error,
         }

@@ -256,7 +256,8 @@ fn attack(device: &Arc<ubtrfs_testkit::crash::CutDevice>, random: &mut Prng) {
         if let Ok(handle) = fs.begin(Reservation::items(2)) {
             // Also data, and references to it taken back.
             let (root, inode) = (RootId::FS_TREE, ubtrfs_ondisk::InodeNo(257));
-            if let Ok((start, len)) = core.alloc.allocate_data(&core.roots, 4096, 65_536)
+            if let Ok((start, len)) =
+                core.alloc.allocate_data(&core.roots, 4096, 65_536, crate::alloc::DataPromise::None)
                 && core.alloc.add_data(start, len, root, inode, 0).is_ok()
                 && random.chance(1, 2)
                 && core.alloc.drop_data(start, len, root, inode, 0)

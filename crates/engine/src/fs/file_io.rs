@@ -1,0 +1,428 @@
+//! The engine's side of file I/O: what [`ubtrfs_iomap`] asks of a filesystem.
+//!
+//! Invariants:
+//!
+//! 1. The mappings of an open file change under its place lock, by the holder of its data lock, and the
+//!    sequence is counted up before anything of it changes: whoever read space that is given up here
+//!    finds so before it believes what it read.
+//! 2. Data is on the medium before a file extent refers to it, and the inode's size on the medium never
+//!    reaches beyond what was mapped by then, or was said by a change of the size itself.
+//! 3. Dirty data has space promised ([`DataPromise`](crate::alloc::DataPromise)), and what its items may need is kept back from
+//!    every reservation ([`FileState::held_back_bytes`](super::state::FileState)).
+//!
+//! Lock order: a locked range of the file, its data lock, a handle, its place, names, a tree.
+//!
+//! A crash leaves the file as of the last commit; what was only in memory is lost.
+
+use std::sync::Weak;
+
+use ubtrfs_iomap::{
+    Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
+    MappingSequence, Purpose, RunFailure, WritebackRun,
+};
+use ubtrfs_ondisk::FileOffset as DiskOffset;
+use ubtrfs_ondisk::extent::BackRef;
+use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_rt::{Mutex, MutexGuard, Time};
+
+use super::inode::InodeId;
+use super::state::DataChange;
+use crate::data::append::{Target, extent_key};
+use crate::data::file_extent::{self, ExtentWalk, ExtentsOf};
+use crate::data::read::FileReader;
+use crate::error::{Error, Result};
+use crate::filesystem::{Filesystem, Inner};
+use crate::txn::Reservation;
+
+/// Where mappings end that nothing is mapped behind: past every file, in whole blocks of any size.
+const END: u64 = 1 << 63;
+
+/// A filesystem as file I/O sees it. Does not keep the filesystem open.
+pub struct FileIo {
+    inner: Weak<Inner>,
+    block_bytes: u32,
+}
+
+/// What the engine keeps of a file that is open for I/O.
+pub struct IoInode {
+    pub(super) id: InodeId,
+    inner: Weak<Inner>,
+    sequence: MappingSequence,
+    place: Mutex<Place>,
+    /// When it was last written in memory; `None` once the inode says so.
+    pub(super) written: Mutex<Option<Time>>,
+}
+
+/// Where mappings were last looked up.
+#[derive(Default)]
+pub(super) struct Place {
+    walk: Option<ExtentWalk>,
+    last: Option<Mapping>,
+}
+
+/// While it lives, the mappings of a file are being changed.
+pub(super) struct MappingChange<'a> {
+    _place: MutexGuard<'a, Place>,
+    _count: DataChange<'a>,
+}
+
+impl IoInode {
+    pub(super) fn new(fs: &Filesystem, id: InodeId) -> Self {
+        Self {
+            id,
+            inner: std::sync::Arc::downgrade(&fs.inner),
+            sequence: MappingSequence::new(),
+            place: Mutex::new(Place::default()),
+            written: Mutex::new(None),
+        }
+    }
+
+    /// Begins a change of the file's mappings. The caller holds its data lock and a handle.
+    pub(super) fn change<'a>(&'a self, fs: &'a Filesystem) -> MappingChange<'a> {
+        let mut place = self.place.lock();
+        self.sequence.changed();
+        // A walk goes on behind what it told, which may be another extent's by now.
+        *place = Place::default();
+        MappingChange { _place: place, _count: fs.inner.files.change_data(self.id) }
+    }
+
+    /// The file was written, in memory.
+    pub(super) fn note_write(&self, now: Time) {
+        *self.written.lock() = Some(now);
+    }
+
+    /// What the file is at `at`.
+    fn mapping_at(&self, fs: &Filesystem, place: &mut Place, at: u64) -> Result<Mapping> {
+        let cookie = self.sequence.cookie();
+        if let Some(last) = place.last
+            && last.cookie == cookie
+            && last.range.contains(FileOffset::new(at))
+        {
+            return Ok(last);
+        }
+        if fs.inner.core.roots.is_deleted(self.id.root) {
+            return Err(Error::not_found(format!("{}, of a deleted subvolume,", self.id)));
+        }
+        let walk = match &mut place.walk {
+            Some(walk) => walk,
+            none => {
+                none.insert(ExtentWalk::new(&fs.tree(self.id.root)?, self.of(fs), DiskOffset(at)))
+            }
+        };
+        walk.seek(DiskOffset(at));
+        let found = walk.next()?;
+        let end = walk.position();
+        let hole = FileRange::new(FileOffset::new(at), FileOffset::new(END));
+        let (range, found) = match found {
+            None => (hole, None),
+            Some(found) => {
+                let start = found.offset.0.min(at);
+                (FileRange::new(FileOffset::new(start), FileOffset::new(end)), Some(found))
+            }
+        };
+        let mapping = iomap_mapping(range, found.as_ref(), cookie);
+        place.last = Some(mapping);
+        Ok(mapping)
+    }
+
+    /// Whether others show what a mapping lies in: other file extents, or other trees by blocks that they
+    /// share with this.
+    fn is_shared(&self, fs: &Filesystem, mapping: &Mapping) -> Result<bool> {
+        if !matches!(mapping.kind, MappingKind::Mapped | MappingKind::Unwritten) {
+            return Ok(false);
+        }
+        let core = &fs.inner.core;
+        let tree = fs.tree(self.id.root)?;
+        let at = DiskOffset(mapping.range.start.bytes());
+        let Some(found) = ExtentWalk::new(&tree, self.of(fs), at).next()? else {
+            return Ok(false);
+        };
+        let (path, _) = tree.search(&extent_key(&self.target(true), found.offset.0))?;
+        let leaf = path.first().map(|(leaf, _)| leaf.bytenr());
+        let offset = found.offset.0.wrapping_sub(found.extent_offset);
+        let is_own = |reference: &BackRef| match reference {
+            BackRef::SharedData { parent, .. } => Some(*parent) == leaf,
+            other => self.is_own(other, offset),
+        };
+        let (start, len) = (found.disk_bytenr, found.disk_num_bytes);
+        if !core.alloc.is_data_of_caller(&core.roots, start, len, is_own)? {
+            return Ok(true);
+        }
+        // The root block is the tree's own.
+        for (block, _) in path.iter().take(path.len().saturating_sub(1)) {
+            if tree.may_share(block)
+                && core.alloc.block_refs(&core.roots, block.bytenr(), block.level())?.count > 1
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a reference is that of the file's own extents with that offset.
+    pub(super) fn is_own(&self, reference: &BackRef, offset: u64) -> bool {
+        matches!(reference, BackRef::ExtentData { root, inode, offset: o, .. }
+            if (*root, *inode, *o) == (self.id.root, self.id.inode, offset))
+    }
+
+    /// Its extents and the hole behind them.
+    pub(super) fn of(&self, fs: &Filesystem) -> ExtentsOf {
+        ExtentsOf {
+            root: self.id.root,
+            inode: self.id.inode,
+            sectorsize_bytes: fs.sectorsize_bytes(),
+            size_bytes: END,
+        }
+    }
+
+    pub(super) fn target(&self, has_csums: bool) -> Target {
+        Target { root: self.id.root, inode: self.id.inode, has_csums }
+    }
+}
+
+fn iomap_mapping(
+    range: FileRange,
+    found: Option<&file_extent::Mapping>,
+    cookie: ubtrfs_iomap::Cookie,
+) -> Mapping {
+    let mut mapping = Mapping {
+        range,
+        kind: MappingKind::Hole,
+        flags: MappingFlags::default(),
+        cookie,
+        address: None,
+        token: 0,
+    };
+    let Some(found) = found else { return mapping };
+    mapping.kind = match found.kind {
+        file_extent::MappingKind::Hole => return mapping,
+        file_extent::MappingKind::Inline => MappingKind::Inline,
+        file_extent::MappingKind::Data => MappingKind::Mapped,
+        file_extent::MappingKind::Prealloc => MappingKind::Unwritten,
+    };
+    mapping.flags.is_encoded = found.compression != Compression::None;
+    let into = if mapping.flags.is_encoded { 0 } else { found.extent_offset };
+    // As Linux reports it: inline data lies at 0.
+    mapping.address = Some(found.disk_bytenr.0.saturating_add(into));
+    mapping
+}
+
+impl FileIo {
+    pub(super) fn new(fs: &Filesystem) -> Self {
+        Self {
+            inner: std::sync::Arc::downgrade(&fs.inner),
+            block_bytes: u32::try_from(fs.sectorsize_bytes()).expect("a sector is small"),
+        }
+    }
+
+    fn fs(&self) -> Result<Filesystem> {
+        let inner = self.inner.upgrade();
+        inner.map(|inner| Filesystem { inner }).ok_or_else(|| Error::ReadOnly {
+            why: "the filesystem was closed while the file was open".to_owned(),
+        })
+    }
+
+    /// Promises space for what will be dirty.
+    fn reserve(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<Mapping> {
+        fs.inner.core.check_writable()?;
+        let len_bytes = range.len_bytes();
+        let mut placed = false;
+        if let Err(error) = fs.promise_data(len_bytes) {
+            // What has its space already needs no other.
+            let mapping = inode.mapping_at(fs, &mut inode.place.lock(), range.start.bytes())?;
+            if mapping.kind != MappingKind::Unwritten {
+                return Err(error);
+            }
+            fs.inner.core.alloc.promise_placed_data(len_bytes);
+            placed = true;
+        }
+        fs.inner.files.add_delalloc(len_bytes);
+        let mapping = inode.mapping_at(fs, &mut inode.place.lock(), range.start.bytes());
+        let mapping = match mapping {
+            Ok(mapping) if !placed || mapping.kind == MappingKind::Unwritten => mapping,
+            other => {
+                fs.take_back_data(len_bytes);
+                return other.and(Err(Error::NoSpace {
+                    what: "data",
+                    needed_bytes: len_bytes,
+                    available_bytes: 0,
+                }));
+            }
+        };
+        let unused = len_bytes - mapping.range.intersection(range).len_bytes();
+        fs.take_back_data(unused);
+        Ok(mapping)
+    }
+}
+
+impl FileSystem for FileIo {
+    type Inode = IoInode;
+    type Error = Error;
+
+    fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    fn sequence<'a>(&self, inode: &'a IoInode) -> &'a MappingSequence {
+        &inode.sequence
+    }
+
+    fn map(&self, inode: &IoInode, range: FileRange, purpose: Purpose<'_, '_>) -> Result<Mapping> {
+        let fs = self.fs()?;
+        let at = range.start.bytes();
+        match purpose {
+            Purpose::Write => self.reserve(&fs, inode, range),
+            Purpose::Zero(batch) => {
+                let mut place = inode.place.lock();
+                let mapping = inode.mapping_at(&fs, &mut place, at)?;
+                Ok(cover(mapping, range, batch))
+            }
+            Purpose::Fiemap => {
+                let mut place = inode.place.lock();
+                let mut mapping = inode.mapping_at(&fs, &mut place, at)?;
+                mapping.flags.is_shared = inode.is_shared(&fs, &mapping)?;
+                Ok(mapping)
+            }
+            Purpose::Read | Purpose::Seek => inode.mapping_at(&fs, &mut inode.place.lock(), at),
+        }
+    }
+
+    fn read(
+        &self,
+        inode: &IoInode,
+        mapping: &Mapping,
+        start: FileOffset,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<()> {
+        let fs = self.fs()?;
+        let has_csums = fs.disk_inode(inode.id)?.has_csums();
+        let of = ExtentsOf { size_bytes: mapping.range.end.bytes(), ..inode.of(&fs) };
+        let tree = fs.tree(inode.id.root)?;
+        let mut reader = FileReader::new(fs.data_source()?, &tree, of, has_csums)?;
+        let mut at = start.bytes();
+        for buffer in buffers {
+            let have = reader.read(DiskOffset(at), buffer)?;
+            buffer[have..].fill(0);
+            at += buffer.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn write_back(
+        &self,
+        inode: &IoInode,
+        runs: &[WritebackRun<'_>],
+    ) -> Result<(), RunFailure<Error>> {
+        let fs = self.fs().map_err(|error| RunFailure { index: 0, error })?;
+        let bytes_of = |runs: &[WritebackRun<'_>]| -> u64 {
+            runs.iter().map(|run| run.range.len_bytes()).sum()
+        };
+        let (files, alloc) = (&fs.inner.files, &fs.inner.core.alloc);
+        // What was kept back for the items of these is what their handles ask for now.
+        files.subtract_delalloc(bytes_of(runs));
+        if fs.write_runs(inode, runs).is_ok() {
+            alloc.take_back_data(bytes_of(runs));
+            return Ok(());
+        }
+        // One by one: what can be written is, and who could not is known.
+        for (index, run) in runs.iter().enumerate() {
+            let result = fs.write_run_in_parts(inode, run);
+            alloc.take_back_data(run.range.len_bytes());
+            if let Err(error) = result {
+                files.add_delalloc(bytes_of(&runs[index + 1..]));
+                return Err(RunFailure { index, error });
+            }
+        }
+        Ok(())
+    }
+
+    fn write_direct(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
+        let fs = self.fs()?;
+        fs.promise_data(run.range.len_bytes())?;
+        let result = fs.write_run_in_parts(inode, run);
+        fs.inner.core.alloc.take_back_data(run.range.len_bytes());
+        result
+    }
+
+    fn unreserve(&self, _: &IoInode, len_bytes: u64) {
+        if let Ok(fs) = self.fs() {
+            fs.take_back_data(len_bytes);
+        }
+    }
+
+    fn set_size(&self, inode: &IoInode, size: FileOffset, beyond: Beyond) -> Result<()> {
+        self.fs()?.set_file_size(inode, size.bytes(), beyond)
+    }
+
+    fn punch(&self, inode: &IoInode, range: FileRange) -> Result<()> {
+        self.fs()?.punch_file(inode, range.start.bytes()..range.end.bytes())
+    }
+
+    fn allocate(&self, inode: &IoInode, range: FileRange) -> Result<()> {
+        self.fs()?.allocate_file(inode, range.start.bytes()..range.end.bytes())
+    }
+
+    fn sync(&self, inode: &IoInode, size: FileOffset) -> Result<()> {
+        let fs = self.fs()?;
+        fs.record_file(inode, size.bytes())?;
+        fs.commit()
+    }
+}
+
+/// Fills the batch over what reads as zeros; the mapping ends where the batch does.
+fn cover(mut mapping: Mapping, range: FileRange, batch: &mut DirtyBatch<'_>) -> Mapping {
+    if mapping.kind.is_zeros() {
+        mapping.range.end = batch.fill(mapping.range.intersection(range)).end;
+    }
+    mapping
+}
+
+impl Filesystem {
+    /// Promises space for dirty data, after a commit where that frees some. The thread holds no
+    /// handle.
+    fn promise_data(&self, len_bytes: u64) -> Result<()> {
+        let core = &self.inner.core;
+        if core.alloc.try_promise_data(len_bytes) {
+            return Ok(());
+        }
+        let under_handle = || {
+            let _handle = self.begin_step(Reservation::items(0))?;
+            core.alloc.promise_data(&core.roots, len_bytes)
+        };
+        match under_handle() {
+            Err(Error::NoSpace { .. }) if core.frees_by_commit() => {
+                core.commit_unless_held()?;
+                under_handle()
+            }
+            result => result,
+        }
+    }
+
+    /// Takes back what was promised to dirty data.
+    fn take_back_data(&self, len_bytes: u64) {
+        if len_bytes > 0 {
+            self.inner.core.alloc.take_back_data(len_bytes);
+            self.inner.files.subtract_delalloc(len_bytes);
+        }
+    }
+}
+
+impl Drop for IoInode {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.upgrade() {
+            inner.open_files.forget(self.id);
+        }
+    }
+}
+
+impl std::fmt::Debug for FileIo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileIo").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for IoInode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IoInode").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,172 @@
+//! What changes where an open file has space, without data: its size, holes, preallocation.
+
+use std::ops::Range;
+
+use ubtrfs_iomap::Beyond;
+use ubtrfs_ondisk::FileOffset;
+use ubtrfs_ondisk::inode::flags;
+
+use super::file_io::IoInode;
+use super::write::{Locked, STEP_EXTENTS_MAX};
+use crate::alloc::DataPromise;
+use crate::data::append::PLAIN_EXTENT_BYTES_MAX;
+use crate::data::drop_range::{self, drop_range};
+use crate::data::file_extent::{ExtentWalk, MappingKind};
+use crate::data::prealloc;
+use crate::error::{Error, Result};
+use crate::filesystem::Filesystem;
+use crate::txn::Reservation;
+
+impl Filesystem {
+    /// Lets the file end at `size`, and drops what it has beyond, where it is to. What is not on the
+    /// medium needs no change there: writeback says where it ends.
+    pub(super) fn set_file_size(&self, io: &IoInode, size: u64, beyond: Beyond) -> Result<()> {
+        let sector = self.sectorsize_bytes();
+        let _lock = self.inner.files.lock_data(io.id);
+        let mut inode = self.disk_inode(io.id)?;
+        if beyond == Beyond::Dropped {
+            // The size goes down with what is dropped.
+            let end = size.next_multiple_of(sector);
+            self.drop_in_steps(io, end..u64::MAX, |old, from| old.min(from.max(size)))?;
+            inode = self.disk_inode(io.id)?;
+            if size < inode.size_bytes {
+                let mut handle = self.begin_step(Reservation::items(1))?;
+                handle.check_file(io.id)?;
+                return handle.count_data(io, 0, 0, |_| size);
+            }
+        }
+        if size <= inode.size_bytes {
+            return Ok(());
+        }
+        // Inline data is all that a file has.
+        let mut locked = Locked::of_open(self, inode)?;
+        locked.outline_unless(0..size)?;
+        let reservation = Reservation::items(4).and(Reservation::extents(2));
+        let mut handle = self.begin_step(reservation)?;
+        handle.check_file(io.id)?;
+        let _change = io.change(self);
+        handle.count_data(io, 0, 0, |old| old.max(size))
+    }
+
+    /// Makes whole blocks a hole.
+    pub(super) fn punch_file(&self, io: &IoInode, range: Range<u64>) -> Result<()> {
+        let _lock = self.inner.files.lock_data(io.id);
+        self.drop_in_steps(io, range, |old, _| old)
+    }
+
+    /// Takes a range out of the file from its end on, a few extents under each handle. `size` says from
+    /// the file's size and the offset from which on nothing is left what its size is. The caller
+    /// holds the data lock.
+    fn drop_in_steps(
+        &self,
+        io: &IoInode,
+        range: Range<u64>,
+        size: impl Fn(u64, u64) -> u64,
+    ) -> Result<()> {
+        let core = &self.inner.core;
+        let mut end = range.end;
+        while range.start < end {
+            let inode = self.disk_inode(io.id)?;
+            let target = io.target(inode.has_csums());
+            let rest = range.start..end;
+            let last = drop_range::start_of_last(core, &target, &rest, STEP_EXTENTS_MAX)?;
+            // Where there is nothing, nothing is written.
+            let Some(from) = last else { return Ok(()) };
+            let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
+            let mut handle = self.begin_step(Reservation::removals(3).and(removals))?;
+            handle.check_file(io.id)?;
+            let _change = io.change(self);
+            let kept = self.inner.files.kept();
+            let lost = drop_range(&mut handle.txn, &target, &(from..end), kept)?;
+            let new_size = size(inode.size_bytes, from);
+            let file_end = new_size.next_multiple_of(self.sectorsize_bytes());
+            let hole = from..end.min(file_end);
+            if !self.has_no_holes() && !hole.is_empty() {
+                drop_range::put_missing_holes(&mut handle.txn, &target, &hole)
+                    .map_err(|error| handle.txn.abort(error))?;
+            }
+            handle.count_data(io, 0, lost, |_| new_size)?;
+            end = from;
+        }
+        Ok(())
+    }
+
+    /// Gives holes in whole blocks space.
+    pub(super) fn allocate_file(&self, io: &IoInode, range: Range<u64>) -> Result<()> {
+        let _lock = self.inner.files.lock_data(io.id);
+        let mut at = range.start;
+        while at < range.end {
+            at = self.allocate_some(io, at..range.end)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the first hole of the range space, or the beginning of it; returns where to go on.
+    fn allocate_some(&self, io: &IoInode, range: Range<u64>) -> Result<u64> {
+        let core = &self.inner.core;
+        let tree = self.tree(io.id.root)?;
+        let mut walk = ExtentWalk::new(&tree, io.of(self), FileOffset(range.start));
+        let mapping = walk.next()?;
+        let is_hole = mapping.is_none_or(|mapping| mapping.kind == MappingKind::Hole);
+        let end = mapping.map_or(range.end, |_| walk.position()).min(range.end);
+        if !is_hole {
+            return Ok(end);
+        }
+        let inode = self.disk_inode(io.id)?;
+        let mut locked = Locked::of_open(self, inode)?;
+        locked.outline_unless(0..u64::MAX)?;
+        let target = io.target(locked.inode.has_csums());
+        let hole = range.start..end;
+        let wanted = (hole.end - hole.start).min(PLAIN_EXTENT_BYTES_MAX);
+        let reservation =
+            Reservation::extents(2).and(Reservation::items(4)).and(Reservation::removals(2));
+        let mut has_committed = false;
+        loop {
+            let mut handle = self.begin_step(reservation)?;
+            handle.check_file(io.id)?;
+            let sector = self.sectorsize_bytes();
+            let found = core.alloc.allocate_data(&core.roots, sector, wanted, DataPromise::None);
+            let (start, len) = match found {
+                Err(Error::NoSpace { .. }) if core.frees_by_commit() && !has_committed => {
+                    drop(handle);
+                    core.commit_unless_held()?;
+                    has_committed = true;
+                    continue;
+                }
+                found => found?,
+            };
+            let _change = io.change(self);
+            let part = hole.start..hole.start + len;
+            // An explicit hole, if anything.
+            let kept = self.inner.files.kept();
+            if let Err(error) = drop_range(&mut handle.txn, &target, &part, kept) {
+                core.alloc.release_data(start, len);
+                return Err(error);
+            }
+            prealloc::put_prealloc(&mut handle.txn, &target, part.start, start, len)?;
+            handle
+                .change_inode(io.id, |item| {
+                    item.flags = (item.flags.get() | flags::PREALLOC).into();
+                })
+                .map_err(|error| handle.txn.abort(error))?;
+            handle.count_data(io, len, 0, |old| old)?;
+            return Ok(part.end);
+        }
+    }
+
+    /// Enters in the inode what was only noted in memory: that the file ends at `size` at least, and
+    /// when it was written.
+    pub(super) fn record_file(&self, io: &IoInode, size: u64) -> Result<()> {
+        let inode = self.disk_inode(io.id)?;
+        if inode.size_bytes < size {
+            return self.set_file_size(io, size, Beyond::Kept);
+        }
+        if io.written.lock().is_none() {
+            return Ok(());
+        }
+        let _lock = self.inner.files.lock_data(io.id);
+        let mut handle = self.begin_step(Reservation::items(1))?;
+        handle.check_file(io.id)?;
+        handle.count_data(io, 0, 0, |old| old)
+    }
+}

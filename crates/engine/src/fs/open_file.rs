@@ -1,0 +1,380 @@
+//! Files that are open through the page cache: which are, and what that means for all else that is
+//! done to them.
+//!
+//! Invariant: a file has one [`AddressSpace`] as long as anybody has it open or it is dirty. Who reads
+//! or writes it otherwise goes through that, or brings it to the medium first.
+
+use std::ops::Deref;
+use std::sync::Weak;
+
+use rustc_hash::FxHashMap;
+use ubtrfs_iomap::FileOffset;
+use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, OpenFile, PageCache, Reach};
+use ubtrfs_ondisk::RootId;
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering};
+
+use super::entry::check_flags;
+use super::file_io::{FileIo, IoInode};
+use super::inode::{Inode, InodeId};
+use super::state::FileState;
+use crate::error::{Error, Result};
+use crate::filesystem::{Filesystem, OpenOptions};
+
+type Space = AddressSpace<FileIo>;
+
+/// The files of a filesystem that are open, and the memory that they share.
+#[derive(Debug)]
+pub(crate) struct OpenFiles {
+    cache: Arc<PageCache>,
+    /// Files in `spaces`; read without its lock, to skip it where there are none.
+    count: AtomicUsize,
+    spaces: Mutex<FxHashMap<InodeId, Weak<Space>>>,
+}
+
+impl OpenFiles {
+    pub(crate) fn new(options: &OpenOptions, files: &FileState) -> Self {
+        let cache_options = options.page_cache.clone().unwrap_or_else(|| {
+            let bytes = options.cache_bytes as u64;
+            let default = CacheOptions::default();
+            // Half of the budget; the other half is for the trees.
+            CacheOptions {
+                cached_bytes_max: bytes / 2,
+                dirty_bytes_max: default.dirty_bytes_max.min(bytes / 4),
+                dirty_bytes_background: default.dirty_bytes_background.min(bytes / 8),
+                ..default
+            }
+        });
+        let cache = PageCache::new(cache_options);
+        files.set_page_cache(Arc::clone(&cache));
+        Self { cache, count: AtomicUsize::new(0), spaces: Mutex::default() }
+    }
+
+    /// The file, if it is open or dirty.
+    pub(crate) fn find(&self, id: InodeId) -> Option<Arc<Space>> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.spaces.lock().get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Gives up what is dirty: the filesystem is closed.
+    pub(crate) fn forget_dirty(&self) {
+        self.cache.forget_dirty();
+    }
+
+    /// Those of a subvolume.
+    fn of_subvolume(&self, root: RootId) -> Vec<Arc<Space>> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        let spaces = self.spaces.lock();
+        spaces.iter().filter(|(id, _)| id.root == root).filter_map(|(_, s)| s.upgrade()).collect()
+    }
+
+    /// Called by the last owner of the file's space.
+    pub(super) fn forget(&self, id: InodeId) {
+        let mut spaces = self.spaces.lock();
+        // It may have been opened anew since.
+        if spaces.get(&id).is_some_and(|space| space.strong_count() == 0) {
+            spaces.remove(&id);
+            self.count.store(spaces.len(), Ordering::Release);
+        }
+    }
+}
+
+/// A regular file that is open: reads and writes go through memory, and [`OpenFile::fsync`] makes them
+/// durable. Threads may share it. All operations of [`OpenFile`] are on it; those that change the file
+/// are here.
+///
+/// The thread that calls an operation holds no [`Handle`](crate::Handle). A file that is removed while
+/// it is open fails from then on, unless its inode was kept
+/// ([`Filesystem::unlink_deferred`]).
+#[derive(Debug)]
+pub struct DataFile {
+    fs: Filesystem,
+    open: OpenFile<FileIo>,
+}
+
+impl Deref for DataFile {
+    type Target = OpenFile<FileIo>;
+
+    fn deref(&self) -> &OpenFile<FileIo> {
+        &self.open
+    }
+}
+
+impl Filesystem {
+    /// Opens a regular file for reading and writing through memory.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsDirectory`; `InvalidArgument` for another type. Whether it can be written is
+    /// found when it is.
+    pub fn open_data(&self, id: InodeId) -> Result<DataFile> {
+        let files = &self.inner.open_files;
+        let mut spaces = files.spaces.lock();
+        let known = spaces.get(&id).and_then(Weak::upgrade);
+        let space = match known {
+            Some(space) => space,
+            None => {
+                let inode = self.disk_inode(id)?;
+                match inode.file_type() {
+                    FileType::Regular => {}
+                    FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
+                    _ => {
+                        let what = format!("{id} is no regular file");
+                        return Err(Error::InvalidArgument { what });
+                    }
+                }
+                if inode.size_bytes > FileOffset::MAX.bytes() {
+                    let what = format!("{id} of {} bytes", inode.size_bytes);
+                    return Err(Error::Limit { what });
+                }
+                let size = FileOffset::new(inode.size_bytes);
+                let (io, of) = (Arc::new(FileIo::new(self)), IoInode::new(self, id));
+                let space = AddressSpace::new(io, of, size, Arc::clone(&files.cache));
+                spaces.insert(id, Arc::downgrade(&space));
+                files.count.store(spaces.len(), Ordering::Release);
+                space
+            }
+        };
+        drop(spaces);
+        Ok(DataFile { fs: self.clone(), open: space.open() })
+    }
+
+    /// Brings all that is dirty to the medium, and commits.
+    ///
+    /// # Errors
+    /// As [`Filesystem::commit`]. What could not be written each file's next fsync tells.
+    pub fn sync(&self) -> Result<()> {
+        self.flush_files();
+        self.commit()
+    }
+
+    /// Brings what is dirty of all files to the medium. Durable with the next commit.
+    pub fn flush_files(&self) {
+        self.inner.open_files.cache.shrink_dirty(u64::MAX);
+    }
+
+    /// Drops clean file data from memory.
+    pub fn drop_clean_data(&self) {
+        self.inner.open_files.cache.shrink_clean(u64::MAX);
+    }
+
+    /// Writes back what has been dirty for long by a clock in milliseconds, or is too much. A
+    /// [`Background`](crate::Background) does so by itself.
+    pub fn write_back_due(&self, now_ms: u64) {
+        let _ = self.inner.open_files.cache.background_pass(now_ms);
+    }
+
+    /// As [`Filesystem::write_back_due`], by the filesystem's clock.
+    pub(super) fn write_back_old(&self) {
+        let now = self.runtime().clock.now();
+        let ms = u64::try_from(now.sec).unwrap_or(0).saturating_mul(1000);
+        self.write_back_due(ms + u64::from(now.nsec / 1_000_000));
+    }
+
+    /// Brings what is dirty of a file, if it is open, to the medium, and what its inode does not say
+    /// yet to the inode.
+    pub(super) fn flush_file(&self, id: InodeId) -> Result<Option<Arc<Space>>> {
+        let Some(space) = self.inner.open_files.find(id) else { return Ok(None) };
+        space.flush(FileRange::from(FileOffset::ZERO));
+        self.record_file(space.inode(), space.size().bytes())?;
+        Ok(Some(space))
+    }
+
+    /// As [`Filesystem::flush_file`], of all files of a subvolume.
+    pub(super) fn flush_subvolume(&self, root: RootId) -> Result<()> {
+        for space in self.inner.open_files.of_subvolume(root) {
+            match self.flush_file(space.inode().id) {
+                // It went meanwhile.
+                Err(Error::NotFound { .. }) | Ok(_) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Throws away what memory has of a file that is to be removed, if it is.
+    pub(super) fn discard_if_nameless(&self, id: InodeId) -> Result<()> {
+        let Some(space) = self.inner.open_files.find(id) else { return Ok(()) };
+        match self.disk_inode(id) {
+            Ok(inode) if inode.nlink == 0 => discard(&space),
+            Err(Error::NotFound { .. }) | Ok(_) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Throws away what memory has of a deleted subvolume.
+    pub(super) fn discard_subvolume(&self, root: RootId) {
+        for space in self.inner.open_files.of_subvolume(root) {
+            discard(&space);
+        }
+    }
+
+    pub(super) fn is_open(&self, id: InodeId) -> bool {
+        self.inner.open_files.find(id).is_some()
+    }
+
+    /// [`Filesystem::write`] to a file that is open.
+    pub(super) fn write_open(
+        &self,
+        id: InodeId,
+        offset: ubtrfs_ondisk::FileOffset,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let file = self.open_data(id)?;
+        let offset = FileOffset::new(offset.0);
+        let range = FileRange::with_len(offset, bytes.len() as u64);
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset.saturating_add(done as u64);
+            done += file.write(at, &bytes[done..])?;
+        }
+        file.space().flush(range);
+        file.take_error()
+    }
+
+    /// [`Filesystem::truncate`] of a file that is open.
+    pub(super) fn truncate_open(&self, id: InodeId, size_bytes: u64) -> Result<()> {
+        let file = self.open_data(id)?;
+        file.truncate(FileOffset::new(size_bytes))?;
+        file.space().flush(FileRange::from(FileOffset::ZERO));
+        self.record_file(file.space().inode(), size_bytes)?;
+        file.take_error()
+    }
+
+    /// What memory knows of a file's inode beyond the trees.
+    pub(super) fn overlay(&self, inode: &mut Inode) {
+        let Some(space) = self.inner.open_files.find(inode.id) else { return };
+        inode.size_bytes = space.size().bytes();
+        if let Some(written) = *space.inode().written.lock() {
+            inode.mtime = written;
+            inode.ctime = written;
+        }
+    }
+}
+
+fn discard(space: &Space) {
+    let all = FileRange::from(FileOffset::ZERO);
+    let nothing: Result<()> = space.replace_range(all, FileOffset::ZERO, || Ok(()));
+    nothing.expect("a change that does nothing does not fail");
+}
+
+impl DataFile {
+    /// The inode, as of now.
+    ///
+    /// # Errors
+    /// `NotFound` where it was removed.
+    pub fn inode(&self) -> Result<Inode> {
+        self.fs.inode(self.id())
+    }
+
+    /// Which file it is.
+    pub fn id(&self) -> InodeId {
+        self.open.space().inode().id
+    }
+
+    /// As [`OpenFile::write`].
+    ///
+    /// # Errors
+    /// As there; `ReadOnly`, `NotPermitted`, `NoSpace`.
+    pub fn write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
+        self.check_change(offset < self.open.size())?;
+        let count = self.open.write(offset, bytes)?;
+        self.note(count);
+        Ok(count)
+    }
+
+    /// As [`OpenFile::append`].
+    ///
+    /// # Errors
+    /// As [`DataFile::write`].
+    pub fn append(&self, bytes: &[u8]) -> Result<(FileOffset, usize)> {
+        self.check_change(false)?;
+        let (offset, count) = self.open.append(bytes)?;
+        self.note(count);
+        Ok((offset, count))
+    }
+
+    /// As [`OpenFile::direct_write`].
+    ///
+    /// # Errors
+    /// As there, and as [`DataFile::write`].
+    pub fn direct_write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
+        self.check_change(offset < self.open.size())?;
+        self.open.space().inode().note_write(self.fs.runtime().clock.now());
+        self.open.direct_write(offset, bytes)
+    }
+
+    /// As [`OpenFile::truncate`].
+    ///
+    /// # Errors
+    /// As there, and as [`DataFile::write`].
+    pub fn truncate(&self, size: FileOffset) -> Result<()> {
+        self.check_change(true)?;
+        self.open.space().inode().note_write(self.fs.runtime().clock.now());
+        self.open.truncate(size)
+    }
+
+    /// As [`OpenFile::zero_range`].
+    ///
+    /// # Errors
+    /// As there, and as [`DataFile::write`].
+    pub fn zero_range(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
+        self.check_change(true)?;
+        self.note(1);
+        self.open.zero_range(offset, len_bytes)
+    }
+
+    /// As [`OpenFile::punch_hole`].
+    ///
+    /// # Errors
+    /// As there, and as [`DataFile::write`].
+    pub fn punch_hole(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
+        self.check_change(true)?;
+        self.note(1);
+        self.open.punch_hole(offset, len_bytes)
+    }
+
+    /// As [`OpenFile::allocate`].
+    ///
+    /// # Errors
+    /// As there, and as [`DataFile::write`].
+    pub fn allocate(&self, offset: FileOffset, len_bytes: u64, reach: Reach) -> Result<()> {
+        self.check_change(false)?;
+        self.note(1);
+        self.open.allocate(offset, len_bytes, reach)
+    }
+
+    /// As [`OpenFile::allocate_zeroed`].
+    ///
+    /// # Errors
+    /// As there, and as [`DataFile::write`].
+    pub fn allocate_zeroed(&self, offset: FileOffset, len_bytes: u64, reach: Reach) -> Result<()> {
+        self.check_change(true)?;
+        self.note(1);
+        self.open.allocate_zeroed(offset, len_bytes, reach)
+    }
+
+    /// Refuses a change that the filesystem, the subvolume or the inode's flags forbid.
+    fn check_change(&self, changes_old: bool) -> Result<()> {
+        let fs = &self.fs;
+        fs.inner.core.check_writable()?;
+        fs.inner.files.names().check_writable(&fs.inner.core, self.id().root)?;
+        if changes_old {
+            let have = fs.disk_inode(self.id())?.flags;
+            // Who has it open may write on when it becomes immutable.
+            check_flags(self.id(), have & flags::APPEND, false)?;
+        }
+        Ok(())
+    }
+
+    fn note(&self, count: usize) {
+        if count > 0 {
+            self.open.space().inode().note_write(self.fs.runtime().clock.now());
+        }
+    }
+}

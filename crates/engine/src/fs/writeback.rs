@@ -1,0 +1,465 @@
+//! Dirty data on its way to the medium: space, the bytes, then file extents, all runs of a file
+//! together.
+//!
+//! Plain data goes from the cache's folios to the devices as it lies. Compression and checksums are
+//! made on all cores. Space is found under one handle and used under another: between them the data is
+//! written, and others may commit; what has space and no file extent yet is lost with a crash, and
+//! free again.
+
+use std::ops::Range;
+
+use ubtrfs_iomap::WritebackRun;
+use ubtrfs_ondisk::extent::BackRef;
+use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_ondisk::{FileOffset, LogicalAddr};
+
+use super::file_io::IoInode;
+use super::inode::Inode;
+use super::state::{timespec, touch};
+use crate::alloc::DataPromise;
+use crate::data::append::{self, Target, Written};
+use crate::data::drop_range::{self, drop_range};
+use crate::data::file_extent::{ExtentWalk, Mapping, MappingKind};
+use crate::data::prealloc;
+use crate::data::prepare::{Extents, PreparedData, WriteOptions};
+use crate::data::read::FileReader;
+use crate::error::{Error, Result};
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::Reservation;
+
+/// Bytes that are compressed as one piece of work: some extents.
+const COMPRESSED_PIECE_BYTES: u64 = 512 << 10;
+/// With less than this, one thread makes the checksums.
+const PARALLEL_BYTES_MIN: usize = 1 << 20;
+/// Ranges that are written in place under one handle.
+const IN_PLACE_RANGES_MAX: usize = 16;
+
+/// A part of a run, all whole blocks.
+struct Part<'a> {
+    offset: u64,
+    buffers: Vec<&'a [u8]>,
+}
+
+impl Part<'_> {
+    fn len_bytes(&self) -> u64 {
+        self.buffers.iter().map(|buffer| buffer.len() as u64).sum()
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len_bytes()
+    }
+}
+
+/// A file that is written back.
+struct Job<'a> {
+    fs: &'a Filesystem,
+    io: &'a IoInode,
+    inode: Inode,
+    target: Target,
+    options: WriteOptions,
+    /// Where the file ends in memory.
+    size: u64,
+}
+
+impl Filesystem {
+    /// Writes runs of one file, ascending, and maps them; space is promised for them.
+    ///
+    /// # Errors
+    /// As [`Filesystem::write`]; nothing is mapped then but what was preallocated.
+    pub(super) fn write_runs(&self, io: &IoInode, runs: &[WritebackRun<'_>]) -> Result<()> {
+        let Some(last) = runs.last() else { return Ok(()) };
+        let inode = self.disk_inode(io.id)?;
+        let options = self.write_options(self.compression_of(&inode)?);
+        let target = io.target(inode.has_csums());
+        let job = Job { fs: self, io, inode, target, options, size: last.size.bytes() };
+        if let [only] = runs
+            && job.write_inline(only)?
+        {
+            return Ok(());
+        }
+        let parts: Vec<Part<'_>> = runs
+            .iter()
+            .map(|run| Part { offset: run.range.start.bytes(), buffers: run.buffers.to_vec() })
+            .collect();
+        let (in_place, new) = job.split_in_place(parts)?;
+        for parts in in_place.chunks(IN_PLACE_RANGES_MAX) {
+            if !job.write_in_place(parts)? {
+                job.write_new(parts)?;
+            }
+        }
+        if new.is_empty() { Ok(()) } else { job.write_new(&new) }
+    }
+
+    /// As [`Filesystem::write_runs`], of one run, in halves where there is no space to write it whole.
+    ///
+    /// # Errors
+    /// As there; what is not written keeps its mapping.
+    pub(super) fn write_run_in_parts(&self, io: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
+        let block = self.sectorsize_bytes();
+        match self.write_runs(io, std::slice::from_ref(run)) {
+            Err(Error::NoSpace { .. }) if run.range.len_bytes() > block => {}
+            result => return result,
+        }
+        let half = (run.range.len_bytes() / 2).next_multiple_of(block);
+        let middle = run.range.start.saturating_add(half);
+        let (front, back) = split_buffers(run.buffers, half);
+        for (range, buffers) in [
+            (ubtrfs_iomap::FileRange::new(run.range.start, middle), front),
+            (ubtrfs_iomap::FileRange::new(middle, run.range.end), back),
+        ] {
+            let size = run.size;
+            self.write_run_in_parts(io, &WritebackRun { range, buffers: &buffers, size })?;
+        }
+        Ok(())
+    }
+}
+
+impl Job<'_> {
+    /// Writes the run as inline data, if it is the whole of a short file. Returns whether it was.
+    fn write_inline(&self, run: &WritebackRun<'_>) -> Result<bool> {
+        let (fs, sector) = (self.fs, self.options.sectorsize_bytes as u64);
+        let may_be = run.range.start.bytes() == 0 && self.size > 0 && self.size <= sector;
+        if !may_be || self.inode.size_bytes > self.size {
+            return Ok(false);
+        }
+        let mut bytes = run.buffers.concat();
+        bytes.truncate(usize::try_from(self.size).expect("within a sector"));
+        let data = PreparedData::new(bytes, &self.options);
+        let nodesize = fs.inner.core.roots.store.geometry().nodesize_bytes;
+        let inline = data.inline(self.target.has_csums);
+        let Some((compression, bytes)) =
+            inline.filter(|(_, bytes)| bytes.len() <= append::inline_bytes_max(nodesize))
+        else {
+            return Ok(false);
+        };
+        let reservation = Reservation::extents(2).and(Reservation::items(4));
+        let _lock = fs.inner.files.lock_data(self.io.id);
+        let mut handle = fs.begin_step(reservation.and(Reservation::removals(2)))?;
+        handle.check_file(self.io.id)?;
+        let _change = self.io.change(fs);
+        let has_more =
+            self.extents_behind(sector)? || fs.disk_inode(self.io.id)?.size_bytes > self.size;
+        if has_more {
+            return Ok(false);
+        }
+        let lost = drop_range(&mut handle.txn, &self.target, &(0..sector), fs.inner.files.kept())?;
+        append::put_inline(&mut handle.txn, &self.target, self.size, compression, bytes)?;
+        self.count(&mut handle, self.size, lost, self.size)?;
+        Ok(true)
+    }
+
+    /// Whether anything but holes is mapped from `at` on.
+    fn extents_behind(&self, at: u64) -> Result<bool> {
+        let tree = self.fs.tree(self.io.id.root)?;
+        let mut walk = ExtentWalk::new(&tree, self.io.of(self.fs), FileOffset(at));
+        while let Some(mapping) = walk.next()? {
+            if mapping.kind != MappingKind::Hole && mapping.end().0 > at {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Parts that are written where the file has its space, and those that get other space.
+    fn split_in_place<'a>(&self, parts: Vec<Part<'a>>) -> Result<(Vec<Part<'a>>, Vec<Part<'a>>)> {
+        if self.inode.flags & (flags::PREALLOC | flags::NODATACOW) == 0 {
+            return Ok((Vec::new(), parts));
+        }
+        let (mut in_place, mut new) = (Vec::new(), Vec::new());
+        let tree = self.fs.tree(self.io.id.root)?;
+        for mut part in parts {
+            let end = part.range().end;
+            let mut walk = ExtentWalk::new(&tree, self.io.of(self.fs), FileOffset(part.offset));
+            while part.offset < end {
+                let mapping = walk.next()?;
+                let stays = mapping.map_or(Ok(false), |m| self.is_written_in_place(&walk, &m))?;
+                let mapped_end = mapping.map_or(end, |_| walk.position()).min(end);
+                let len = mapped_end - part.offset;
+                let (front, back) = split_buffers(&part.buffers, len);
+                let list: &mut Vec<Part<'a>> = if stays { &mut in_place } else { &mut new };
+                match list.last_mut() {
+                    Some(last) if !stays && last.range().end == part.offset => {
+                        last.buffers.extend(front);
+                    }
+                    _ => list.push(Part { offset: part.offset, buffers: front }),
+                }
+                part = Part { offset: mapped_end, buffers: back };
+            }
+        }
+        Ok((in_place, new))
+    }
+
+    /// Whether data may go where the mapping lies, at which the walk stands: nobody else shows it.
+    fn is_written_in_place(&self, walk: &ExtentWalk, mapping: &Mapping) -> Result<bool> {
+        let is_candidate = match mapping.kind {
+            MappingKind::Prealloc => true,
+            MappingKind::Data => self.inode.flags & flags::NODATACOW != 0 && !self.target.has_csums,
+            MappingKind::Hole | MappingKind::Inline => false,
+        };
+        let is_plain = mapping.compression == Compression::None;
+        let core = &self.fs.inner.core;
+        let last_snapshot = core.roots.tree(self.io.id.root)?.last_snapshot();
+        if !is_candidate || !is_plain || walk.generation()? <= last_snapshot.0 {
+            return Ok(false);
+        }
+        let offset = mapping.offset.0.wrapping_sub(mapping.extent_offset);
+        let (start, len) = (mapping.disk_bytenr, mapping.disk_num_bytes);
+        let is_own = |reference: &BackRef| self.io.is_own(reference, offset);
+        core.alloc.is_data_of_caller(&core.roots, start, len, is_own)
+    }
+
+    /// Writes parts where the file has its space; returns false where that is not so any more. The
+    /// handle keeps snapshots away from what was asked before, and the data lock clones.
+    fn write_in_place(&self, parts: &[Part<'_>]) -> Result<bool> {
+        let fs = self.fs;
+        let core = &fs.inner.core;
+        let count = parts.len() as u64;
+        let reservation = Reservation::extents(3 * count).and(Reservation::items(2 + count));
+        let _lock = fs.inner.files.lock_data(self.io.id);
+        let mut handle = fs.begin_step(reservation.and(Reservation::removals(count)))?;
+        handle.check_file(self.io.id)?;
+        let tree = fs.tree(self.io.id.root)?;
+        let mut places = Vec::new();
+        for part in parts {
+            let mut walk = ExtentWalk::new(&tree, self.io.of(fs), FileOffset(part.offset));
+            let mapping = walk.next()?.filter(|mapping| mapping.end().0 >= part.range().end);
+            let Some(mapping) = mapping else { return Ok(false) };
+            if !self.is_written_in_place(&walk, &mapping)? {
+                return Ok(false);
+            }
+            let into = mapping.extent_offset + (part.offset - mapping.offset.0);
+            places.push((LogicalAddr(mapping.disk_bytenr.0 + into), mapping.kind));
+        }
+        let volume = core.roots.store.volume();
+        for (part, (at, _)) in parts.iter().zip(&places) {
+            volume.write_vectored(*at, &part.buffers)?;
+        }
+        let _change = self.io.change(fs);
+        let geometry = core.roots.store.geometry();
+        for (part, (at, kind)) in parts.iter().zip(&places) {
+            if *kind != MappingKind::Prealloc {
+                continue;
+            }
+            if self.target.has_csums {
+                let csums = self.csums_of(&[part])?.concat();
+                let sector = geometry.sectorsize_bytes as u64;
+                fs.inner.files.csums.add(*at, &csums, geometry.csum, sector);
+            }
+            let (txn, range) = (&mut handle.txn, part.range());
+            prealloc::mark_written(txn, &self.target, &range, tree.last_snapshot())?;
+        }
+        let end = parts.last().map_or(0, |part| part.range().end);
+        self.count(&mut handle, 0, 0, end.min(self.size))?;
+        Ok(true)
+    }
+
+    /// Writes parts to space of their own, and puts it in the place of what the file had there.
+    fn write_new(&self, parts: &[Part<'_>]) -> Result<()> {
+        let inline = self.inline_that_stays(parts)?;
+        let outlined = inline.as_deref().map(|bytes| Part { offset: 0, buffers: vec![bytes] });
+        let all: Vec<&Part<'_>> = outlined.iter().chain(parts).collect();
+        let compresses = self.target.has_csums && self.options.compression.is_some();
+        if compresses {
+            let pieces = self.compress(&all)?;
+            match self.place(&all, |core| {
+                append::find_space(core, &self.target, &pieces, DataPromise::Given)
+            }) {
+                // Compressed extents cannot be cut to what is free.
+                Err(Error::NoSpace { .. }) => {}
+                result => return result,
+            }
+        }
+        let csums = self.csums_of(&all)?;
+        let pieces = || {
+            let buffers = all.iter().flat_map(|part| {
+                part.buffers.iter().scan(part.offset, |at, buffer| {
+                    let offset = *at;
+                    *at += buffer.len() as u64;
+                    Some((offset, *buffer))
+                })
+            });
+            buffers.zip(&csums).map(|((offset, bytes), csums)| (offset, bytes, csums.as_slice()))
+        };
+        self.place(&all, |core| append::find_space_for_plain(core, pieces(), DataPromise::Given))
+    }
+
+    /// Inline data at the beginning of the file that is not written over, padded to its sector: beside
+    /// extents it cannot stay inline.
+    fn inline_that_stays(&self, parts: &[Part<'_>]) -> Result<Option<Vec<u8>>> {
+        let core = &self.fs.inner.core;
+        let is_kept = parts.first().is_none_or(|part| part.offset > 0);
+        if !is_kept || !drop_range::is_inline(core, &self.target)? {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; self.options.sectorsize_bytes];
+        let of = self.io.of(self.fs);
+        let tree = self.fs.tree(self.io.id.root)?;
+        let source = self.fs.data_source()?;
+        let mut reader = FileReader::new(source, &tree, of, self.target.has_csums)?;
+        reader.read(FileOffset(0), &mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    /// Finds space, writes there, and enters what was written.
+    fn place<'a>(
+        &self,
+        parts: &[&Part<'_>],
+        find_space: impl Fn(&crate::txn::Core) -> Result<Written<'a>>,
+    ) -> Result<()> {
+        let fs = self.fs;
+        let core = &fs.inner.core;
+        let found = {
+            let _handle = fs.begin_step(Reservation::items(0))?;
+            find_space(core)
+        };
+        let written = match found {
+            Err(Error::NoSpace { .. }) if core.frees_by_commit() => {
+                core.commit_unless_held()?;
+                let _handle = fs.begin_step(Reservation::items(0))?;
+                find_space(core)?
+            }
+            found => found?,
+        };
+        let entered = written.write(core).and_then(|()| self.enter(parts, &written));
+        entered.inspect_err(|error| {
+            // After an abort nothing is given out again.
+            if !matches!(error, Error::Aborted { .. }) {
+                written.release(core);
+            }
+        })
+    }
+
+    /// Puts what is on the medium in the place of what the file had there.
+    fn enter(&self, parts: &[&Part<'_>], written: &Written<'_>) -> Result<()> {
+        let (fs, core) = (self.fs, &self.fs.inner.core);
+        let mut old_count = 0;
+        for part in parts {
+            old_count += drop_range::extent_count(core, &self.target, &part.range())?;
+        }
+        let reservation = Reservation::extents(written.extent_count() + 2)
+            .and(Reservation::items(4))
+            .and(Reservation::removals(old_count + 2 * parts.len() as u64));
+        let _lock = fs.inner.files.lock_data(self.io.id);
+        let mut handle = fs.begin_step(reservation)?;
+        handle.check_file(self.io.id)?;
+        let _change = self.io.change(fs);
+        let (kept, csums) = (fs.inner.files.kept(), &fs.inner.files.csums);
+        let mut lost = 0;
+        for (index, part) in parts.iter().enumerate() {
+            match drop_range(&mut handle.txn, &self.target, &part.range(), kept) {
+                Ok(bytes) => lost += bytes,
+                // With nothing changed only as long as nothing was.
+                Err(error) if index > 0 => return Err(handle.txn.abort(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        let added = append::enter_all(&mut handle.txn, &self.target, written, csums)?;
+        let end = parts.last().map_or(0, |part| part.range().end);
+        self.count(&mut handle, added, lost, end.min(self.size))
+    }
+
+    /// Compresses parts, on all cores.
+    fn compress(&self, parts: &[&Part<'_>]) -> Result<Vec<(u64, Extents)>> {
+        let mut work = Vec::new();
+        for part in parts {
+            let mut rest = part.buffers.clone();
+            let mut offset = part.offset;
+            while offset < part.range().end {
+                let len = (part.range().end - offset).min(COMPRESSED_PIECE_BYTES);
+                let (front, back) = split_buffers(&rest, len);
+                work.push((offset, front, None));
+                (offset, rest) = (offset + len, back);
+            }
+        }
+        self.fs.runtime().executor.for_each_part(&mut work, |part| {
+            for (_, buffers, done) in part {
+                *done = Some(PreparedData::new(buffers.concat(), &self.options).into_extents());
+            }
+            Ok::<(), Error>(())
+        })?;
+        Ok(work.into_iter().filter_map(|(offset, _, done)| Some((offset, done?))).collect())
+    }
+
+    /// Checksums of each buffer of the parts, on all cores where that is worth it.
+    fn csums_of(&self, parts: &[&Part<'_>]) -> Result<Vec<Vec<u8>>> {
+        let mut work: Vec<(&[u8], Vec<u8>)> = parts
+            .iter()
+            .flat_map(|part| part.buffers.iter().map(|buffer| (*buffer, Vec::new())))
+            .collect();
+        if !self.target.has_csums {
+            return Ok(work.into_iter().map(|(_, csums)| csums).collect());
+        }
+        let (csum, sector) = (self.fs.csum_type(), self.options.sectorsize_bytes);
+        let compute = |part: &mut [(&[u8], Vec<u8>)]| {
+            for (bytes, csums) in part {
+                csum.compute_sectors(bytes, sector, csums);
+            }
+            Ok::<(), Error>(())
+        };
+        let len: usize = work.iter().map(|(bytes, _)| bytes.len()).sum();
+        if len < PARALLEL_BYTES_MIN {
+            compute(&mut work)?;
+        } else {
+            self.fs.runtime().executor.for_each_part(&mut work, compute)?;
+        }
+        Ok(work.into_iter().map(|(_, csums)| csums).collect())
+    }
+
+    /// Enters in the inode that its data changed, and that it ends at `size` or later.
+    fn count(&self, handle: &mut Handle<'_>, added: u64, lost: u64, size: u64) -> Result<()> {
+        handle.count_data(self.io, added, lost, |old| old.max(size))
+    }
+}
+
+impl Handle<'_> {
+    /// Enters in the inode of an open file that its data changed, when it was written, and its size.
+    pub(super) fn count_data(
+        &mut self,
+        io: &IoInode,
+        added: u64,
+        lost: u64,
+        size: impl Fn(u64) -> u64,
+    ) -> Result<()> {
+        if !self.fs.has_no_holes() {
+            let old = self.fs.disk_inode(io.id)?.size_bytes;
+            let sector = self.fs.sectorsize_bytes();
+            let gap = old.next_multiple_of(sector)..size(old).next_multiple_of(sector);
+            // What the file grows over needs items, if only of holes.
+            if !gap.is_empty() {
+                drop_range::put_missing_holes(&mut self.txn, &io.target(true), &gap)
+                    .map_err(|error| self.txn.abort(error))?;
+            }
+        }
+        let transid = self.txn.generation().0;
+        let written = io.written.lock().take();
+        self.change_inode(io.id, |item| {
+            item.size = size(item.size.get()).into();
+            item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
+            match written {
+                Some(at) => {
+                    touch(item, transid, at);
+                    item.mtime = timespec(at);
+                }
+                None => item.transid = transid.into(),
+            }
+        })
+        .map_err(|error| self.txn.abort(error))
+    }
+}
+
+/// The first `len_bytes` of buffers, and the rest.
+fn split_buffers<'a>(buffers: &[&'a [u8]], len_bytes: u64) -> (Vec<&'a [u8]>, Vec<&'a [u8]>) {
+    let mut left = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+    let (mut front, mut back) = (Vec::new(), Vec::new());
+    for buffer in buffers {
+        let (now, later) = buffer.split_at(left.min(buffer.len()));
+        left -= now.len();
+        for (part, list) in [(now, &mut front), (later, &mut back)] {
+            if !part.is_empty() {
+                list.push(part);
+            }
+        }
+    }
+    (front, back)
+}

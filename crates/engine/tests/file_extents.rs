@@ -1,0 +1,348 @@
+//! Where files lie: what the engine and the kernel report of each other's files, extent by extent.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use common::{judge, open_for_writing};
+use ubtrfs_engine::{
+    DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, Reservation, SetAttributes,
+    SnapshotOptions, mkfs,
+};
+use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_rt::{Runtime, Time};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, oracle};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
+
+const KIB: u64 = 1024;
+
+/// An extent: where it begins in the file and on the medium, its length, and its flags by name.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Extent {
+    logical: u64,
+    physical: Option<u64>,
+    len_bytes: u64,
+    flags: Vec<String>,
+}
+
+fn at(offset: u64) -> FileOffset {
+    FileOffset::new(offset)
+}
+
+/// What `filefrag` says of a file of a mount.
+fn by_kernel(path: &Path) -> Vec<Extent> {
+    let output = Command::new("filefrag").args(["-v", "-b1"]).arg(path).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let number = |word: &str| word.trim().parse::<u64>().unwrap();
+    let mut extents = Vec::new();
+    for line in text.lines() {
+        let fields: Vec<&str> = line.split(':').collect();
+        // ext: logical..end: physical..end: length: [expected:] flags
+        if fields.len() < 5 || fields[0].trim().parse::<u64>().is_err() {
+            continue;
+        }
+        let first = |field: &str| number(field.split("..").next().unwrap());
+        let mut names: Vec<String> = fields[fields.len() - 1]
+            .split(',')
+            .map(|name| name.trim().to_owned())
+            .filter(|name| !name.is_empty() && name != "eof" && name != "not_aligned")
+            .collect();
+        names.sort();
+        let has_place = !names.iter().any(|name| name == "unknown_loc" || name == "delalloc");
+        extents.push(Extent {
+            logical: first(fields[1]),
+            physical: has_place.then(|| first(fields[2])),
+            len_bytes: number(fields[3]),
+            flags: names,
+        });
+    }
+    extents
+}
+
+fn by_engine(fs: &Filesystem, id: InodeId) -> Vec<Extent> {
+    let file = fs.open_data(id).unwrap();
+    let all = FileRange::from(FileOffset::ZERO);
+    let extents = file.fiemap(all, usize::MAX, FiemapSync::WriteBack).unwrap();
+    extents
+        .into_iter()
+        .map(|extent| {
+            let of = extent.flags;
+            let named = [
+                (of.is_last, "last"),
+                (of.is_delalloc, "delalloc"),
+                (of.is_unwritten, "unwritten"),
+                (of.is_encoded, "encoded"),
+                (of.is_inline, "inline"),
+                (of.is_shared, "shared"),
+            ];
+            let mut names: Vec<String> =
+                named.iter().filter(|(is, _)| *is).map(|(_, name)| (*name).to_owned()).collect();
+            names.sort();
+            Extent {
+                logical: extent.range.start.bytes(),
+                physical: extent.address,
+                len_bytes: extent.range.len_bytes(),
+                flags: names,
+            }
+        })
+        .collect()
+}
+
+/// Both say the same of each file below the root of `image`; returns how many there are.
+fn assert_same_extents(image: &Path) -> usize {
+    let mount = KernelMount::read_only(image, "");
+    let mut files: Vec<PathBuf> = Vec::new();
+    for entry in std::fs::read_dir(mount.path()).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_file() {
+            files.push(PathBuf::from(entry.file_name()));
+        }
+    }
+    let theirs: Vec<(PathBuf, Vec<Extent>)> = files
+        .into_iter()
+        .map(|name| {
+            let extents = by_kernel(&mount.path().join(&name));
+            (name, extents)
+        })
+        .collect();
+    mount.unmount();
+    let fs = open_for_writing(image);
+    for (name, theirs) in &theirs {
+        let bytes = name.as_os_str().as_encoded_bytes();
+        let id = fs.lookup(fs.top_level(), bytes).unwrap();
+        assert_eq!(&by_engine(&fs, id), theirs, "{}", name.display());
+    }
+    theirs.len()
+}
+
+fn has_kernel() -> bool {
+    oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs, Oracle::BtrfsProgs])
+}
+
+fn shell(script: &str, directory: &Path) {
+    let output =
+        Command::new("bash").args(["-ec", script]).current_dir(directory).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn extents_of_kernel_written_files_are_told_as_the_kernel_tells_them() {
+    if !has_kernel() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (options, round) in [("", 0), ("compress-force=zstd", 1)] {
+        let image = dir.path().join(format!("image {round}"));
+        MkfsBtrfs::new().size_bytes(512 << 20).make(&image);
+        let mount = KernelMount::read_write(&image, options);
+        shell(
+            "
+            dd if=/dev/urandom of=noise bs=4k count=300 status=none
+            head -c 700000 /dev/zero | tr '\\0' a > text
+            printf short > inline
+            : > empty
+            truncate -s 1M hole
+            fallocate -l 300K whole; touch beyond; fallocate -n -l 200K beyond; printf x > part
+            fallocate -l 1M part; dd if=/dev/urandom of=part bs=4k seek=20 count=7 conv=notrunc status=none
+            for i in 1 3 5 9; do dd if=/dev/urandom of=sparse bs=4k seek=$((i*4)) count=2 conv=notrunc status=none; sync; done
+            touch nocow; chattr +C nocow; dd if=/dev/urandom of=nocow bs=4k count=50 status=none; sync
+            dd if=/dev/urandom of=nocow bs=4k seek=9 count=5 conv=notrunc status=none
+            cp --reflink=always noise twin; sync
+            fallocate -p -o 40K -l 64K noise
+            dd if=/dev/urandom of=twin bs=4k seek=100 count=10 conv=notrunc status=none; sync
+            btrfs subvolume snapshot . snap > /dev/null
+            dd if=/dev/urandom of=text bs=4k seek=3 count=2 conv=notrunc status=none
+            printf after > after
+            ",
+            mount.path(),
+        );
+        mount.unmount();
+        assert_eq!(assert_same_extents(&image), 12);
+        judge(&image);
+    }
+}
+
+fn make(image: &Path) -> Filesystem {
+    std::fs::File::create(image).unwrap().set_len(512 << 20).unwrap();
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device: Arc<dyn Device> = Arc::new(device);
+    mkfs(vec![device], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
+    open_for_writing(image)
+}
+
+fn create(fs: &Filesystem, name: &str, bits: u64) -> (InodeId, DataFile) {
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    let new = NewInode::new(0o100_644, Time::default());
+    let id = handle.create(fs.top_level(), name.as_bytes(), &new).unwrap();
+    let flags = Some(bits);
+    handle.set_attributes(id, &SetAttributes { flags, ..SetAttributes::default() }).unwrap();
+    drop(handle);
+    (id, fs.open_data(id).unwrap())
+}
+
+/// Bytes that do not compress.
+fn noise(len: u64, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
+            u8::try_from(state >> 56).unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn extents_of_engine_written_files_are_told_as_the_kernel_tells_them() {
+    if !has_kernel() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    write_each_kind(&make(&image));
+    assert_eq!(assert_same_extents(&image), 8);
+    judge(&image);
+}
+
+fn write_each_kind(fs: &Filesystem) {
+    let (plain, file) = create(fs, "plain", 0);
+    file.write(at(0), &noise(3 << 20, 1)).unwrap();
+    let (_, file) = create(fs, "packed", flags::COMPRESS);
+    file.write(at(0), &vec![7; 700_000]).unwrap();
+    let (_, file) = create(fs, "inline", 0);
+    file.write(at(0), b"short").unwrap();
+    let (_, file) = create(fs, "sparse", 0);
+    for block in [1, 3, 5, 9] {
+        file.write(at(block * 16 * KIB), &noise(8 * KIB, block)).unwrap();
+        file.fsync().unwrap();
+    }
+    let (_, file) = create(fs, "allocated", 0);
+    file.allocate(at(0), 1 << 20, Reach::Stays).unwrap();
+    file.write(at(80 * KIB), &noise(28 * KIB, 3)).unwrap();
+    file.fsync().unwrap();
+    file.write(at(108 * KIB), &noise(4 * KIB, 4)).unwrap();
+    let (_, file) = create(fs, "in place", flags::NODATACOW | flags::NODATASUM);
+    file.write(at(0), &noise(200 * KIB, 5)).unwrap();
+    file.fsync().unwrap();
+    file.write(at(36 * KIB), &noise(20 * KIB, 6)).unwrap();
+    let (twin, file) = create(fs, "twin", 0);
+    let whole = ubtrfs_ondisk::FileOffset(0)..ubtrfs_ondisk::FileOffset(3 << 20);
+    fs.clone_range(plain, whole, twin, ubtrfs_ondisk::FileOffset(0)).unwrap();
+    file.punch_hole(at(40 * KIB), 64 * KIB).unwrap();
+    file.write(at(400 * KIB), &noise(40 * KIB, 7)).unwrap();
+    fs.sync().unwrap();
+    let top = fs.top_level();
+    fs.snapshot(top.root, top, b"snap", &SnapshotOptions::default()).unwrap();
+    file.write(at(800 * KIB), &noise(4 * KIB, 8)).unwrap();
+    let (_, after) = create(fs, "after", 0);
+    after.write(at(0), &noise(100 * KIB, 9)).unwrap();
+    fs.sync().unwrap();
+}
+
+/// What is written in place, over preallocated space or data without checksums, must not be seen in a
+/// snapshot or a clone that shares the space.
+#[test]
+fn data_in_place_leaves_what_shares_the_space_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let top = fs.top_level();
+    let (_, allocated) = create(&fs, "allocated", 0);
+    allocated.allocate(at(0), 256 * KIB, Reach::Extends).unwrap();
+    let (_, in_place) = create(&fs, "in place", flags::NODATACOW | flags::NODATASUM);
+    in_place.write(at(0), &noise(256 * KIB, 1)).unwrap();
+    fs.sync().unwrap();
+    let before = space_of(&fs, &in_place);
+    in_place.write(at(8 * KIB), &noise(8 * KIB, 2)).unwrap();
+    in_place.fsync().unwrap();
+    assert_eq!(space_of(&fs, &in_place), before, "it is written where it lies");
+    allocated.write(at(8 * KIB), &noise(8 * KIB, 3)).unwrap();
+    in_place.write(at(32 * KIB), &noise(8 * KIB, 4)).unwrap();
+
+    let read = |id: InodeId| {
+        let mut bytes = vec![0; 256 << 10];
+        let have = fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap();
+        assert_eq!(have, bytes.len());
+        bytes
+    };
+    let moments = [read(allocated.id()), read(in_place.id())];
+    // What is in memory at the time is in the snapshot.
+    let snap = fs.snapshot(top.root, top, b"snap", &SnapshotOptions::default()).unwrap();
+    let (clone, cloned) = create(&fs, "clone", flags::NODATACOW | flags::NODATASUM);
+    let whole = ubtrfs_ondisk::FileOffset(0)..ubtrfs_ondisk::FileOffset(256 << 10);
+    fs.clone_range(in_place.id(), whole, clone, ubtrfs_ondisk::FileOffset(0)).unwrap();
+    for (offset, seed) in [(0, 5), (8, 6), (64, 7), (200, 8)] {
+        allocated.write(at(offset * KIB), &noise(12 * KIB, seed)).unwrap();
+        in_place.write(at(offset * KIB), &noise(12 * KIB, seed)).unwrap();
+    }
+    fs.sync().unwrap();
+    cloned.write(at(128 * KIB), &noise(4 * KIB, 9)).unwrap();
+    fs.sync().unwrap();
+    for (name, moment) in [(&b"allocated"[..], &moments[0]), (b"in place", &moments[1])] {
+        let id = fs.lookup(snap, name).unwrap();
+        assert!(read(id) == *moment, "{} in the snapshot", String::from_utf8_lossy(name));
+    }
+    let mut expected = moments[1].clone();
+    expected[128 << 10..132 << 10].copy_from_slice(&noise(4 * KIB, 9));
+    assert!(read(clone) == expected, "the clone");
+    drop((allocated, in_place, cloned));
+    drop(fs);
+    judge(&image);
+}
+
+fn space_of(fs: &Filesystem, file: &DataFile) -> Vec<Option<u64>> {
+    by_engine(fs, file.id()).into_iter().map(|extent| extent.physical).collect()
+}
+
+/// Calls that know nothing of memory see what is there, and what they do is seen through open files.
+#[test]
+fn calls_beside_an_open_file_and_the_file_show_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let (id, file) = create(&fs, "file", 0);
+    let disk = ubtrfs_ondisk::FileOffset;
+    file.write(at(0), &[1; 10_000]).unwrap();
+    assert_eq!(fs.inode(id).unwrap().size_bytes, 10_000);
+    let mut bytes = [0; 10_000];
+    assert_eq!(fs.read(id, disk(0), &mut bytes).unwrap(), 10_000);
+    assert!(bytes == [1; 10_000]);
+    fs.write(id, disk(5000), &[2; 100]).unwrap();
+    file.write(at(5050), &[3; 10]).unwrap();
+    let mut piece = [0; 120];
+    file.read(at(4990), &mut piece).unwrap();
+    let expected = [&[1; 10][..], &[2; 50], &[3; 10], &[2; 40], &[1; 10]].concat();
+    assert_eq!(piece.as_slice(), expected.as_slice());
+    fs.truncate(id, 5055).unwrap();
+    assert_eq!(file.size(), at(5055));
+    file.append(&[4; 5]).unwrap();
+    assert!(matches!(fs.appender(id, 0), Err(Error::Unsupported { .. })));
+
+    let (other, target) = create(&fs, "target", 0);
+    target.write(at(0), &[9; 20_000]).unwrap();
+    fs.clone_range(id, disk(0)..disk(4096), other, disk(8192)).unwrap();
+    let mut piece = [0; 12_288];
+    target.read(at(4096), &mut piece).unwrap();
+    let expected = [&[9; 4096][..], &[1; 4096], &[9; 4096]].concat();
+    assert!(piece.as_slice() == expected.as_slice());
+    target.write(at(4096), &[1; 4096]).unwrap();
+    assert!(fs.dedupe_range(id, disk(0)..disk(4096), other, disk(4096)).unwrap());
+    assert!(!fs.dedupe_range(id, disk(0)..disk(4096), other, disk(12_288)).unwrap());
+    target.write(at(12_288), &[1; 100]).unwrap();
+    assert!(!fs.dedupe_range(id, disk(0)..disk(4096), other, disk(12_288)).unwrap());
+    let mut piece = [0; 101];
+    target.read(at(12_288), &mut piece).unwrap();
+    assert_eq!(piece.as_slice(), [&[1; 100][..], &[9]].concat().as_slice());
+
+    // Removed while it is open and dirty: nothing of it comes back, and its space is free.
+    target.write(at(0), &[5; 4096]).unwrap();
+    fs.unlink(fs.top_level(), b"target").unwrap();
+    assert!(matches!(target.fsync(), Err(Error::NotFound { .. })));
+    drop((file, target));
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
+}
