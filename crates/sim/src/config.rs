@@ -23,6 +23,9 @@ pub struct Config {
     pub mount_one_in: u64,
     /// One commit in so many is repeated on devices that fail. 0 for none.
     pub fault_one_in: u64,
+    /// Of the crash states on which the engine goes on, in one of so many that is cut as well: the
+    /// opening, a few operations, the commit. 0 for none.
+    pub nested_one_in: u64,
 }
 
 impl Config {
@@ -30,14 +33,16 @@ impl Config {
     pub fn command(&self) -> String {
         format!(
             "cargo run --release -p ubtrfs-sim -- --seed {} --operations {} --commit-one-in {} \
-             --crash-states {} --check-one-in {} --mount-one-in {} --fault-one-in {}",
+             --crash-states {} --check-one-in {} --mount-one-in {} --fault-one-in {} \
+             --nested-one-in {}",
             self.seed,
             self.operations,
             self.commit_one_in,
             self.crash_states,
             self.check_one_in,
             self.mount_one_in,
-            self.fault_one_in
+            self.fault_one_in,
+            self.nested_one_in
         )
     }
 

@@ -15,12 +15,22 @@ use ubtrfs_testkit::{
 use ubtrfs_volume::{Volume, VolumeOptions};
 
 use crate::compare::Differs;
+use crate::superblocks;
 
 /// Has the offline checker look at all that lies on devices, data included.
 ///
 /// # Errors
 /// What it finds.
 pub(crate) fn is_clean(array: &SimArray) -> Differs {
+    is_clean_but_for(array, &[])
+}
+
+/// As [`is_clean`], but for superblock copies of commits that were never made, which an earlier cut
+/// left and a later one kept from being replaced.
+///
+/// # Errors
+/// What it finds.
+pub(crate) fn is_clean_but_for(array: &SimArray, ahead: &[Ahead]) -> Differs {
     let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
     let volume = Volume::open(array.devices(), &options).map_err(|error| error.to_string())?;
     let options = CheckOptions { data: true, ..CheckOptions::default() };
@@ -31,12 +41,14 @@ pub(crate) fn is_clean(array: &SimArray) -> Differs {
     // A cut between the superblocks of two devices leaves the primary of one a commit behind its
     // copies, which were written before it.
     let lagging = lagging(&volume);
+    let images = array.images();
+    let never_made = || ahead.iter().filter(|copy| copy.is_in(&images));
     let is_of_lag = |finding: &&Finding| {
         let what = finding.to_string();
         let is_of = |device: &DeviceId| {
             what.starts_with("superblock copy") && what.contains(&format!("of device {device}:"))
         };
-        lagging.iter().any(is_of)
+        lagging.iter().any(is_of) || never_made().any(|copy| copy.is_meant(&what))
     };
     let findings: Vec<String> =
         report.errors().filter(|one| !is_of_lag(one)).map(|finding| finding.to_string()).collect();
@@ -44,6 +56,40 @@ pub(crate) fn is_clean(array: &SimArray) -> Differs {
         return Ok(());
     }
     Err(format!("the checker finds {}", findings.join("; ")))
+}
+
+/// A superblock copy of a commit whose primary a cut kept from being written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Ahead {
+    device: usize,
+    place: usize,
+    superblock: Box<Superblock>,
+}
+
+impl Ahead {
+    /// All that there are.
+    pub(crate) fn all(images: &[Image]) -> Vec<Self> {
+        let copies = images.iter().enumerate().flat_map(|(device, image)| {
+            let primary = superblocks::read(image, 0).map_or(0, |one| one.generation.get());
+            (1..SUPERBLOCK_OFFSETS.len()).filter_map(move |place| {
+                let superblock = superblocks::read(image, place)?;
+                let is_ahead = superblock.generation.get() > primary;
+                is_ahead.then_some(Self { device, place, superblock })
+            })
+        });
+        copies.collect()
+    }
+
+    /// Whether it is still there.
+    fn is_in(&self, images: &[Image]) -> bool {
+        superblocks::read(&images[self.device], self.place).as_ref() == Some(&self.superblock)
+    }
+
+    /// Whether a finding is of it.
+    fn is_meant(&self, finding: &str) -> bool {
+        let device = self.superblock.dev_item.devid;
+        finding.starts_with(&format!("superblock copy {} of device {device}:", self.place))
+    }
 }
 
 /// Devices whose superblock is of the commit before the newest.
@@ -111,22 +157,40 @@ impl Outside {
         images.iter().enumerate().map(file).collect()
     }
 
-    /// Has `btrfs check` look at images. Returns whether there is one.
+    /// Has `btrfs check` look at images, unless they hold a free space tree that is to be made anew,
+    /// which it would look at. Returns whether there is one, and it did.
     pub(crate) fn check(&self, images: &[Image]) -> bool {
         // It looks for the other devices of a filesystem among those that the kernel knows.
         let can = self.has_progs && (images.len() == 1 || self.has_kernel);
+        let can = can && !superblocks::has_stale_free_space_tree(images);
         if can {
             assert_checks_clean_whatever_it_holds(&self.write("checked", images));
         }
         can
     }
 
+    /// What the kernel shows of images that it mounts for writing, of which `btrfs check` must then
+    /// find nothing; `None` if one of them is not there.
+    pub(crate) fn seen_by_kernel(&self, images: &[Image]) -> Option<TreeSnapshot> {
+        if !self.has_kernel || !self.has_progs {
+            return None;
+        }
+        let files = self.write("mounted", images);
+        let mounted = KernelMount::mount(&files, "subvolid=5,noatime", false)
+            .unwrap_or_else(|why| panic!("the kernel does not mount it: {why}"));
+        let seen = TreeSnapshot::of_directory(mounted.path());
+        mounted.unmount();
+        assert_checks_clean_whatever_it_holds(&files);
+        Some(seen)
+    }
+
     /// Has the kernel mount images, read-only and then for writing, and show them; then has
     /// `btrfs check` look at what it left. Returns whether there are both.
     pub(crate) fn mount(&self, images: &[Image], model: &Model) -> bool {
-        if !self.has_kernel || !self.check(images) {
+        if !self.has_kernel || !self.has_progs {
             return false;
         }
+        self.check(images);
         let files = self.write("mounted", images);
         let expected = model.tree();
         for read_only in [true, false] {

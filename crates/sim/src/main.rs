@@ -39,6 +39,10 @@ struct Args {
     /// One commit in so many is repeated on a device that fails; 0 for none
     #[arg(long, value_name = "N", default_value = "2")]
     fault_one_in: u64,
+    /// Of the crash states on which the engine goes on, in one of so many that is cut as well: the
+    /// opening, a few operations, the commit; 0 for none
+    #[arg(long, value_name = "N", default_value = "3")]
+    nested_one_in: u64,
     /// Seconds between lines of progress; 0 for none
     #[arg(long, value_name = "N", default_value = "30")]
     progress: u64,
@@ -57,6 +61,7 @@ impl Args {
             check_one_in: self.check_one_in,
             mount_one_in: self.mount_one_in,
             fault_one_in: self.fault_one_in,
+            nested_one_in: self.nested_one_in,
         }
     }
 }

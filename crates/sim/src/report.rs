@@ -35,6 +35,8 @@ pub struct Report {
     pub inside_states: u64,
     /// States on which the engine went on after the cut.
     pub went_on: u64,
+    /// Of these, those of which the opening, a few operations and their commit were cut as well.
+    pub nested: Nested,
     /// States that `btrfs check` found clean.
     pub checked: u64,
     /// States that the kernel mounted and showed as the model.
@@ -80,6 +82,21 @@ pub struct Faults {
     pub inside: u64,
     /// States that a power cut after the failure may leave, opened, compared and checked.
     pub cut: u64,
+}
+
+/// Crash states whose opening, and what followed, was cut as well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Nested {
+    /// All of them.
+    pub all: u64,
+    /// Of these, those that held inodes without a name.
+    pub with_orphans: u64,
+    /// Of these, those that held subvolumes whose deletion was to be gone on with.
+    pub half_deleted: u64,
+    /// Of these, those whose free space tree was to be made anew.
+    pub stale: u64,
+    /// States that those cuts left, opened, compared and checked.
+    pub opened: u64,
 }
 
 impl Report {
@@ -152,6 +169,16 @@ impl AddAssign for Faults {
     }
 }
 
+impl AddAssign for Nested {
+    fn add_assign(&mut self, other: Self) {
+        self.all += other.all;
+        self.with_orphans += other.with_orphans;
+        self.half_deleted += other.half_deleted;
+        self.stale += other.stale;
+        self.opened += other.opened;
+    }
+}
+
 fn add_all<K: Ord, V: AddAssign + Default>(sum: &mut BTreeMap<K, V>, other: BTreeMap<K, V>) {
     for (key, value) in other {
         *sum.entry(key).or_default() += value;
@@ -164,6 +191,7 @@ impl AddAssign for Report {
         add_all(&mut self.operations, other.operations);
         add_all(&mut self.cuts, other.cuts);
         add_all(&mut self.faults, other.faults);
+        self.nested += other.nested;
         let counts = [
             (&mut self.runs, other.runs),
             (&mut self.tight_runs, other.tight_runs),
@@ -228,6 +256,14 @@ impl fmt::Display for Report {
         for (kind, cuts) in &self.cuts {
             writeln!(f, "  {kind:?}: {} states, {} opened", cuts.states, cuts.opened)?;
         }
+        let nested = self.nested;
+        writeln!(
+            f,
+            "{} of these were cut again, while they were opened or in their first commit: {} with \
+             inodes without a name, {} with a deletion to be gone on with, {} with a free space tree \
+             to be made anew; {} of these states were opened",
+            nested.all, nested.with_orphans, nested.half_deleted, nested.stale, nested.opened
+        )?;
         writeln!(f, "{} found clean by btrfs check", self.checked)?;
         writeln!(f, "{} mounted by the kernel, read-only and read-write", self.mounted)?;
         let sum = self.fault_sum();

@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use ubtrfs_engine::{Error, Filesystem, OpenOptions, Reservation, mkfs};
 use ubtrfs_rt::Runtime;
-use ubtrfs_testkit::crash::SimArray;
+use ubtrfs_testkit::crash::{Image, SimArray};
 use ubtrfs_testkit::model::{Id, Limits, Model, New, RenameMode, TOP_LEVEL};
 use ubtrfs_testkit::snapshot::Timestamp;
 use ubtrfs_volume::{Volume, VolumeOptions};
 
 use crate::compare::{self, Differs, Wrong};
 use crate::config::Shape;
+use crate::judge::Ahead;
 use crate::op::{Effect, Failed, Last, Op, to_engine, to_model};
+use crate::superblocks;
 
 /// References that a step of a deletion drops, about, and steps that none has.
 const CLEAN_STEP_REFS: usize = 20;
@@ -112,6 +114,8 @@ pub(crate) struct World {
     /// How many writes and flushes had been recorded when a commit was promised.
     pub(crate) promised: Vec<(usize, u64)>,
     pub(crate) lenience: Lenience,
+    /// What an earlier cut had left when the recording began.
+    pub(crate) ahead: Vec<Ahead>,
     shape: Rc<Shape>,
     seed: u64,
     opened: u64,
@@ -148,6 +152,29 @@ impl World {
         Ok(Self::with(array, fs, model, shape, seed))
     }
 
+    /// As [`World::open`], where what the opening itself writes is recorded, and the commits that it
+    /// makes are known: they show what was there.
+    ///
+    /// # Errors
+    /// As [`World::open`].
+    pub(crate) fn open_recorded(
+        array: SimArray,
+        model: Model,
+        shape: Rc<Shape>,
+        seed: u64,
+    ) -> Differs<Self> {
+        array.begin();
+        let before = newest_generation(&array.images());
+        let ahead = Ahead::all(&array.images());
+        let fs = open(&array, &shape, seed).map_err(|error| not_open(&error))?;
+        let mut world = Self { ahead, ..Self::unrecorded(array, fs, model, shape, seed) };
+        let after = world.generation();
+        let shown = Committed::of(&world.model);
+        world.commits = (before..=after).map(|one| (one, shown.clone())).collect();
+        world.promised = vec![(0, before), (world.array.event_count(), after)];
+        Ok(world)
+    }
+
     /// What is open already.
     pub(crate) fn with(
         array: SimArray,
@@ -156,21 +183,32 @@ impl World {
         shape: Rc<Shape>,
         seed: u64,
     ) -> Self {
+        let mut world = Self::unrecorded(array, fs, model, shape, seed);
+        world.begin_recording();
+        world
+    }
+
+    fn unrecorded(
+        array: SimArray,
+        fs: Filesystem,
+        model: Model,
+        shape: Rc<Shape>,
+        seed: u64,
+    ) -> Self {
         array.suspend_faults(true);
-        let mut world = Self {
+        Self {
             array,
             fs,
             model,
             commits: BTreeMap::new(),
             promised: Vec::new(),
             lenience: Lenience::Nothing,
+            ahead: Vec::new(),
             shape,
             seed,
             opened: 0,
             traces: std::env::var_os("UBTRFS_SIM_TRACE").is_some(),
-        };
-        world.begin_recording();
-        world
+        }
     }
 
     /// What it was made as.
@@ -382,6 +420,11 @@ pub(crate) fn durable(model: &Model) -> Model {
     let mut model = model.clone();
     model.evict_all();
     model
+}
+
+/// The generation that devices show before anything is mended.
+pub(crate) fn newest_generation(images: &[Image]) -> u64 {
+    superblocks::newest(images).map_or(0, |superblock| superblock.generation.get())
 }
 
 /// Opens what lies on devices.

@@ -12,6 +12,7 @@ const OPERATIONS: Config = Config {
     check_one_in: 1,
     mount_one_in: 0,
     fault_one_in: 4,
+    nested_one_in: 3,
 };
 
 /// Operations with power cuts.
@@ -23,6 +24,7 @@ const CUTS: Config = Config {
     check_one_in: 150,
     mount_one_in: 80,
     fault_one_in: 4,
+    nested_one_in: 3,
 };
 
 /// Runs what a configuration says with so many seeds, from one on.

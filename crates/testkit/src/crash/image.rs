@@ -7,9 +7,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::{SeekFrom, seek};
+
 const BLOCK_BYTES: usize = 4096;
 const BLOCK: u64 = 4096;
 const GROUP_BLOCKS: u64 = 64;
+const READ_BYTES: usize = 64 * BLOCK_BYTES;
 
 type Block = [u8; BLOCK_BYTES];
 
@@ -124,6 +127,32 @@ impl Image {
         blocks.filter(|block| range.contains(block)).collect()
     }
 
+    /// What an image file holds.
+    ///
+    /// # Panics
+    /// If the file cannot be read.
+    pub fn read_from(file: &Path) -> Self {
+        let file = File::open(file).expect("the image can be opened");
+        let len_bytes = file.metadata().expect("a file has a length").len();
+        let mut image = Self::new(len_bytes);
+        let mut bytes = vec![0; READ_BYTES];
+        let mut at = 0;
+        // The holes of a sparse file are left out; past the last data there is an error.
+        while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
+            at = data / BLOCK * BLOCK;
+            let rest = usize::try_from(len_bytes - at).unwrap_or(usize::MAX);
+            let bytes = &mut bytes[..rest.min(READ_BYTES)];
+            file.read_exact_at(bytes, at).expect("the image can be read");
+            for block in bytes.chunks(BLOCK_BYTES) {
+                if block.iter().any(|byte| *byte != 0) {
+                    image.write(at, block);
+                }
+                at += u64::try_from(block.len()).expect("a length fits");
+            }
+        }
+        image
+    }
+
     /// Writes it out as a sparse image file, for judges that read files.
     ///
     /// # Panics
@@ -132,7 +161,9 @@ impl Image {
         let file = File::create(file).expect("the image can be created");
         file.set_len(self.len_bytes).expect("the image can be that long");
         for (block, bytes) in self.groups.values().flat_map(|group| group.iter()) {
-            file.write_all_at(&bytes[..], block * BLOCK).expect("the image can be written");
+            let rest = usize::try_from(self.len_bytes - block * BLOCK).unwrap_or(usize::MAX);
+            let bytes = &bytes[..rest.min(BLOCK_BYTES)];
+            file.write_all_at(bytes, block * BLOCK).expect("the image can be written");
         }
     }
 }

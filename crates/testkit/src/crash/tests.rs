@@ -183,6 +183,22 @@ fn images_are_the_same_where_nothing_that_was_read_differs() {
 }
 
 #[test]
+fn image_written_to_a_file_and_read_back_is_the_same() {
+    let device = SimDevice::new((3 << 20) + 100);
+    write(&device, 5000, 1, 10_000);
+    write(&device, 2 << 20, 2, 4096);
+    write(&device, (3 << 20) + 50, 3, 50);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("image");
+    device.write_image(&file);
+    let image = Image::read_from(&file);
+    assert_eq!(image.len_bytes(), (3 << 20) + 100);
+    let mut all = BlockSet::default();
+    all.insert_range(0, (3 << 20) + 100);
+    assert!(image.is_same_in(&device.image(), &all));
+}
+
+#[test]
 fn superblock_write_is_never_torn() {
     let device = SimDevice::new(1 << 20);
     write(&device, SUPERBLOCK_OFFSETS[0].0, 7, 4096);
