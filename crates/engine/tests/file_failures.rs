@@ -1,0 +1,258 @@
+//! Files open through memory where the device fails or is full: what was taken is stored or told, and
+//! nothing else is harmed.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::judge;
+use ubtrfs_engine::{
+    DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation,
+    SetAttributes, mkfs,
+};
+use ubtrfs_iomap::{FileOffset, Reach};
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_ondisk::{PhysicalAddr, block_group::BlockGroupFlags};
+use ubtrfs_rt::{Runtime, Time};
+use ubtrfs_testkit::Prng;
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+/// A device that fails writes to data while it is told to.
+#[derive(Debug)]
+struct Failing {
+    inner: FileDevice,
+    fails: Arc<AtomicBool>,
+    data: std::ops::Range<u64>,
+}
+
+impl Device for Failing {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
+        self.inner.read_at(at, buf)
+    }
+    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) && self.data.contains(&at.0) {
+            return Err(std::io::Error::other("made to fail"));
+        }
+        self.inner.write_at(at, buf)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.discard(at, len_bytes)
+    }
+    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.resize(len_bytes)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+}
+
+fn make(image: &Path, len_bytes: u64) {
+    std::fs::File::create(image).unwrap().set_len(len_bytes).unwrap();
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device: Arc<dyn Device> = Arc::new(device);
+    mkfs(vec![device], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
+}
+
+fn open(image: &Path) -> Filesystem {
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
+}
+
+fn create(fs: &Filesystem, name: &str, bits: u64) -> Result<DataFile, Error> {
+    let mut handle = fs.begin(Reservation::create(0))?;
+    let new = NewInode::new(0o100_644, Time::default());
+    let id = handle.create(fs.top_level(), name.as_bytes(), &new)?;
+    let flags = Some(bits);
+    handle.set_attributes(id, &SetAttributes { flags, ..SetAttributes::default() })?;
+    drop(handle);
+    fs.open_data(id)
+}
+
+fn read(fs: &Filesystem, id: InodeId) -> Vec<u8> {
+    let len = usize::try_from(fs.inode(id).unwrap().size_bytes).unwrap();
+    let mut bytes = vec![0; len];
+    assert_eq!(fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap(), len);
+    bytes
+}
+
+#[test]
+fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let fails = Arc::new(AtomicBool::new(false));
+    let data = {
+        let fs = open(&image);
+        let chunks = fs.volume().chunks();
+        let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
+        let chunk = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
+        let start = chunk.stripes[0].offset.0;
+        start..start + chunk.len_bytes
+    };
+    let inner = FileDevice::open(&image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device = Failing { inner, fails: Arc::clone(&fails), data };
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
+    let at = FileOffset::new;
+    for (name, bits) in [("plain", 0), ("packed", flags::COMPRESS)] {
+        let file = create(&fs, name, bits).unwrap();
+        let twice = fs.open_data(file.id()).unwrap();
+        let other = create(&fs, &format!("beside {name}"), bits).unwrap();
+        file.write(at(0), &[1; 100_000]).unwrap();
+        other.write(at(0), &[2; 100_000]).unwrap();
+        fs.sync().unwrap();
+        fails.store(true, Ordering::Relaxed);
+        file.write(at(0), &[3; 50_000]).unwrap();
+        assert!(matches!(file.fsync(), Err(Error::Volume(_))), "{name}");
+        fails.store(false, Ordering::Relaxed);
+        // Each open file is told once; what could not be stored is not shown.
+        assert!(matches!(twice.fsync(), Err(Error::Volume(_))), "{name}");
+        file.fsync().unwrap();
+        twice.fsync().unwrap();
+        assert!(read(&fs, file.id()) == [1; 100_000], "{name}");
+        assert!(read(&fs, other.id()) == [2; 100_000], "{name}");
+        file.write(at(0), &[4; 50_000]).unwrap();
+        file.fsync().unwrap();
+        other.write(at(0), &[5; 100_000]).unwrap();
+    }
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
+    let fs = open(&image);
+    for name in ["plain", "packed"] {
+        let id = fs.lookup(fs.top_level(), name.as_bytes()).unwrap();
+        assert!(read(&fs, id) == [&[4; 50_000][..], &[1; 50_000]].concat(), "{name}");
+        let beside = format!("beside {name}");
+        let id = fs.lookup(fs.top_level(), beside.as_bytes()).unwrap();
+        assert!(read(&fs, id) == [5; 100_000], "{name}");
+    }
+}
+
+/// Bytes that do not compress.
+fn noise(random: &mut Prng, len: u64) -> Vec<u8> {
+    (0..len.div_ceil(8)).flat_map(|_| random.next_u64().to_le_bytes()).collect()
+}
+
+/// What a write took had its space promised: it reaches the medium though the filesystem is full and its
+/// free space in pieces.
+#[test]
+fn all_that_was_taken_until_the_filesystem_was_full_is_stored() {
+    let at = FileOffset::new;
+    for seed in 0..3 {
+        println!("seed {seed}");
+        let mut random = Prng::new(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        make(&image, 160 << 20);
+        let fs = open(&image);
+        let mut expected = BTreeMap::new();
+        let mut number = 0;
+        for round in 0..3 {
+            // Full, then with holes of a few blocks.
+            let mut open_files = Vec::new();
+            loop {
+                let bits = [0, flags::COMPRESS, flags::NODATACOW | flags::NODATASUM];
+                let name = format!("file {number}");
+                let Ok(file) = create(&fs, &name, bits[random.index(3)]) else { break };
+                number += 1;
+                let mut bytes = Vec::new();
+                let mut is_full = false;
+                if random.chance(1, 5) {
+                    is_full = file.allocate(at(0), 1 << 20, Reach::Stays).is_err();
+                }
+                for _ in 0..1 + random.below(4) {
+                    let len_max = [3000, 30_000, 3_000_000][random.index(3)];
+                    let len = 1 + random.below(len_max);
+                    let piece = match random.chance(1, 3) {
+                        true => vec![7; usize::try_from(len).unwrap()],
+                        false => noise(&mut random, len),
+                    };
+                    match file.append(&piece) {
+                        Ok((_, count)) => bytes.extend_from_slice(&piece[..count]),
+                        Err(Error::NoSpace { .. }) => {
+                            is_full = true;
+                            break;
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                expected.insert(name, (file.id(), bytes));
+                open_files.push(file);
+                if is_full {
+                    break;
+                }
+            }
+            fs.flush_files();
+            for file in &open_files {
+                file.fsync().unwrap();
+            }
+            drop(open_files);
+            for (name, (id, bytes)) in &expected {
+                assert!(read(&fs, *id) == *bytes, "{name} in round {round}");
+            }
+            let gone: Vec<String> =
+                expected.keys().filter(|_| random.chance(1, 2)).cloned().collect();
+            for name in gone {
+                fs.unlink(fs.top_level(), name.as_bytes()).unwrap();
+                expected.remove(&name);
+            }
+            fs.commit().unwrap();
+        }
+        drop(fs);
+        judge(&image);
+        let fs = open(&image);
+        for (name, (id, bytes)) in &expected {
+            assert!(read(&fs, *id) == *bytes, "{name} at the end");
+        }
+    }
+}
+
+/// Space that was allocated for a file is there for its data when nothing else is free.
+#[test]
+fn preallocated_space_takes_its_data_on_a_full_filesystem() {
+    let at = FileOffset::new;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 160 << 20);
+    let fs = open(&image);
+    let file = create(&fs, "allocated", 0).unwrap();
+    file.allocate(at(0), 2 << 20, Reach::Extends).unwrap();
+    let filler = create(&fs, "filler", 0).unwrap();
+    let mut random = Prng::new(5);
+    let mut piece_bytes = 4 << 20;
+    while piece_bytes >= 4096 {
+        match filler.append(&noise(&mut random, piece_bytes)) {
+            Ok((_, count)) if count as u64 == piece_bytes => {}
+            Ok(_) | Err(Error::NoSpace { .. }) => piece_bytes /= 2,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    filler.fsync().unwrap();
+    let bytes = noise(&mut random, 2 << 20);
+    for (index, piece) in bytes.chunks(102_400).enumerate() {
+        let count = file.write(at(index as u64 * 102_400), piece).unwrap();
+        assert_eq!(count, piece.len());
+        if index % 5 == 0 {
+            file.fsync().unwrap();
+        }
+    }
+    file.fsync().unwrap();
+    assert!(filler.append(&[1; 100_000]).is_err(), "the filesystem is full");
+    assert!(read(&fs, file.id()) == bytes);
+    drop((file, filler));
+    drop(fs);
+    judge(&image);
+}
