@@ -203,6 +203,7 @@ impl Filesystem {
         };
         let chunk_tree = Arc::new(Tree::new(RootId::CHUNK_TREE, Arc::clone(&store), chunk_root));
         load_chunks(&chunk_tree)?;
+        store.volume().note_durable_items();
         let root = BlockPtr {
             addr: LogicalAddr(superblock.root.get()),
             generation: Generation(superblock.generation.get()),

@@ -50,6 +50,8 @@ struct Member {
     devid: DeviceId,
     device: Option<Arc<dyn Device>>,
     item: Mutex<DevItem>,
+    /// The item as of the last superblock.
+    durable_item: Mutex<DevItem>,
     /// The primary superblock as last read or written; `None` before that.
     seen: Mutex<Option<Seen>>,
     counters: Counters,
@@ -61,6 +63,7 @@ impl Member {
             devid: DeviceId(item.devid.get()),
             device,
             item: Mutex::new(item),
+            durable_item: Mutex::new(item),
             seen: Mutex::new(seen),
             counters: Counters::default(),
         })
@@ -292,7 +295,16 @@ impl Volume {
             *member.seen.lock() = Some(counted(member, written)?);
         }
         **self.superblock.write() = *superblock;
+        self.note_durable_items();
         self.flush()
+    }
+
+    /// The device items are those of the superblock last read or written: after they were read from the
+    /// tree, before anything changes.
+    pub fn note_durable_items(&self) {
+        for member in self.members.read().values() {
+            *member.durable_item.lock() = *member.item.lock();
+        }
     }
 
     /// Writes the last superblock to the devices that a power cut kept from it: after another cut they
@@ -307,11 +319,7 @@ impl Volume {
             if seen.is_none_or(|seen| seen.generation >= generation) {
                 continue;
             }
-            // Its copy has what was true of the device then.
-            let own = superblocks::read_copy(device, SUPERBLOCK_OFFSETS[1])
-                .ok()
-                .filter(|copy| copy.fsid == last.fsid && copy.generation == last.generation)
-                .map_or(Superblock { dev_item: *member.item.lock(), ..last }, |copy| *copy);
+            let own = Superblock { dev_item: *member.durable_item.lock(), ..last };
             let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0])
                 .inspect_err(|_| Counters::add(&member.counters.write));
             *member.seen.lock() = Some(written?);

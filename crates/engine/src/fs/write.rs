@@ -23,7 +23,8 @@ use super::file_io::{FileIo, MappingChange};
 use super::inode::{Inode, InodeId};
 use super::state::{DataChange, timespec, touch};
 use super::xattr::COMPRESSION_XATTR;
-use crate::data::append::{self, Target};
+use crate::alloc::DataPromise;
+use crate::data::append::{self, Target, Written};
 use crate::data::compression::Method;
 use crate::data::drop_range::{self, drop_range};
 use crate::data::prepare::{PreparedData, WriteOptions};
@@ -257,90 +258,90 @@ impl<'a> Locked<'a> {
         options: &WriteOptions,
     ) -> Result<()> {
         let data = PreparedData::new(bytes.to_vec(), options);
-        let count = data.extent_count_max() + 2;
-        let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
-        let reservation = match bytes.is_empty() {
-            // What only cuts off frees space.
-            true => Reservation::removals(4).and(removals),
-            false => Reservation::extents(count).and(Reservation::items(4)).and(removals),
-        };
-        let result = self.replace_once(reservation, start, data, size);
+        let result = self.replace_once(start, data, size);
         if !matches!(result, Err(Error::NoSpace { .. })) || !self.fs.inner.core.frees_by_commit() {
             return result;
         }
         // What was freed in this transaction can be used after its commit.
         self.fs.inner.core.commit_unless_held()?;
         let data = PreparedData::new(bytes.to_vec(), options);
-        self.replace_once(reservation, start, data, size)
+        self.replace_once(start, data, size)
     }
 
-    fn replace_once(
-        &mut self,
-        reservation: Reservation,
-        start: u64,
-        data: PreparedData,
-        size: u64,
-    ) -> Result<()> {
-        let mut handle = self.fs.begin_step(reservation)?;
-        handle.check_file(self.inode.id)?;
-        self.replace_under(&mut handle, start, data, size)?;
-        self.inode.size_bytes = size;
-        Ok(())
-    }
-
-    fn replace_under(
-        &self,
-        handle: &mut Handle<'_>,
-        start: u64,
-        data: PreparedData,
-        size: u64,
-    ) -> Result<()> {
-        let kept = self.fs.inner.files.kept();
-        let csums = &self.fs.inner.files.csums;
+    fn replace_once(&mut self, start: u64, data: PreparedData, size: u64) -> Result<()> {
+        let core = &self.fs.inner.core;
         let len = data.len_bytes() as u64;
-        let end = (start + len).next_multiple_of(self.sector);
-        let old_size = self.inode.size_bytes;
-        let old_end = old_size.next_multiple_of(self.sector);
-        let nodesize = self.fs.inner.core.roots.store.geometry().nodesize_bytes;
-        let inline_max = append::inline_bytes_max(nodesize);
+        let old_end = self.inode.size_bytes.next_multiple_of(self.sector);
+        let inline_max = append::inline_bytes_max(core.roots.store.geometry().nodesize_bytes);
         let is_whole = start == 0 && len == size && size > 0 && old_end <= self.sector;
         let inline = data
             .inline(self.target.has_csums)
             .filter(|(_, bytes)| is_whole && bytes.len() <= inline_max);
-        let txn = &mut handle.txn;
-        let _change;
-        let (added, lost);
-        // What is behind the end of a file that is cut off goes, too.
-        let dropped = start..if size < old_size { u64::MAX } else { end };
         if let Some((compression, bytes)) = inline {
-            _change = self.change();
-            lost = drop_range(txn, &self.target, &(0..u64::MAX), kept)?;
-            append::put_inline(txn, &self.target, len, compression, bytes)?;
-            added = len;
+            self.replace_by_inline(len, compression, bytes)?;
         } else {
             let mut extents = data.into_extents();
             if !self.target.has_csums {
                 extents = extents.into_plain(self.sector);
             }
             let pieces = [(start, extents)];
-            let written = append::write_out(txn.core(), &self.target, &pieces)?;
-            _change = self.change();
-            lost = match drop_range(txn, &self.target, &dropped, kept) {
-                Ok(lost) => lost,
-                Err(error) => {
-                    written.release(txn.core());
-                    return Err(error);
-                }
+            let written = {
+                let _handle = self.fs.begin_step(Reservation::items(0))?;
+                append::find_space(core, &self.target, &pieces, DataPromise::None)?
             };
-            added = append::enter_all(txn, &self.target, &written, csums)?;
-            let new_end = size.next_multiple_of(self.sector);
-            if !self.no_holes() && new_end > old_end.min(start) {
-                let gap = old_end.min(start)..new_end;
-                drop_range::put_missing_holes(txn, &self.target, &gap)
-                    .map_err(|error| txn.abort(error))?;
-            }
+            let end = (start + len).next_multiple_of(self.sector);
+            let entered =
+                written.write(core).and_then(|()| self.replace_by(start..end, &written, size));
+            entered.inspect_err(|error| {
+                // After an abort nothing is given out again.
+                if !matches!(error, Error::Aborted { .. }) {
+                    written.release(core);
+                }
+            })?;
         }
-        self.count(handle, added, lost, size)
+        self.inode.size_bytes = size;
+        Ok(())
+    }
+
+    fn replace_by_inline(&self, len: u64, compression: Compression, bytes: &[u8]) -> Result<()> {
+        let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
+        let reservation = Reservation::extents(2).and(Reservation::items(4)).and(removals);
+        let mut handle = self.fs.begin_step(reservation)?;
+        handle.check_file(self.inode.id)?;
+        let kept = self.fs.inner.files.kept();
+        let _change = self.change();
+        let lost = drop_range(&mut handle.txn, &self.target, &(0..u64::MAX), kept)?;
+        append::put_inline(&mut handle.txn, &self.target, len, compression, bytes)?;
+        self.count(&mut handle, len, lost, len)
+    }
+
+    /// Puts what is on the medium in the place of what the file has in `range`. As many extents as it
+    /// became are reserved for: in fragmented space they are more than there were pieces.
+    fn replace_by(&self, range: Range<u64>, written: &Written<'_>, size: u64) -> Result<()> {
+        let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
+        let reservation = match written.extent_count() {
+            // What only cuts off frees space.
+            0 => Reservation::removals(4).and(removals),
+            count => Reservation::extents(count + 2).and(Reservation::items(4)).and(removals),
+        };
+        let mut handle = self.fs.begin_step(reservation)?;
+        handle.check_file(self.inode.id)?;
+        let files = &self.fs.inner.files;
+        let old_size = self.inode.size_bytes;
+        let old_end = old_size.next_multiple_of(self.sector);
+        let txn = &mut handle.txn;
+        let _change = self.change();
+        // What is behind the end of a file that is cut off goes, too.
+        let dropped = range.start..if size < old_size { u64::MAX } else { range.end };
+        let lost = drop_range(txn, &self.target, &dropped, files.kept())?;
+        let added = append::enter_all(txn, &self.target, written, &files.csums)?;
+        let new_end = size.next_multiple_of(self.sector);
+        if !self.no_holes() && new_end > old_end.min(range.start) {
+            let gap = old_end.min(range.start)..new_end;
+            drop_range::put_missing_holes(txn, &self.target, &gap)
+                .map_err(|error| txn.abort(error))?;
+        }
+        self.count(&mut handle, added, lost, size)
     }
 
     /// Enters in the inode that its data changed.
