@@ -6,11 +6,15 @@
 //! and the ratio of their medians is what counts: the time itself depends on the machine and on
 //! who else uses it.
 
+pub mod chart;
 mod child;
 mod contest;
+mod device;
 mod error;
+mod html;
 pub mod jobs;
 mod machine;
+mod mount;
 pub mod report;
 mod scratch;
 mod source;

@@ -11,7 +11,7 @@ use ubtrfs_bench::{Options, Workload, jobs, run};
 #[command(name = "ubtrfs-bench", version)]
 struct Args {
     /// What to run [default: all]: cost, import, readback, memory, growth, create, fsmark, snapshot,
-    /// flat, check
+    /// flat, check, seek, zeroing, sequential
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// Who competes besides ubtrfs: kernel (and mkfs.btrfs) or none
@@ -35,6 +35,9 @@ struct Args {
     /// Write all figures to FILE as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write all figures and pictures of them to FILE as one page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 fn scale(text: &str) -> Result<f64, String> {
@@ -79,9 +82,14 @@ fn bench(args: Args) -> Result<(), String> {
     let report = run(&workloads, &options, |table| println!("{table}"))
         .map_err(|error| error.to_string())?;
     println!("{report}");
+    let write = |path: PathBuf, text: String| {
+        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+    };
     if let Some(path) = args.json {
-        let text = format!("{:#}\n", report.to_json());
-        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        write(path, format!("{:#}\n", report.to_json()))?;
+    }
+    if let Some(path) = args.html {
+        write(path, report.to_html())?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::chart::Chart;
 use crate::machine::Machine;
 
 /// What a cell holds.
@@ -14,6 +15,10 @@ pub enum Cell {
     Text(String),
     /// A time in seconds.
     Seconds(f64),
+    /// A time in seconds, to the tenth of a millisecond.
+    Precise(f64),
+    /// A time in milliseconds.
+    Millis(f64),
     /// A time in nanoseconds.
     Nanos(f64),
     /// Bytes, shown in MiB.
@@ -32,6 +37,20 @@ impl Cell {
         Self::Text(text.into())
     }
 
+    /// Its number, in the unit in which it is shown.
+    pub(crate) fn number(&self) -> Option<f64> {
+        match self {
+            Self::Seconds(number)
+            | Self::Precise(number)
+            | Self::Millis(number)
+            | Self::Nanos(number)
+            | Self::Ratio(number) => Some(*number),
+            Self::Bytes(bytes) => Some(*bytes as f64 / f64::from(1 << 20)),
+            Self::Count(count) => Some(*count as f64),
+            Self::Text(_) | Self::Missing => None,
+        }
+    }
+
     fn is_number(&self) -> bool {
         !matches!(self, Self::Text(_))
     }
@@ -39,9 +58,11 @@ impl Cell {
     fn to_json(&self) -> Value {
         match self {
             Self::Text(text) => Value::from(text.as_str()),
-            Self::Seconds(number) | Self::Nanos(number) | Self::Ratio(number) => {
-                Value::from(*number)
-            }
+            Self::Seconds(number)
+            | Self::Precise(number)
+            | Self::Millis(number)
+            | Self::Nanos(number)
+            | Self::Ratio(number) => Value::from(*number),
             Self::Bytes(number) | Self::Count(number) => Value::from(*number),
             Self::Missing => Value::Null,
         }
@@ -53,6 +74,8 @@ impl fmt::Display for Cell {
         match self {
             Self::Text(text) => f.write_str(text),
             Self::Seconds(seconds) => write!(f, "{seconds:.2}"),
+            Self::Precise(seconds) => write!(f, "{seconds:.4}"),
+            Self::Millis(millis) => write!(f, "{millis:.1}"),
             Self::Nanos(nanos) if *nanos < 100.0 => write!(f, "{nanos:.1}"),
             Self::Nanos(nanos) => write!(f, "{nanos:.0}"),
             Self::Bytes(bytes) => write!(f, "{}", (bytes + (1 << 19)) >> 20),
@@ -76,6 +99,8 @@ pub struct Table {
     pub rows: Vec<Vec<Cell>>,
     /// What a reader must know besides.
     pub notes: Vec<String>,
+    /// Pictures for the page; where there are none, the page draws its own.
+    pub charts: Vec<Chart>,
 }
 
 impl Table {
@@ -91,6 +116,7 @@ impl Table {
             columns: columns.to_vec(),
             rows: Vec::new(),
             notes: Vec::new(),
+            charts: Vec::new(),
         }
     }
 

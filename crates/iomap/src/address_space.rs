@@ -120,6 +120,11 @@ impl<F: FileSystem> AddressSpace<F> {
         &self.inode
     }
 
+    /// The memory that it is in.
+    pub fn cache(&self) -> &Arc<PageCache> {
+        &self.cache
+    }
+
     /// What is in memory only, and what is on its way.
     pub fn states(&self) -> &ExtentStates {
         &self.states
@@ -193,6 +198,7 @@ impl<F: FileSystem> AddressSpace<F> {
         drop(pages);
         let range = self.range_of(&blocks);
         self.cache.make_room(range.len_bytes());
+        self.cache.usage().count_fill();
         let result = self.read_blocks(range, &mut buffers);
         let mut pages = self.pages.lock();
         let is_valid = pages.end_read(id);

@@ -28,6 +28,7 @@ impl<'a, F: FileSystem> MappingIter<'a, F> {
             return Ok(None);
         }
         let asked = self.rest.round_out(self.space.block_bytes);
+        self.space.cache.usage().count_mapping();
         let mapping = self.space.filesystem.map(&self.space.inode, asked, purpose)?;
         let part = mapping.range.intersection(self.rest);
         if !mapping.range.contains(self.rest.start) || part.is_empty() {

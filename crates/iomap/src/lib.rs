@@ -55,4 +55,4 @@ pub use mapping::{
     MappingSequence, Purpose, RunFailure, WritebackRun,
 };
 pub use offset::{FileOffset, FileRange};
-pub use page_cache::{CacheAblation, CacheOptions, PageCache};
+pub use page_cache::{CacheAblation, CacheCounts, CacheOptions, PageCache};

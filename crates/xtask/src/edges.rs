@@ -18,7 +18,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fuse", &["engine", "rt"]),
     ("testkit", &["volume", "ondisk", "iomap"]),
     ("sim", &["engine", "check", "testkit", "volume", "ondisk", "rt"]),
-    ("bench", &["engine", "archive", "fuse", "check", "testkit", "volume", "ondisk", "rt"]),
+    (
+        "bench",
+        &["engine", "archive", "fuse", "check", "testkit", "volume", "iomap", "ondisk", "rt"],
+    ),
     (
         "cli",
         &[

@@ -3,15 +3,19 @@
 
 mod check;
 mod create;
+mod data;
 mod files;
+mod seek;
+mod sequential;
 mod snapshot;
 mod tree;
+mod zeroing;
 
 use std::ops::Add;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 use ubtrfs_engine::{CACHE_BYTES_DEFAULT, Filesystem, MkfsOptions, OpenOptions, mkfs};
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
@@ -86,12 +90,85 @@ pub struct Outcome {
     pub engine: Option<EngineCounts>,
     /// What a check looked at.
     pub checked: Option<Checked>,
+    /// What was counted, by what was done, as `"fsync: commits"`.
+    #[serde(default)]
+    pub counts: Vec<Count>,
+}
+
+/// A number of things that does not depend on the machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each is named by what it is")]
+pub struct Count {
+    pub what: String,
+    pub count: u64,
+}
+
+/// What a job of several processes does in this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum Phase {
+    /// Makes the file and looks at it.
+    #[default]
+    Make,
+    /// Walks it by SEEK_DATA and SEEK_HOLE.
+    Seek,
+    /// Copies it sparsely to nothing.
+    Copy,
+    /// Asks for its extents.
+    Fiemap,
+    /// Stores beyond the end of a file through a map.
+    Store,
+    /// Looks at what was stored.
+    Look,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Make => "make",
+            Self::Seek => "seek",
+            Self::Copy => "copy",
+            Self::Fiemap => "fiemap",
+            Self::Store => "store",
+            Self::Look => "look",
+        }
+    }
+}
+
+/// A mechanism that is off, to see what it is good for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Ablate {
+    /// Each search of the extent states begins at the root.
+    Hint,
+    /// Ranges are locked record by record.
+    Lock,
+    /// Both.
+    Seek,
+    /// Zeroing writes back what is dirty first.
+    Batch,
 }
 
 impl Outcome {
     /// Those timings that are called `what`.
     pub fn all<'a>(&'a self, what: &'a str) -> impl Iterator<Item = &'a Timing> {
         self.timings.iter().filter(move |timing| timing.what == what)
+    }
+
+    fn note_count(&mut self, what: &str, count: u64) {
+        self.counts.push(Count { what: what.to_owned(), count });
+    }
+
+    fn note_counts(&mut self, done: &str, counts: Vec<Count>) {
+        let named = counts.into_iter().map(|Count { what, count }| {
+            let what = format!("{done}: {what}");
+            Count { what, count }
+        });
+        self.counts.extend(named);
+    }
+
+    /// What was counted while `done` was done.
+    pub fn count(&self, done: &str, what: &str) -> Option<u64> {
+        let name = format!("{done}: {what}");
+        self.counts.iter().find(|count| count.what == name).map(|count| count.count)
     }
 
     /// Seconds that went by in all that is called `what`.
@@ -140,7 +217,7 @@ pub struct Checked {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ubtrfs-bench job")]
 pub(crate) struct Args {
-    /// tree, create, files, snapshot or check
+    /// tree, create, files, snapshot, check, seek, zeroing or sequential
     job: String,
     /// The image, or where it is mounted
     path: PathBuf,
@@ -180,6 +257,15 @@ pub(crate) struct Args {
     /// What names of snapshots begin with
     #[arg(long, default_value = "snapshot")]
     tag: String,
+    /// Of jobs that take several processes
+    #[arg(long, value_enum, default_value = "make")]
+    phase: Phase,
+    /// A mechanism to turn off
+    #[arg(long, value_enum)]
+    ablate: Option<Ablate>,
+    /// The file is compressed, by zstd
+    #[arg(long)]
+    compress: bool,
 }
 
 /// Runs the job that the arguments name and prints its [`Outcome`].
@@ -203,6 +289,9 @@ fn run(args: &Args) -> Result<Outcome> {
         "files" => files::run(args),
         "snapshot" => snapshot::run(args),
         "check" => check::run(args),
+        "seek" => seek::run(args),
+        "zeroing" => zeroing::run(args),
+        "sequential" => sequential::run(args),
         unknown => Err(Error::Input { what: format!("{unknown}: no such job") }),
     }
 }
@@ -313,6 +402,58 @@ mod tests {
         let checked = job(&format!("check {image} 717")).unwrap().checked.unwrap();
         assert!(checked.block_bytes > 600 * 2000);
         assert!(job(&format!("check {image} 100000")).is_err());
+    }
+
+    #[test]
+    fn sparse_file_is_walked_alike_in_process_and_through_system_calls() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        for place in [format!("{path}/image"), format!("{path} --system")] {
+            let made = job(&format!("seek {place} 100")).unwrap_or_default();
+            for phase in ["seek", "copy", "fiemap"] {
+                // Not each filesystem below a temporary directory has all of it.
+                let looked = job(&format!("seek {place} 100 --phase {phase}"));
+                if place.ends_with("image") {
+                    let looked = looked.unwrap();
+                    assert!(looked.all(&format!("{phase}, reopened")).next().unwrap().count >= 100);
+                    assert!(looked.count(&format!("{phase}, reopened"), "mappings").is_some());
+                }
+            }
+            if place.ends_with("image") {
+                assert_eq!(made.count("seek, delalloc", "device reads"), Some(0));
+            }
+        }
+        for ablate in ["hint", "lock", "seek"] {
+            job(&format!("seek {path}/{ablate} 100 --ablate {ablate}")).unwrap();
+        }
+    }
+
+    #[test]
+    fn zeroing_leaves_no_wrong_bytes_and_flushes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        let rounds = job(&format!("zeroing {path}/a 200")).unwrap();
+        assert_eq!(rounds.count("rounds", "pages flushed"), Some(0));
+        let rounds = job(&format!("zeroing {path}/b 200 --ablate batch")).unwrap();
+        assert!(rounds.count("rounds", "pages flushed").unwrap() >= 200);
+        for phase in ["store", "look"] {
+            let stored = job(&format!("zeroing {path}/c 1 --phase {phase}")).unwrap();
+            assert_eq!(stored.counts[0].count, 0, "wrong bytes");
+        }
+        job(&format!("zeroing {path} 200 --system")).unwrap();
+    }
+
+    #[test]
+    fn sequential_file_is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        for place in
+            [format!("{path}/a"), format!("{path}/b --compress"), format!("{path} --system")]
+        {
+            for phase in ["make", "look"] {
+                job(&format!("sequential {place} 3 --phase {phase}")).unwrap();
+            }
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod check;
 mod cost;
 mod create;
 mod delayed_refs;
+mod files;
 mod flat;
 mod fsmark;
 mod growth;
@@ -11,7 +12,10 @@ mod import;
 mod making;
 mod memory;
 mod readback;
+mod seek;
+mod sequential;
 mod snapshot;
+mod zeroing;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -54,11 +58,17 @@ pub enum Workload {
     Flat,
     /// An image checked, beside `btrfs check`.
     Check,
+    /// A sparse file walked by SEEK_DATA and SEEK_HOLE, copied, asked for its extents.
+    Seek,
+    /// Blocks written and cut by one byte; a mapped store beyond the end of a file.
+    Zeroing,
+    /// A large file written and read, plain and compressed.
+    Sequential,
 }
 
 impl Workload {
     /// All of them, in the order they run.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Cost,
         Self::Import,
         Self::Readback,
@@ -69,6 +79,9 @@ impl Workload {
         Self::Snapshot,
         Self::Flat,
         Self::Check,
+        Self::Seek,
+        Self::Zeroing,
+        Self::Sequential,
     ];
 
     /// Its name on the command line.
@@ -84,6 +97,9 @@ impl Workload {
             Self::Snapshot => "snapshot",
             Self::Flat => "flat",
             Self::Check => "check",
+            Self::Seek => "seek",
+            Self::Zeroing => "zeroing",
+            Self::Sequential => "sequential",
         }
     }
 
@@ -107,6 +123,15 @@ impl Workload {
             Self::Snapshot => "snapshots of a subvolume of a million files, beside the kernel",
             Self::Flat => "making a file where there are ten thousand to a million",
             Self::Check => "metadata checked, beside btrfs check",
+            Self::Seek => {
+                "a sparse file walked, copied and mapped, beside the kernel's btrfs and xfs"
+            }
+            Self::Sequential => {
+                "a file of 4 GiB written and read, beside a plain file and the kernel"
+            }
+            Self::Zeroing => {
+                "blocks written and cut by one byte, beside the kernel's btrfs and xfs"
+            }
         }
     }
 }
@@ -170,6 +195,9 @@ pub fn run(
             Workload::Snapshot => snapshot::run(&context)?,
             Workload::Flat => flat::run(&context)?,
             Workload::Check => check::run(&context)?,
+            Workload::Seek => seek::run(&context)?,
+            Workload::Zeroing => zeroing::run(&context)?,
+            Workload::Sequential => sequential::run(&context)?,
         };
         made.iter().for_each(&mut show);
         tables.extend(made);

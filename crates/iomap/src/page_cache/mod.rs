@@ -28,6 +28,7 @@ use lists::{DirtyFile, DirtyFiles, Listed};
 
 pub(crate) use errors::{ErrorMark, WritebackErrors};
 pub(crate) use lists::{DirtyOrder, ListedSlot};
+pub use pages::CacheCounts;
 pub(crate) use pages::{Blocks, FolioPart, Pages, Source, Usage, zeroed};
 pub(crate) use readahead::Readahead;
 
@@ -152,6 +153,11 @@ impl PageCache {
     /// Bytes that are dirty; what is on its way to the medium does not count.
     pub fn dirty_bytes(&self) -> u64 {
         self.usage.dirty_bytes()
+    }
+
+    /// What was done so far for all files.
+    pub fn counts(&self) -> CacheCounts {
+        self.usage.counts()
     }
 
     /// What should be written by now is written back: files that have been dirty for too long, and the oldest ones as

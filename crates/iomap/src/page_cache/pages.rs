@@ -22,6 +22,23 @@ pub(crate) type Blocks = Range<u64>;
 pub(crate) struct Usage {
     cached_bytes: AtomicU64,
     dirty_bytes: AtomicU64,
+    mappings: AtomicU64,
+    fills: AtomicU64,
+    runs_written: AtomicU64,
+    bytes_written: AtomicU64,
+}
+
+/// What was done so far, which depends on no machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheCounts {
+    /// Mappings that the filesystem was asked for.
+    pub mappings: u64,
+    /// Reads of what was not in memory.
+    pub fills: u64,
+    /// Runs of dirty blocks given to the filesystem to write back.
+    pub runs_written: u64,
+    /// The bytes of those.
+    pub bytes_written: u64,
 }
 
 impl Usage {
@@ -31,6 +48,29 @@ impl Usage {
 
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn counts(&self) -> CacheCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        CacheCounts {
+            mappings: read(&self.mappings),
+            fills: read(&self.fills),
+            runs_written: read(&self.runs_written),
+            bytes_written: read(&self.bytes_written),
+        }
+    }
+
+    pub(crate) fn count_mapping(&self) {
+        self.mappings.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_fill(&self) {
+        self.fills.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_run(&self, len_bytes: u64) {
+        self.runs_written.fetch_add(1, Ordering::Relaxed);
+        self.bytes_written.fetch_add(len_bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn add_dirty(&self, len_bytes: u64) {

@@ -1,0 +1,374 @@
+//! One file and what is done to it, the same calls on the engine in process and through system calls.
+
+use std::path::Path;
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use ubtrfs_engine::{
+    DataFile, Error as EngineError, Filesystem, MkfsOptions, NewInode, OpenOptions, Reservation,
+    mkfs,
+};
+use ubtrfs_iomap::{
+    CacheAblation, CacheOptions, Error as IoError, FiemapSync, FileOffset, FileRange, Reach,
+};
+use ubtrfs_rt::{Arc, Time};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+use super::{Ablate, Args, Count, IMAGE_BYTES, runtime};
+use crate::device::{CountingDevice, Requests};
+use crate::error::{Error, Result};
+
+/// The file.
+const NAME: &str = "data";
+/// What makes a file compressed, and how.
+const PROPERTY: (&[u8], &[u8]) = (b"btrfs.compression", b"zstd");
+/// Extents that one FIEMAP tells.
+const FIEMAP_EXTENTS: usize = 1000;
+
+/// A file that is open.
+pub(super) trait Data {
+    /// Writes all of `bytes` at `at`.
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Reads up to the end of the file; returns how many bytes.
+    fn read(&self, at: u64, buffer: &mut [u8]) -> Result<usize>;
+
+    /// SEEK_DATA; `None` where there is no more.
+    fn seek_data(&self, at: u64) -> Result<Option<u64>>;
+
+    /// SEEK_HOLE.
+    fn seek_hole(&self, at: u64) -> Result<u64>;
+
+    /// How many extents one FIEMAP tells from `at` on, and where the last of them ends; `None` behind the
+    /// last one of the file.
+    fn fiemap(&self, at: u64) -> Result<(u64, Option<u64>)>;
+
+    fn truncate(&self, size: u64) -> Result<()>;
+
+    /// fallocate, which extends the file.
+    fn allocate(&self, len_bytes: u64) -> Result<()>;
+
+    /// A store at `at` through a shared map of the file's first `map_bytes`.
+    fn store_mapped(&self, map_bytes: usize, at: usize, bytes: &[u8]) -> Result<()>;
+
+    fn fsync(&self) -> Result<()>;
+
+    /// What was counted since the last call.
+    fn counts(&mut self) -> Vec<Count>;
+}
+
+/// Opens or makes the file, and does `work` on it.
+///
+/// # Errors
+/// If it cannot be opened; as `work`.
+pub(super) fn with_file<T>(
+    args: &Args,
+    is_new: bool,
+    work: impl FnOnce(&mut dyn Data) -> Result<T>,
+) -> Result<T> {
+    if args.system {
+        return work(&mut System::open(&args.path, is_new)?);
+    }
+    let mut engine = Engine::open(args, is_new)?;
+    let done = work(&mut engine)?;
+    engine.close()?;
+    Ok(done)
+}
+
+/// The engine in process.
+struct Engine {
+    fs: Filesystem,
+    file: DataFile,
+    device: Arc<CountingDevice>,
+    last: Seen,
+}
+
+/// What was counted so far.
+#[derive(Clone, Copy)]
+struct Seen {
+    state_searches: u64,
+    mappings: u64,
+    runs_written: u64,
+    bytes_written: u64,
+    blocks_read: u64,
+    commits: u64,
+    requests: Requests,
+}
+
+impl Engine {
+    fn open(args: &Args, is_new: bool) -> Result<Self> {
+        let mode = match is_new {
+            true => OpenMode::CreateNew { len_bytes: IMAGE_BYTES },
+            false => OpenMode::ReadWrite,
+        };
+        let device = CountingDevice::new(FileDevice::open(&args.path, mode, Window::Whole)?);
+        let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+        let volume = match is_new {
+            true => mkfs(devices, &MkfsOptions::default(), &runtime())?,
+            false => Volume::open(devices, &VolumeOptions::default())?,
+        };
+        let fs = Filesystem::open(volume, open_options(args))?;
+        let top = fs.top_level();
+        let id = if is_new {
+            let new = NewInode::new(0o100_644, Time { sec: 1_600_000_000, nsec: 0 });
+            let id = fs.begin(Reservation::create(0))?.create(top, NAME.as_bytes(), &new)?;
+            if args.compress {
+                fs.begin(Reservation::items(4))?.set_xattr(id, PROPERTY.0, PROPERTY.1)?;
+            }
+            id
+        } else {
+            fs.lookup(top, NAME.as_bytes())?
+        };
+        let file = fs.open_data(id)?;
+        let last = Seen::of(&fs, &file, &device);
+        Ok(Self { fs, file, device, last })
+    }
+
+    fn close(self) -> Result<()> {
+        drop(self.file);
+        Ok(self.fs.sync()?)
+    }
+}
+
+fn open_options(args: &Args) -> OpenOptions {
+    let mut ablation = CacheAblation::default();
+    let ablate = args.ablate;
+    ablation.states.without_hint = matches!(ablate, Some(Ablate::Hint | Ablate::Seek));
+    ablation.states.lock_in_tree = matches!(ablate, Some(Ablate::Lock | Ablate::Seek));
+    ablation.zero_without_batch = ablate == Some(Ablate::Batch);
+    let mut cache = CacheOptions { ablation, ..CacheOptions::default() };
+    if let Some(mib) = args.cache_mib {
+        // All of it may be dirty, as the kernel has it for a while.
+        let bytes = (mib as u64) << 20;
+        cache.cached_bytes_max = bytes;
+        cache.dirty_bytes_max = bytes;
+        cache.dirty_bytes_background = bytes;
+    }
+    OpenOptions { page_cache: Some(cache), ..args.open_options() }
+}
+
+impl Seen {
+    fn of(fs: &Filesystem, file: &DataFile, device: &CountingDevice) -> Self {
+        let counts = file.space().cache().counts();
+        Self {
+            state_searches: file.state_search_count(),
+            mappings: counts.mappings,
+            runs_written: counts.runs_written,
+            bytes_written: counts.bytes_written,
+            blocks_read: fs.blocks_read(),
+            commits: fs.superblock().generation.get(),
+            requests: device.requests(),
+        }
+    }
+}
+
+fn no_data<T>(result: Result<T, EngineError>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(EngineError::File(IoError::NoData { .. })) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Data for Engine {
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        super::require(self.file.write(FileOffset::new(at), bytes)? == bytes.len())
+    }
+
+    fn read(&self, at: u64, buffer: &mut [u8]) -> Result<usize> {
+        Ok(self.file.read(FileOffset::new(at), buffer)?)
+    }
+
+    fn seek_data(&self, at: u64) -> Result<Option<u64>> {
+        Ok(no_data(self.file.seek_data(FileOffset::new(at)))?.map(FileOffset::bytes))
+    }
+
+    fn seek_hole(&self, at: u64) -> Result<u64> {
+        Ok(self.file.seek_hole(FileOffset::new(at))?.bytes())
+    }
+
+    fn fiemap(&self, at: u64) -> Result<(u64, Option<u64>)> {
+        let range = FileRange::from(FileOffset::new(at));
+        let extents = self.file.fiemap(range, FIEMAP_EXTENTS, FiemapSync::AsIs)?;
+        let next = extents.last().filter(|last| !last.flags.is_last);
+        Ok((extents.len() as u64, next.map(|last| last.range.end.bytes())))
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        Ok(self.file.truncate(FileOffset::new(size))?)
+    }
+
+    fn allocate(&self, len_bytes: u64) -> Result<()> {
+        Ok(self.file.allocate(FileOffset::ZERO, len_bytes, Reach::Extends)?)
+    }
+
+    fn store_mapped(&self, map_bytes: usize, at: usize, bytes: &[u8]) -> Result<()> {
+        let map = self.file.map(FileOffset::ZERO, map_bytes as u64)?;
+        Ok(map.store(FileOffset::new(at as u64), bytes)?)
+    }
+
+    fn fsync(&self) -> Result<()> {
+        Ok(self.file.fsync()?)
+    }
+
+    fn counts(&mut self) -> Vec<Count> {
+        let (now, last) = (Seen::of(&self.fs, &self.file, &self.device), self.last);
+        self.last = now;
+        [
+            ("state searches", now.state_searches - last.state_searches),
+            ("mappings", now.mappings - last.mappings),
+            ("tree blocks read", now.blocks_read - last.blocks_read),
+            ("runs flushed", now.runs_written - last.runs_written),
+            ("pages flushed", (now.bytes_written - last.bytes_written) / 4096),
+            ("device reads", now.requests.reads - last.requests.reads),
+            ("device writes", now.requests.writes - last.requests.writes),
+            ("device flushes", now.requests.flushes - last.requests.flushes),
+            ("commits", now.commits - last.commits),
+        ]
+        .into_iter()
+        .map(|(what, count)| Count { what: what.to_owned(), count })
+        .collect()
+    }
+}
+
+/// What the kernel has mounted.
+struct System {
+    file: OwnedFd,
+}
+
+fn failed(what: &'static str) -> impl FnOnce(Errno) -> Error {
+    move |errno| Error::io(what)(errno.into())
+}
+
+/// `struct fiemap` with room for extents.
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+    extents: [FiemapExtent; FIEMAP_EXTENTS],
+}
+
+/// `struct fiemap_extent`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct FiemapExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved64: [u64; 2],
+    flags: u32,
+    reserved: [u32; 3],
+}
+
+const FS_IOC_FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
+const FIEMAP_EXTENT_LAST: u32 = 1;
+
+impl System {
+    fn open(mount: &Path, is_new: bool) -> Result<Self> {
+        let new = OFlags::CREATE | OFlags::EXCL;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | if is_new { new } else { OFlags::empty() };
+        let file = rustix::fs::open(mount.join(NAME), flags, Mode::from_raw_mode(0o644));
+        Ok(Self { file: file.map_err(failed("open the file"))? })
+    }
+}
+
+impl Data for System {
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let written = rustix::io::pwrite(&self.file, bytes, at).map_err(failed("pwrite"))?;
+        super::require(written == bytes.len())
+    }
+
+    fn read(&self, at: u64, buffer: &mut [u8]) -> Result<usize> {
+        rustix::io::pread(&self.file, buffer, at).map_err(failed("pread"))
+    }
+
+    fn seek_data(&self, at: u64) -> Result<Option<u64>> {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+            Ok(found) => Ok(Some(found)),
+            Err(Errno::NXIO) => Ok(None),
+            Err(errno) => Err(failed("SEEK_DATA")(errno)),
+        }
+    }
+
+    fn seek_hole(&self, at: u64) -> Result<u64> {
+        rustix::fs::seek(&self.file, SeekFrom::Hole(at)).map_err(failed("SEEK_HOLE"))
+    }
+
+    fn fiemap(&self, at: u64) -> Result<(u64, Option<u64>)> {
+        use std::os::fd::AsRawFd;
+        let empty = FiemapExtent {
+            logical: 0,
+            physical: 0,
+            length: 0,
+            reserved64: [0; 2],
+            flags: 0,
+            reserved: [0; 3],
+        };
+        let mut request = Fiemap {
+            start: at,
+            length: u64::MAX,
+            flags: 0,
+            mapped_extents: 0,
+            extent_count: FIEMAP_EXTENTS as u32,
+            reserved: 0,
+            extents: [empty; FIEMAP_EXTENTS],
+        };
+        // SAFETY: the kernel fills a struct fiemap with as many extents as extent_count says there is room
+        // for; `Fiemap` is laid out as that and lives until the call returns.
+        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), FS_IOC_FIEMAP, &raw mut request) };
+        if result != 0 {
+            return Err(Error::io("FIEMAP")(std::io::Error::last_os_error()));
+        }
+        let count = request.mapped_extents as usize;
+        let last = request.extents[..count].last();
+        let next = last.filter(|last| last.flags & FIEMAP_EXTENT_LAST == 0);
+        Ok((count as u64, next.map(|last| last.logical + last.length)))
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        rustix::fs::ftruncate(&self.file, size).map_err(failed("ftruncate"))
+    }
+
+    fn allocate(&self, len_bytes: u64) -> Result<()> {
+        let result = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len_bytes);
+        result.map_err(failed("fallocate"))
+    }
+
+    fn store_mapped(&self, map_bytes: usize, at: usize, bytes: &[u8]) -> Result<()> {
+        super::require(at + bytes.len() <= map_bytes)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place that the kernel chooses; nobody else has it.
+        let map = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                map_bytes,
+                protection,
+                MapFlags::SHARED,
+                &self.file,
+                0,
+            )
+        };
+        let map = map.map_err(failed("mmap"))?;
+        // SAFETY: `at + bytes.len()` lies within the mapping, of which the file's only page begins
+        // within the file; source and target do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), map.cast::<u8>().add(at), bytes.len())
+        };
+        // SAFETY: the mapping was made above, with this length, and is not used any more.
+        unsafe { rustix::mm::munmap(map, map_bytes) }.map_err(failed("munmap"))
+    }
+
+    fn fsync(&self) -> Result<()> {
+        rustix::fs::fsync(&self.file).map_err(failed("fsync"))
+    }
+
+    fn counts(&mut self) -> Vec<Count> {
+        Vec::new()
+    }
+}

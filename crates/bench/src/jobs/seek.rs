@@ -1,0 +1,105 @@
+//! Walking a file with data in every other block by SEEK_DATA and SEEK_HOLE, copying it sparsely to nothing, and FIEMAP of it.
+
+use super::data::{Data, with_file};
+use super::{Args, Outcome, Phase, Timing, require, timed};
+use crate::error::{Error, Result};
+
+const BLOCK: u64 = 4096;
+/// What a copy reads at once.
+const COPY_BYTES: usize = 128 << 10;
+
+/// With [`Phase::Make`], makes the file of `count` extents, and looks at it in its two states; else looks
+/// at it in one way, right after it was opened.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    match args.phase {
+        Phase::Make => with_file(args, true, |file| make(args, file)),
+        phase => with_file(args, false, |file| {
+            let mut outcome = Outcome::default();
+            look(file, args.count, phase, "reopened", &mut outcome)?;
+            Ok(outcome)
+        }),
+    }
+}
+
+fn make(args: &Args, file: &mut dyn Data) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let block = [7; 4096];
+    let (written, ()) =
+        timed(|| (0..args.count).try_for_each(|extent| file.write(extent * 2 * BLOCK, &block)))?;
+    outcome.timings.push(Timing::new("write", args.count, written));
+    outcome.note_counts("write", file.counts());
+    for state in ["delalloc", "synced"] {
+        if state == "synced" {
+            let (synced, ()) = timed(|| file.fsync())?;
+            outcome.timings.push(Timing::new("fsync", 1, synced));
+            outcome.note_counts("fsync", file.counts());
+        }
+        for phase in [Phase::Seek, Phase::Copy, Phase::Fiemap] {
+            look(file, args.count, phase, state, &mut outcome)?;
+        }
+    }
+    Ok(outcome)
+}
+
+fn look(
+    file: &mut dyn Data,
+    extents: u64,
+    phase: Phase,
+    state: &str,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let what = format!("{}, {state}", phase.name());
+    let (spent, count) = match phase {
+        Phase::Seek => timed(|| walk(file, extents))?,
+        Phase::Copy => timed(|| copy(file, extents))?,
+        Phase::Fiemap => timed(|| fiemap(file, extents))?,
+        Phase::Make | Phase::Store | Phase::Look => {
+            return Err(Error::Input { what: "no such phase of seek".to_owned() });
+        }
+    };
+    outcome.timings.push(Timing::new(&what, count, spent));
+    outcome.note_counts(&what, file.counts());
+    Ok(())
+}
+
+/// Returns how many seeks it took.
+fn walk(file: &dyn Data, extents: u64) -> Result<u64> {
+    let (mut found, mut at, mut seeks) = (0, 0, 1);
+    while let Some(start) = file.seek_data(at)? {
+        at = file.seek_hole(start)?;
+        found += 1;
+        seeks += 2;
+    }
+    require(found == extents)?;
+    Ok(seeks)
+}
+
+/// Returns how many extents it read.
+fn copy(file: &dyn Data, extents: u64) -> Result<u64> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let (mut bytes, mut at) = (0, 0);
+    while let Some(start) = file.seek_data(at)? {
+        let end = file.seek_hole(start)?;
+        at = start;
+        while at < end {
+            let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(COPY_BYTES);
+            let count = file.read(at, &mut buffer[..len])?;
+            require(count == len && buffer[0] == 7 && buffer[len - 1] == 7)?;
+            at += count as u64;
+            bytes += count as u64;
+        }
+    }
+    require(bytes == extents * BLOCK)?;
+    Ok(extents)
+}
+
+fn fiemap(file: &dyn Data, extents: u64) -> Result<u64> {
+    let (mut found, mut at) = (0, Some(0));
+    while let Some(from) = at {
+        let (count, next) = file.fiemap(from)?;
+        found += count;
+        at = next;
+    }
+    require(found == extents)?;
+    Ok(found)
+}

@@ -1,0 +1,56 @@
+//! A large file written from its beginning to its end, and read.
+
+use ubtrfs_testkit::Prng;
+
+use super::data::{Data, with_file};
+use super::{Args, Outcome, Phase, Timing, require, timed};
+use crate::error::{Error, Result};
+
+/// What one call writes or reads.
+const CHUNK: usize = 1 << 20;
+/// Text that repeats after so much: further than any compression looks back.
+const TEXT: usize = 64 << 20;
+
+/// With [`Phase::Make`] a new file of `count` MiB is written and made durable; with [`Phase::Look`] it is read.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let text = Prng::new(1).text(TEXT);
+    match args.phase {
+        Phase::Make => with_file(args, true, |file| write(args.count, &text, file)),
+        Phase::Look => with_file(args, false, |file| read(args.count, &text, file)),
+        _ => Err(Error::Input { what: "no such phase of sequential".to_owned() }),
+    }
+}
+
+fn chunk(text: &[u8], number: u64) -> &[u8] {
+    let chunks = (TEXT / CHUNK) as u64;
+    let start = usize::try_from(number % chunks).expect("a remainder") * CHUNK;
+    &text[start..start + CHUNK]
+}
+
+fn write(count: u64, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let (written, ()) = timed(|| {
+        (0..count).try_for_each(|number| file.write(number * CHUNK as u64, chunk(text, number)))
+    })?;
+    let (synced, ()) = timed(|| file.fsync())?;
+    outcome.timings.push(Timing::new("write", count, written + synced));
+    outcome.timings.push(Timing::new("fsync", 1, synced));
+    outcome.note_counts("write", file.counts());
+    Ok(outcome)
+}
+
+fn read(count: u64, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut buffer = vec![0; CHUNK];
+    let (spent, ()) = timed(|| {
+        (0..count).try_for_each(|number| {
+            require(file.read(number * CHUNK as u64, &mut buffer)? == CHUNK)?;
+            let expected = chunk(text, number);
+            // At some places only: to compare all would be the larger part of the work.
+            require(buffer.iter().step_by(4099).eq(expected.iter().step_by(4099)))
+        })
+    })?;
+    outcome.timings.push(Timing::new("read", count, spent));
+    outcome.note_counts("read", file.counts());
+    Ok(outcome)
+}

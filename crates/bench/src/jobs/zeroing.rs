@@ -1,0 +1,70 @@
+//! A block is written and the file cut to one byte less, over and over; and the mapped store beyond the end of the file.
+
+use super::data::{Data, with_file};
+use super::{Args, Outcome, Phase, Timing, require, timed};
+use crate::error::{Error, Result};
+
+const BLOCK: u64 = 4096;
+/// Where the mapped store goes.
+const STORE_AT: usize = 3072;
+
+/// With [`Phase::Make`] `count` rounds in a new file; with [`Phase::Store`] the mapped store beyond
+/// the end in a new file; with [`Phase::Look`] what is there then.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    match args.phase {
+        Phase::Make => with_file(args, true, |file| rounds(args.count, file)),
+        Phase::Store => with_file(args, true, |file| store(file)),
+        Phase::Look => with_file(args, false, |file| look(file)),
+        _ => Err(Error::Input { what: "no such phase of zeroing".to_owned() }),
+    }
+}
+
+fn rounds(count: u64, file: &mut dyn Data) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let block = [7; 4096];
+    let (spent, ()) = timed(|| {
+        (0..count).try_for_each(|round| {
+            file.write(round * BLOCK, &block)?;
+            file.truncate((round + 1) * BLOCK - 1)
+        })
+    })?;
+    outcome.timings.push(Timing::new("rounds", count, spent));
+    outcome.note_counts("rounds", file.counts());
+    let (synced, ()) = timed(|| file.fsync())?;
+    outcome.timings.push(Timing::new("fsync", 1, synced));
+    outcome.note_counts("fsync", file.counts());
+    let mut buffer = [0; 4096];
+    for round in [0, count / 2, count - 1] {
+        let len = if round + 1 == count { 4095 } else { 4096 };
+        require(file.read(round * BLOCK, &mut buffer)? == len)?;
+        require(
+            buffer[..4095].iter().all(|byte| *byte == 7) && (len == 4095 || buffer[4095] == 0),
+        )?;
+    }
+    Ok(outcome)
+}
+
+fn store(file: &mut dyn Data) -> Result<Outcome> {
+    file.allocate(1024)?;
+    file.write(0, &[1; 1024])?;
+    file.store_mapped(4096, STORE_AT, &[2; 1024])?;
+    file.write(32768, &[3; 4096])?;
+    file.fsync()?;
+    look(file)
+}
+
+/// Counts bytes that are not what they must be.
+fn look(file: &mut dyn Data) -> Result<Outcome> {
+    let mut buffer = vec![0xEE; 65536];
+    require(file.read(0, &mut buffer)? == 36864)?;
+    let expected = |at: usize| match at {
+        0..1024 => 1,
+        32768.. => 3,
+        _ => 0,
+    };
+    let bytes = buffer[..36864].iter().enumerate();
+    let wrong = bytes.filter(|(at, byte)| **byte != expected(*at)).count();
+    let mut outcome = Outcome::default();
+    outcome.note_count("wrong bytes", wrong as u64);
+    Ok(outcome)
+}

@@ -1,0 +1,128 @@
+//! What the workloads share that do something to one large file.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{Context, run_job};
+use crate::error::{Error, Result};
+use crate::jobs::Outcome;
+use crate::mount::{Kernel, Mount};
+use crate::report::Table;
+
+/// What the processes of one round told.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kept {
+    pub(super) outcome: Outcome,
+    /// The most of them.
+    pub(super) peak_bytes: u64,
+}
+
+impl Kept {
+    pub(super) fn add(&mut self, command: &mut Command) -> Result<()> {
+        let run = run_job(command)?;
+        self.peak_bytes = self.peak_bytes.max(run.usage.peak_bytes);
+        self.outcome.timings.extend(run.outcome.timings);
+        self.outcome.counts.extend(run.outcome.counts);
+        Ok(())
+    }
+
+    /// Nanoseconds of one of what is called so.
+    pub(super) fn wall_each_ns(&self, what: &str) -> f64 {
+        let all = || self.outcome.all(what);
+        let count: u64 = all().map(|timing| timing.count).sum();
+        all().map(|timing| timing.wall_ns).sum::<u64>() as f64 / count.max(1) as f64
+    }
+}
+
+/// The job's phases on the engine, each in a process of its own, in a new image; it is checked after the first one.
+///
+/// # Errors
+/// If a phase fails or the image is damaged.
+pub(super) fn ours(
+    context: &Context<'_>,
+    job: &str,
+    count: u64,
+    arguments: impl Fn(&str, &mut Command),
+    phases: &[&str],
+) -> Result<Kept> {
+    let image = context.scratch.absent("image")?;
+    let mut kept = Kept::default();
+    for (at, phase) in phases.iter().enumerate() {
+        let mut command = context.job(job);
+        command.arg(&image).arg(count.to_string());
+        arguments(phase, &mut command);
+        kept.add(&mut command)?;
+        if at == 0 {
+            context.check("image", 1)?;
+        }
+    }
+    context.scratch.absent("image")?;
+    Ok(kept)
+}
+
+/// The same phases on the kernel's filesystem, mounted anew for each.
+///
+/// # Errors
+/// If a phase fails.
+pub(super) fn theirs(
+    context: &Context<'_>,
+    kernel: Kernel,
+    options: &str,
+    job: &str,
+    count: u64,
+    phases: &[&str],
+) -> Result<Kept> {
+    let image = context.scratch.absent("image")?;
+    kernel.make(&image)?;
+    let mut kept = Kept::default();
+    for phase in phases {
+        on_mount(kernel, &image, options, |path| {
+            let mut command = context.job(job);
+            command.arg(path).arg(count.to_string()).args(["--system", "--phase", phase]);
+            kept.add(&mut command)
+        })?;
+    }
+    context.scratch.absent("image")?;
+    Ok(kept)
+}
+
+fn on_mount<T>(
+    kernel: Kernel,
+    image: &Path,
+    options: &str,
+    work: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
+    let mount = Mount::new(kernel, image, options)?;
+    let done = work(&mount.path())?;
+    mount.end()?;
+    Ok(done)
+}
+
+/// Those that can compete.
+pub(super) fn kernels(context: &Context<'_>) -> Vec<Kernel> {
+    if !context.options.with_kernel {
+        return Vec::new();
+    }
+    Kernel::BOTH.into_iter().filter(|kernel| kernel.available().is_ok()).collect()
+}
+
+/// Says which rows are missing, and why.
+pub(super) fn note_missing(context: &Context<'_>, table: &mut Table) {
+    if !context.options.with_kernel {
+        table.note("The kernel's rows were left out on request.");
+        return;
+    }
+    for kernel in Kernel::BOTH {
+        if let Err(why) = kernel.available() {
+            table.note(format!("The row of {} is missing: {why}.", kernel.name()));
+        }
+    }
+}
+
+/// What a job must have told.
+///
+/// # Errors
+/// If it did not.
+pub(super) fn told<T>(value: Option<T>, what: &str) -> Result<T> {
+    value.ok_or_else(|| Error::Input { what: format!("a job did not tell {what}") })
+}

@@ -1,0 +1,293 @@
+//! Experiment 1: a file with 4 KiB of data at each 8 KiB, walked by SEEK_DATA and SEEK_HOLE, copied sparsely to nothing, and
+//! asked for its extents; with delalloc, after sync, after reopening.
+
+use ubtrfs_engine::CACHE_BYTES_DEFAULT;
+
+use super::files::{self, Kept};
+use super::{Context, verdict};
+use crate::chart::{Bar, Chart, Shape};
+use crate::contest::{Contestant, Series, alternate};
+use crate::error::Result;
+use crate::mount::Kernel;
+use crate::report::{Cell, Table};
+
+/// Extents of 128 MiB, 512 MiB and 1 GiB.
+const SIZES: [u64; 3] = [16_384, 65_536, 131_072];
+const STATES: [&str; 3] = ["delalloc", "synced", "reopened"];
+const SEEK_NS_MAX: f64 = 60.0;
+const COPY_WARM_MS_MAX: f64 = 150.0;
+const COPY_COLD_MS_MAX: f64 = 400.0;
+const GROWTH_MAX: f64 = 1.3;
+const OURS: &str = "ubtrfs";
+/// The mechanism off, and what is off of it. Each seek then takes time for each extent, so only the smallest
+/// size is done.
+const BEFORE: [(&str, &str); 3] = [
+    ("ubtrfs, before: no hint, ranges locked in the tree", "seek"),
+    ("ubtrfs, ranges locked in the tree", "lock"),
+    ("ubtrfs, no hint", "hint"),
+];
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
+    let title = format!(
+        "seek: 4 KiB of data at each 8 KiB, walked by SEEK_DATA and SEEK_HOLE (ns a seek), copied sparsely to nothing and \
+         asked for its extents by FIEMAP (ms); on {}, {} rounds",
+        context.scratch.kind(),
+        context.options.round_count,
+    );
+    let mut columns = vec![("file_bytes", "file MiB"), ("extents", "extents"), ("who", "who")];
+    columns.extend([
+        ("seek_delalloc_ns", "seek delalloc"),
+        ("seek_synced_ns", "synced"),
+        ("seek_reopened_ns", "reopened"),
+        ("copy_delalloc_ms", "copy delalloc"),
+        ("copy_synced_ms", "synced"),
+        ("copy_reopened_ms", "reopened"),
+        ("fiemap_delalloc_ms", "FIEMAP delalloc"),
+        ("fiemap_synced_ms", "synced"),
+        ("fiemap_reopened_ms", "reopened"),
+    ]);
+    let mut table = Table::new("seek", title, &columns);
+    let mut sizes = Vec::new();
+    for (at, extents) in SIZES.into_iter().enumerate() {
+        let extents = context.scaled(extents);
+        let series = measure(context, extents, at == 0)?;
+        push(&mut table, extents, &series);
+        sizes.push((extents, series));
+    }
+    draw(&mut table, &sizes);
+    note(context, &mut table, &sizes);
+    Ok(vec![table, counts(&sizes)])
+}
+
+fn measure(context: &Context<'_>, extents: u64, with_before: bool) -> Result<Vec<Series<Kept>>> {
+    let ours = |name: &str, ablate: Option<&'static str>| {
+        Contestant::new(name, move || {
+            files::ours(
+                context,
+                "seek",
+                extents,
+                |phase, job| {
+                    job.args(["--phase", phase]);
+                    // Room for all of the file to be delalloc, as the kernel has it.
+                    job.args(["--cache-mib", "1024"]);
+                    if let Some(ablate) = ablate {
+                        job.args(["--ablate", ablate]);
+                    }
+                },
+                &["make", "seek", "copy", "fiemap"],
+            )
+        })
+    };
+    let mut contestants = vec![ours(OURS, None)];
+    if with_before {
+        contestants.extend(BEFORE.map(|(name, ablate)| ours(name, Some(ablate))));
+    }
+    for kernel in files::kernels(context) {
+        contestants.push(Contestant::new(kernel.name(), move || {
+            files::theirs(
+                context,
+                kernel,
+                mount_options(kernel),
+                "seek",
+                extents,
+                &["make", "seek", "copy", "fiemap"],
+            )
+        }));
+    }
+    alternate(contestants, context.options.round_count)
+}
+
+/// xfs gives a file that grows more space than it asks for, which SEEK_DATA then calls data.
+fn mount_options(kernel: Kernel) -> &'static str {
+    match kernel {
+        Kernel::Btrfs => "",
+        Kernel::Xfs => "allocsize=4k",
+    }
+}
+
+fn seek_ns(series: &Series<Kept>, state: &str) -> f64 {
+    series.median(|run| run.wall_each_ns(&format!("seek, {state}")))
+}
+
+fn all_ms(series: &Series<Kept>, what: &str, state: &str) -> f64 {
+    series.median(|run| run.outcome.wall_s(&format!("{what}, {state}")) * 1e3)
+}
+
+fn push(table: &mut Table, extents: u64, series: &[Series<Kept>]) {
+    for one in series {
+        let mut row =
+            vec![Cell::Bytes(extents * 8192), Cell::Count(extents), Cell::text(&one.name)];
+        row.extend(STATES.map(|state| Cell::Nanos(seek_ns(one, state))));
+        for what in ["copy", "fiemap"] {
+            row.extend(STATES.map(|state| Cell::Millis(all_ms(one, what, state))));
+        }
+        table.push(row);
+    }
+}
+
+fn draw(table: &mut Table, sizes: &[(u64, Vec<Series<Kept>>)]) {
+    let (Some((first, smallest)), Some((last, largest))) = (sizes.first(), sizes.last()) else {
+        return;
+    };
+    let groups = |series: &[Series<Kept>], value: &dyn Fn(&Series<Kept>, &str) -> f64| {
+        let bars = |state: &str| {
+            let bar =
+                |one: &Series<Kept>| Bar { label: short(&one.name), value: value(one, state) };
+            series.iter().map(bar).collect()
+        };
+        Shape::Bars(STATES.map(|state| (state.to_owned(), bars(state))).to_vec())
+    };
+    let chart = |title: String, unit: &str, shape, goal| Chart {
+        title,
+        unit: unit.to_owned(),
+        shape,
+        goal,
+    };
+    let copy = |one: &Series<Kept>, state: &str| all_ms(one, "copy", state);
+    let fiemap = |one: &Series<Kept>, state: &str| all_ms(one, "fiemap", state);
+    let lines = largest.iter().map(|one| {
+        let points = sizes.iter().filter_map(|(extents, series)| {
+            let same = series.iter().find(|other| other.name == one.name)?;
+            Some((*extents as f64, seek_ns(same, "synced")))
+        });
+        (one.name.clone(), points.collect())
+    });
+    let x_label = "extents of the file".to_owned();
+    table.charts = vec![
+        chart(
+            format!("One seek, {last} extents"),
+            "ns a seek",
+            groups(largest, &seek_ns),
+            Some(SEEK_NS_MAX),
+        ),
+        chart(
+            format!("One seek, {first} extents, and before"),
+            "ns a seek",
+            groups(smallest, &seek_ns),
+            None,
+        ),
+        chart(format!("Sparse copy, {last} extents"), "ms", groups(largest, &copy), None),
+        chart(format!("FIEMAP, {last} extents"), "ms", groups(largest, &fiemap), None),
+        chart(
+            "One seek after sync, by size".to_owned(),
+            "ns a seek",
+            Shape::Lines { x_label, lines: lines.collect() },
+            None,
+        ),
+    ];
+}
+
+/// As it fits beside a bar.
+fn short(name: &str) -> String {
+    name.replace("ubtrfs, before: no hint, ranges locked in the tree", "ubtrfs, before")
+        .replace("ranges locked in the tree", "locks in the tree")
+}
+
+fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept>>)]) {
+    let (Some((_, smallest)), Some((extents, largest))) = (sizes.first(), sizes.last()) else {
+        return;
+    };
+    let (small, large) = (&smallest[0], &largest[0]);
+    let mut verdicts = Vec::new();
+    for state in STATES {
+        let what = format!("a seek, {state}");
+        verdicts.push(verdict(&what, seek_ns(large, state), SEEK_NS_MAX, "ns"));
+    }
+    if *extents == SIZES[2] {
+        for (state, goal) in
+            STATES.into_iter().zip([COPY_WARM_MS_MAX, COPY_WARM_MS_MAX, COPY_COLD_MS_MAX])
+        {
+            let what = format!("copy of 1 GiB, {state}");
+            verdicts.push(verdict(&what, all_ms(large, "copy", state), goal, "ms"));
+        }
+    }
+    let growth = STATES
+        .map(|state| seek_ns(large, state) / seek_ns(small, state))
+        .into_iter()
+        .fold(0.0, f64::max);
+    verdicts.push(verdict(
+        "a seek at the largest size against the smallest",
+        growth,
+        GROWTH_MAX,
+        "times",
+    ));
+    table.note(verdicts.join(" "));
+    for one in &largest[1..] {
+        let times = STATES.map(|state| {
+            let (seek, copy) = (
+                seek_ns(one, state) / seek_ns(large, state),
+                all_ms(one, "copy", state) / all_ms(large, "copy", state),
+            );
+            format!("{state} {seek:.1} and {copy:.1}")
+        });
+        table.note(format!(
+            "{} takes so many times as long for a seek and a copy: {}.",
+            one.name,
+            times.join(", ")
+        ));
+    }
+    files::note_missing(context, table);
+    table.note(format!(
+        "Ours in process, the kernel's by lseek, pread and ioctl, each of which pays for a system call: {:.0} ns here when it does \
+         nothing. Reopened: each of the three in a process of its own, first thing after opening; of the kernel after umount and \
+         mount. So that all of the file can be delalloc, ours has a cache of 1 GiB instead of {} MiB.",
+        context.syscall_ns,
+        CACHE_BYTES_DEFAULT >> 20,
+    ));
+}
+
+/// What does not depend on the machine, of ours.
+fn counts(sizes: &[(u64, Vec<Series<Kept>>)]) -> Table {
+    const COUNTS: [&str; 6] = [
+        "state searches",
+        "mappings",
+        "tree blocks read",
+        "device reads",
+        "device writes",
+        "commits",
+    ];
+    let mut table = Table::new(
+        "seek_counts",
+        "seek: what was done, whatever the machine",
+        &[
+            ("extents", "extents"),
+            ("who", "who"),
+            ("what", "what"),
+            ("state_searches", "searches of states"),
+            ("mappings", "mappings asked for"),
+            ("tree_blocks_read", "tree blocks read"),
+            ("device_reads", "device reads"),
+            ("device_writes", "device writes"),
+            ("commits", "commits"),
+        ],
+    );
+    let looked = STATES
+        .into_iter()
+        .flat_map(|state| ["seek", "copy", "fiemap"].map(|what| format!("{what}, {state}")));
+    let done: Vec<String> =
+        ["write".to_owned(), "fsync".to_owned()].into_iter().chain(looked).collect();
+    let done = &done[..];
+    let before = sizes.first().into_iter().flat_map(|(extents, series)| {
+        let ours = series.iter().filter(|one| one.name.starts_with(OURS));
+        ours.map(move |one| (*extents, one, &done[2..3]))
+    });
+    let ours = sizes
+        .last()
+        .into_iter()
+        .filter_map(|(extents, series)| Some((*extents, series.first()?, done)));
+    for (extents, one, done) in before.chain(ours) {
+        let Some(first) = one.rounds.first() else { continue };
+        for what in done {
+            let mut row =
+                vec![Cell::Count(extents), Cell::text(&one.name), Cell::text(what.as_str())];
+            row.extend(
+                COUNTS.map(|count| {
+                    first.outcome.count(what, count).map_or(Cell::Missing, Cell::Count)
+                }),
+            );
+            table.push(row);
+        }
+    }
+    table.note("Searches of states: of the tree of extent states from its root. What else is counted is of the whole process.");
+    table
+}

@@ -1,0 +1,151 @@
+//! A large file written and read from its beginning to its end: beside a plain file where the image lies, and the
+//! kernel's filesystems; and compressed.
+
+use super::files::{self, Kept};
+use super::{Context, verdict_at_least};
+use crate::chart::{Bar, Chart, Shape};
+use crate::contest::{Contestant, Series, alternate};
+use crate::error::{Error, Result};
+use crate::mount::Kernel;
+use crate::report::{Cell, Table};
+
+const MIB: u64 = 4096;
+const OURS: &str = "ubtrfs";
+const PLAIN: &str = "plain file";
+const SHARE_OF_PLAIN_MIN: f64 = 0.8;
+const TIMES_KERNEL_ZSTD_MIN: f64 = 1.5;
+const PHASES: [&str; 2] = ["make", "look"];
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
+    let mib = context.scaled(MIB);
+    let title = format!(
+        "sequential: {mib} MiB of text written by 1 MiB and made durable, then read after reopening; on {}, {} rounds",
+        context.scratch.kind(),
+        context.options.round_count,
+    );
+    let columns = [
+        ("job", "job"),
+        ("who", "who"),
+        ("write_s", "write s"),
+        ("write_mib_per_s", "MiB/s"),
+        ("write_times_ours", "× ours"),
+        ("read_s", "read s"),
+        ("read_mib_per_s", "MiB/s"),
+        ("read_times_ours", "× ours"),
+        ("device_writes", "device writes"),
+        ("device_reads", "device reads"),
+        ("peak_bytes", "peak MiB"),
+    ];
+    let mut table = Table::new("sequential", title, &columns);
+    let plain = measure(context, mib, "", &[])?;
+    let packed = measure(context, mib, "compress=zstd:3", &["--compress"])?;
+    push(&mut table, "plain", mib, &plain);
+    push(&mut table, "zstd", mib, &packed);
+    table.charts = ["write", "read"].map(|what| chart(what, mib, &plain, &packed)).to_vec();
+    note(context, &mut table, &plain, &packed);
+    Ok(vec![table])
+}
+
+fn measure<'a>(
+    context: &'a Context<'_>,
+    mib: u64,
+    options: &'a str,
+    arguments: &'a [&'a str],
+) -> Result<Vec<Series<Kept>>> {
+    let add = move |phase: &str, job: &mut std::process::Command| {
+        job.args(["--phase", phase]).args(arguments);
+    };
+    let mut contestants =
+        vec![Contestant::new(OURS, move || files::ours(context, "sequential", mib, add, &PHASES))];
+    if options.is_empty() {
+        contestants.push(Contestant::new(PLAIN, move || plain_file(context, mib)));
+    }
+    for kernel in files::kernels(context) {
+        if !options.is_empty() && kernel == Kernel::Xfs {
+            continue;
+        }
+        contestants.push(Contestant::new(kernel.name(), move || {
+            files::theirs(context, kernel, options, "sequential", mib, &PHASES)
+        }));
+    }
+    alternate(contestants, context.options.round_count)
+}
+
+/// The same calls on a file that lies where the images do.
+fn plain_file(context: &Context<'_>, mib: u64) -> Result<Kept> {
+    let directory = context.scratch.path("plain");
+    std::fs::create_dir(&directory).map_err(Error::io("make a directory"))?;
+    let mut kept = Kept::default();
+    for phase in PHASES {
+        let mut command = context.job("sequential");
+        command.arg(&directory).arg(mib.to_string()).args(["--system", "--phase", phase]);
+        kept.add(&mut command)?;
+    }
+    std::fs::remove_dir_all(&directory).map_err(Error::io("remove a directory"))?;
+    Ok(kept)
+}
+
+fn seconds(series: &Series<Kept>, what: &str) -> f64 {
+    series.median(|run| run.outcome.wall_s(what))
+}
+
+fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {
+    let Some(ours) = series.first() else { return };
+    for one in series {
+        let first = one.rounds.first();
+        let count = |done: &str, what: &str| {
+            let count = first.and_then(|run| run.outcome.count(done, what));
+            count.map_or(Cell::Missing, Cell::Count)
+        };
+        let mut row = vec![Cell::text(job), Cell::text(&one.name)];
+        for what in ["write", "read"] {
+            row.push(Cell::Seconds(seconds(one, what)));
+            row.push(Cell::Count((mib as f64 / seconds(one, what)).round() as u64));
+            row.push(Cell::Ratio(seconds(one, what) / seconds(ours, what)));
+        }
+        row.push(count("write", "device writes"));
+        row.push(count("read", "device reads"));
+        row.push(Cell::Bytes(one.rounds.iter().map(|run| run.peak_bytes).max().unwrap_or(0)));
+        table.push(row);
+    }
+}
+
+fn chart(what: &str, mib: u64, plain: &[Series<Kept>], packed: &[Series<Kept>]) -> Chart {
+    let bars = |series: &[Series<Kept>]| {
+        let bar = |one: &Series<Kept>| Bar {
+            label: one.name.clone(),
+            value: mib as f64 / seconds(one, what),
+        };
+        series.iter().map(bar).collect()
+    };
+    Chart {
+        title: format!("{what}, longer is better"),
+        unit: "MiB/s".to_owned(),
+        shape: Shape::Bars(vec![
+            ("plain".to_owned(), bars(plain)),
+            ("zstd".to_owned(), bars(packed)),
+        ]),
+        goal: None,
+    }
+}
+
+fn note(context: &Context<'_>, table: &mut Table, plain: &[Series<Kept>], packed: &[Series<Kept>]) {
+    let times = |series: &[Series<Kept>], who: &str, what: &str| {
+        let other = series.iter().find(|one| one.name == who)?;
+        Some(seconds(other, what) / seconds(&series[0], what))
+    };
+    let mut verdicts = Vec::new();
+    for what in ["write", "read"] {
+        let goal = format!("{what} against a plain file");
+        if let Some(share) = times(plain, PLAIN, what) {
+            verdicts.push(verdict_at_least(&goal, share, SHARE_OF_PLAIN_MIN, "times as fast"));
+        }
+        let goal = format!("{what} with zstd against the kernel");
+        if let Some(share) = times(packed, Kernel::Btrfs.name(), what) {
+            verdicts.push(verdict_at_least(&goal, share, TIMES_KERNEL_ZSTD_MIN, "times as fast"));
+        }
+    }
+    table.note(verdicts.join(" "));
+    files::note_missing(context, table);
+    table.note("Write: with the fsync behind it. Ours with the default cache; the kernel's with all free memory.");
+}

@@ -1,0 +1,182 @@
+//! Experiment 5: a block is written and the file cut to one byte less, over and over; and a mapped store beyond the end of a
+//! file, which nobody may see when the file has grown.
+
+use super::files::{self, Kept};
+use super::{Context, verdict};
+use crate::chart::{Bar, Chart, Shape};
+use crate::contest::{Contestant, Series, alternate};
+use crate::error::Result;
+use crate::report::{Cell, Table};
+
+const ROUNDS: [u64; 3] = [5_000, 16_667, 50_000];
+const LOOP_S_MAX: f64 = 0.1;
+const GROWTH_MAX: f64 = 1.3;
+const OURS: &str = "ubtrfs";
+const BEFORE: &str = "ubtrfs, before: written back first";
+const DEFAULT: &str = "ubtrfs, default cache";
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
+    let title = format!(
+        "zeroing: pwrite of a block, ftruncate to one byte less than its end, over and over; on {}, {} rounds",
+        context.scratch.kind(),
+        context.options.round_count,
+    );
+    let columns = [
+        ("rounds", "times"),
+        ("who", "who"),
+        ("wall_s", "wall s"),
+        ("wall_ns", "ns each"),
+        ("times_ours", "× ours"),
+        ("fsync_s", "fsync s"),
+        ("pages_flushed", "pages flushed"),
+        ("device_writes", "device writes"),
+        ("commits", "commits"),
+        ("peak_bytes", "peak MiB"),
+    ];
+    let mut table = Table::new("zeroing", title, &columns);
+    let mut sizes = Vec::new();
+    for rounds in ROUNDS {
+        let rounds = context.scaled(rounds);
+        let series = measure(context, rounds)?;
+        push(&mut table, rounds, &series);
+        sizes.push((rounds, series));
+    }
+    draw(&mut table, &sizes);
+    note(context, &mut table, &sizes);
+    Ok(vec![table, store(context)?])
+}
+
+fn measure(context: &Context<'_>, rounds: u64) -> Result<Vec<Series<Kept>>> {
+    let ours = |name: &str, arguments: &'static [&'static str]| {
+        Contestant::new(name, move || {
+            let add = |phase: &str, job: &mut std::process::Command| {
+                job.args(["--phase", phase]).args(arguments);
+            };
+            files::ours(context, "zeroing", rounds, add, &["make"])
+        })
+    };
+    let mut contestants = vec![
+        ours(OURS, &["--cache-mib", "1024"]),
+        ours(DEFAULT, &[]),
+        ours(BEFORE, &["--cache-mib", "1024", "--ablate", "batch"]),
+    ];
+    for kernel in files::kernels(context) {
+        contestants.push(Contestant::new(kernel.name(), move || {
+            files::theirs(context, kernel, "", "zeroing", rounds, &["make"])
+        }));
+    }
+    alternate(contestants, context.options.round_count)
+}
+
+fn loop_s(series: &Series<Kept>) -> f64 {
+    series.median(|run| run.outcome.wall_s("rounds"))
+}
+
+fn each_ns(series: &Series<Kept>) -> f64 {
+    series.median(|run| run.wall_each_ns("rounds"))
+}
+
+fn push(table: &mut Table, rounds: u64, series: &[Series<Kept>]) {
+    let Some(ours) = series.first() else { return };
+    for one in series {
+        let first = one.rounds.first();
+        let count = |what: &str| {
+            let count = first.and_then(|run| run.outcome.count("rounds", what));
+            count.map_or(Cell::Missing, Cell::Count)
+        };
+        let peak = one.rounds.iter().map(|run| run.peak_bytes).max().unwrap_or(0);
+        table.push(vec![
+            Cell::Count(rounds),
+            Cell::text(&one.name),
+            Cell::Precise(loop_s(one)),
+            Cell::Nanos(each_ns(one)),
+            Cell::Ratio(loop_s(one) / loop_s(ours)),
+            Cell::Precise(one.median(|run| run.outcome.wall_s("fsync"))),
+            count("pages flushed"),
+            count("device writes"),
+            count("commits"),
+            Cell::Bytes(peak),
+        ]);
+    }
+}
+
+fn draw(table: &mut Table, sizes: &[(u64, Vec<Series<Kept>>)]) {
+    let Some((rounds, largest)) = sizes.last() else { return };
+    let bars = largest.iter().map(|one| Bar { label: one.name.clone(), value: loop_s(one) });
+    let lines = largest.iter().map(|one| {
+        let points = sizes.iter().filter_map(|(rounds, series)| {
+            let same = series.iter().find(|other| other.name == one.name)?;
+            Some((*rounds as f64, each_ns(same)))
+        });
+        (one.name.clone(), points.collect())
+    });
+    table.charts = vec![
+        Chart {
+            title: format!("{rounds} times write and cut"),
+            unit: "s".to_owned(),
+            shape: Shape::Bars(vec![(String::new(), bars.collect())]),
+            goal: (*rounds == ROUNDS[2]).then_some(LOOP_S_MAX),
+        },
+        Chart {
+            title: "One time, by how often".to_owned(),
+            unit: "ns".to_owned(),
+            shape: Shape::Lines { x_label: "times".to_owned(), lines: lines.collect() },
+            goal: None,
+        },
+    ];
+}
+
+fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept>>)]) {
+    let (Some((_, smallest)), Some((rounds, largest))) = (sizes.first(), sizes.last()) else {
+        return;
+    };
+    let mut verdicts = Vec::new();
+    if *rounds == ROUNDS[2] {
+        verdicts.push(verdict("50,000 times", loop_s(&largest[0]), LOOP_S_MAX, "s"));
+    }
+    let growth = each_ns(&largest[0]) / each_ns(&smallest[0]);
+    verdicts.push(verdict(
+        "one at the largest size against the smallest",
+        growth,
+        GROWTH_MAX,
+        "times",
+    ));
+    table.note(verdicts.join(" "));
+    files::note_missing(context, table);
+    table.note(format!(
+        "The loop, without the fsync behind it. Ours in process with a cache of 1 GiB, which holds all of it, as the kernel's does; the \
+         kernel's by two system calls, each {:.0} ns here when it does nothing. Pages flushed, device writes and commits are those of the loop.",
+        context.syscall_ns,
+    ));
+}
+
+/// Who shows bytes that nobody wrote to the file.
+fn store(context: &Context<'_>) -> Result<Table> {
+    let mut table = Table::new(
+        "mapped_store",
+        "zeroing: fallocate 1 KiB, write 1 KiB, a store of 1 KiB at 3 KiB through a map of 4 KiB, write 4 KiB at 32 KiB, fsync; \
+         bytes that are not as they must be",
+        &[
+            ("who", "who"),
+            ("wrong_bytes", "wrong bytes"),
+            ("wrong_bytes_reopened", "after reopening"),
+        ],
+    );
+    let phases = ["store", "look"];
+    let add = |phase: &str, job: &mut std::process::Command| {
+        job.args(["--phase", phase]);
+    };
+    push_store(&mut table, OURS, &files::ours(context, "zeroing", 1, add, &phases)?)?;
+    for kernel in files::kernels(context) {
+        let run = files::theirs(context, kernel, "", "zeroing", 1, &phases)?;
+        push_store(&mut table, kernel.name(), &run)?;
+    }
+    Ok(table)
+}
+
+fn push_store(table: &mut Table, who: &str, run: &Kept) -> Result<()> {
+    let mut wrong = run.outcome.counts.iter().map(|count| count.count);
+    let mut cell = || files::told(wrong.next(), "wrong bytes").map(Cell::Count);
+    table.push(vec![Cell::text(who), cell()?, cell()?]);
+    Ok(())
+}
