@@ -7,10 +7,14 @@ use tempfile::TempDir;
 
 use crate::run::{command, run, transcript};
 
+/// How often it is looked whether a device is detached.
+const DETACH_WAITS_MAX: usize = 500;
+
 /// A loop device over an image file; detached when dropped.
 #[derive(Debug)]
 pub struct LoopDevice {
     device: PathBuf,
+    image: PathBuf,
 }
 
 impl LoopDevice {
@@ -33,7 +37,7 @@ impl LoopDevice {
                 // The kernel keeps partitions of the image that was there before, and btrfs check
                 // looks for filesystems in those and not on the device.
                 let _ = command("partx").args(["--delete", &name]).output();
-                return Self { device: name.into() };
+                return Self { device: name.into(), image: image.to_owned() };
             }
             last = transcript(&output);
             std::thread::sleep(Duration::from_millis(50));
@@ -45,6 +49,17 @@ impl LoopDevice {
     pub fn path(&self) -> &Path {
         &self.device
     }
+
+    /// Whether the kernel still holds the image: whoever looks through all devices at the moment, as
+    /// `btrfs check` does, keeps a detached one until it is done.
+    fn is_attached(&self) -> bool {
+        let Some(name) = self.device.file_name() else { return false };
+        let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+        let image = std::fs::canonicalize(&self.image).unwrap_or_else(|_| self.image.clone());
+        let image = image.as_os_str().as_encoded_bytes();
+        // Behind the name of a file that was removed it says so.
+        std::fs::read(file).is_ok_and(|backing| backing.starts_with(image))
+    }
 }
 
 impl Drop for LoopDevice {
@@ -53,6 +68,13 @@ impl Drop for LoopDevice {
         // is taken for that.
         let _ = command("btrfs").args(["device", "scan", "--forget"]).arg(&self.device).output();
         let _ = command("losetup").arg("--detach").arg(&self.device).output();
+        // An old state of a filesystem would be taken for a device of the next that is looked at.
+        for _ in 0..DETACH_WAITS_MAX {
+            if !self.is_attached() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
