@@ -16,8 +16,8 @@ test:
 	scripts/run-tests
 
 # A million random operations beside a model, a fifth of them with the power cuts of each commit, millions
-# of states, and failing devices; the kernel and `btrfs check` judge a sample of more than 500. SIM_SEED is
-# the first seed.
+# of states, cuts of what follows a cut, and failing devices; the kernel and `btrfs check` judge a sample
+# of more than 500. Then several threads at one filesystem. SIM_SEED is the first seed.
 SIM_SEED ?= 1
 sim:
 	scripts/setup test
@@ -25,6 +25,8 @@ sim:
 		--crash-states 2 --check-one-in 0 --mount-one-in 90 --fault-one-in 2 --threads 2
 	cargo run --release -p ubtrfs-sim -- --seed $$(($(SIM_SEED) + 100000)) --runs 410 \
 		--operations 2000 --crash-states 0 --check-one-in 0 --fault-one-in 0 --threads 2
+	cargo run --release -p ubtrfs-sim -- --seed $(SIM_SEED) --workers 3 --runs 60 --operations 300 \
+		--crash-states 100
 
 # Debian's linux-source, 84,000 files, there and back, judged on the way: minutes and gigabytes.
 acceptance:

@@ -58,8 +58,24 @@ pub(crate) fn all_but(
         other => other,
     };
     judge(subvolumes(fs, model))?;
+    nodes(fs, model, |_| true, judge)?;
+    Ok(count)
+}
+
+/// Those subvolumes of the model that are wanted, as far as their inodes show them.
+pub(crate) fn part(fs: &Filesystem, model: &Model, is_wanted: impl Fn(u64) -> bool) -> Compared {
+    nodes(fs, model, is_wanted, |result| result)
+}
+
+fn nodes(
+    fs: &Filesystem,
+    model: &Model,
+    is_wanted: impl Fn(u64) -> bool,
+    mut judge: impl FnMut(Compared) -> Compared,
+) -> Compared {
     let mut links: BTreeMap<Id, BTreeSet<(Id, &[u8])>> = BTreeMap::new();
-    for (dir, node) in model.nodes() {
+    let wanted = || model.nodes().filter(|(id, _)| is_wanted(id.root));
+    for (dir, node) in wanted() {
         for (name, target) in node.entries().into_iter().flatten() {
             if let Target::Inode(inode) = target {
                 let id = Id { root: dir.root, inode: *inode };
@@ -67,11 +83,11 @@ pub(crate) fn all_but(
             }
         }
     }
-    for (id, node) in model.nodes() {
+    for (id, node) in wanted() {
         judge(inode_of(fs, model, id, node))?;
         judge(names(fs, id, &links.remove(&id).unwrap_or_default()))?;
     }
-    Ok(count)
+    Ok(())
 }
 
 fn names(fs: &Filesystem, id: Id, wanted: &BTreeSet<(Id, &[u8])>) -> Compared {

@@ -48,7 +48,14 @@ impl Config {
 
     /// The filesystem that the seed wants.
     pub(crate) fn shape(&self) -> Shape {
-        let mut prng = Prng::new(self.seed ^ 0x6d6b_6673);
+        Shape::of_seed(self.seed)
+    }
+}
+
+impl Shape {
+    /// The filesystem that a seed wants.
+    pub(crate) fn of_seed(seed: u64) -> Self {
+        let mut prng = Prng::new(seed ^ 0x6d6b_6673);
         let free_space_tree = !prng.chance(1, 6);
         let no_holes = !prng.chance(1, 4);
         let block_group_tree = free_space_tree && no_holes && prng.chance(2, 3);
@@ -77,7 +84,7 @@ impl Config {
         };
         let len_bytes = (options.device_bytes_min() + spare_bytes).next_multiple_of(1 << 20);
         let unequal = |prng: &mut Prng| prng.below(3) << 20;
-        Shape {
+        Self {
             lens_bytes: (0..device_count).map(|_| len_bytes + unequal(&mut prng)).collect(),
             options,
             is_tight,

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use ubtrfs_sim::{Config, Failure, Report, run};
+use ubtrfs_sim::{Config, Failure, Report, ThreadsConfig, ThreadsReport, run, run_threads};
 
 /// After so many failures no further run is begun.
 const FAILURES_MAX: usize = 10;
@@ -46,6 +46,10 @@ struct Args {
     /// Seconds between lines of progress; 0 for none
     #[arg(long, value_name = "N", default_value = "30")]
     progress: u64,
+    /// Runs of so many threads that work at one filesystem, instead; 0 for none. Of the options above
+    /// the seeds, operations and crash states say what they do
+    #[arg(long, value_name = "N", default_value = "0")]
+    workers: usize,
     /// Threads, each with runs of its own
     #[arg(long, value_name = "N", default_value = "1")]
     threads: usize,
@@ -69,6 +73,9 @@ impl Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let begin = Instant::now();
+    if args.workers > 0 {
+        return run_workers(&args);
+    }
     let (report, failures) = run_all(&args);
     println!("{report}");
     println!("{} runs failed; {:.0} s", failures.len(), begin.elapsed().as_secs_f64());
@@ -76,6 +83,27 @@ fn main() -> ExitCode {
         eprintln!("ubtrfs-sim: {failure}");
     }
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs of several threads each, one after the other.
+fn run_workers(args: &Args) -> ExitCode {
+    let (mut sum, mut failures) = (ThreadsReport::default(), 0);
+    for seed in args.seed..args.seed.saturating_add(args.runs) {
+        let (workers, operations) = (args.workers, args.operations);
+        let config = ThreadsConfig { seed, workers, operations, crash_states: args.crash_states };
+        match run_threads(&config) {
+            Ok(report) => sum += report,
+            Err(why) => {
+                eprintln!("ubtrfs-sim: {why}");
+                failures += 1;
+            }
+        }
+        if failures >= FAILURES_MAX {
+            break;
+        }
+    }
+    println!("{sum}; {failures} runs failed");
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Hands the seeds out to the threads; stops after some failures.

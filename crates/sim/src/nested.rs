@@ -101,6 +101,7 @@ pub(crate) fn cut_again(
     world.step(&Op::Commit)?;
     orphans_are_gone(&world, &changed)?;
     judge::is_clean(&world.array)?;
+    superblocks::are_right(&world)?;
     let nested_one_in = config.nested_one_in * NESTED_FACTOR;
     let crash_states = (config.crash_states / NESTED_FACTOR).max(1);
     let config = Config { nested_one_in, crash_states, ..*config };

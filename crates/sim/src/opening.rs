@@ -261,7 +261,11 @@ fn remembered(images: &[Image]) -> Differs<Remembered> {
     let volume = Volume::open(array.devices(), &options).map_err(|error| error.to_string())?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
     let fs = Filesystem::open(volume, options).map_err(|error| not_open(&error))?;
-    Remembered::of(fs.volume())
+    view::of(&fs)?;
+    match array.event_count() {
+        0 => Remembered::of(fs.volume()),
+        _ => Err("it was opened read-only, and written".to_owned()),
+    }
 }
 
 fn open(array: &SimArray, config: &OpeningConfig) -> Differs<Filesystem> {

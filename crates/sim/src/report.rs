@@ -41,6 +41,8 @@ pub struct Report {
     pub checked: u64,
     /// States that the kernel mounted and showed as the model.
     pub mounted: u64,
+    /// All that the devices held at the end of each run, as one number.
+    pub digest: u64,
     /// Repetitions on a device that failed, by what was to go wrong.
     pub faults: BTreeMap<&'static str, Faults>,
 }
@@ -192,6 +194,7 @@ impl AddAssign for Report {
         add_all(&mut self.cuts, other.cuts);
         add_all(&mut self.faults, other.faults);
         self.nested += other.nested;
+        self.digest = self.digest.wrapping_add(other.digest);
         let counts = [
             (&mut self.runs, other.runs),
             (&mut self.tight_runs, other.tight_runs),

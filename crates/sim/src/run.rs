@@ -1,5 +1,6 @@
 //! A run from its seed to its report.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,6 +8,7 @@ use std::rc::Rc;
 
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_testkit::Prng;
+use ubtrfs_testkit::crash::Image;
 use ubtrfs_testkit::model::{Id, New, TOP_LEVEL};
 
 use crate::compare::{self, Differs};
@@ -17,6 +19,7 @@ use crate::generate::Generator;
 use crate::judge::{self, Outside};
 use crate::op::{Data, Effect, Op};
 use crate::report::Report;
+use crate::superblocks;
 use crate::world::{Outcome, World, durable};
 
 /// Everything is compared after so many operations at the latest.
@@ -64,13 +67,16 @@ pub fn run(config: &Config) -> Result<Report, Failure> {
     let what = match result {
         Ok(Ok(report)) => return Ok(report),
         Ok(Err(what)) => what,
-        Err(panic) => panic
-            .downcast_ref::<String>()
-            .cloned()
-            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-            .unwrap_or_else(|| "a panic".to_owned()),
+        Err(panic) => words_of(&*panic),
     };
     Err(Failure { config: *config, operation, what })
+}
+
+/// What a panic said.
+pub(crate) fn words_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "a panic".to_owned())
 }
 
 struct Run {
@@ -123,7 +129,9 @@ impl Run {
         self.world.finish_deletions()?;
         self.one(&Op::Commit)?;
         self.compare_all()?;
-        self.outside.check(&self.world.array.images());
+        let images = self.world.array.images();
+        self.report.digest = images.iter().map(Image::digest).fold(0, u64::wrapping_add);
+        self.outside.check(&images);
         Ok(self.report)
     }
 
@@ -195,6 +203,7 @@ impl Run {
     fn committed(&mut self, reopen: bool) -> Differs {
         self.report.commits += 1;
         judge::are_clean(&self.world.array.images())?;
+        superblocks::are_right(&self.world)?;
         if self.config.crash_states > 0 {
             cuts::judge_all(
                 &self.world,

@@ -1,9 +1,103 @@
-//! Superblocks, read and changed as they lie on the devices.
+//! Superblocks, read, judged and changed as they lie on the devices.
 
 use ubtrfs_ondisk::features::CompatRo;
-use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use ubtrfs_ondisk::superblock::{RootBackup, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use ubtrfs_ondisk::verify::Expect;
+use ubtrfs_ondisk::{Generation, LogicalAddr, RootId};
 use ubtrfs_testkit::crash::Image;
+use ubtrfs_volume::Volume;
 use zerocopy::IntoBytes;
+
+use crate::compare::Differs;
+use crate::trees;
+use crate::world::World;
+
+/// Right after a commit: all superblocks of all devices are of it and the same but for what tells
+/// devices and places apart, and the backups of the roots are those of the last commits, in turn.
+/// The trees of this one and of the one before, whose space nobody has been given yet, are there.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn are_right(world: &World) -> Differs {
+    let images = world.array.images();
+    let generation = world.generation();
+    let mut first: Option<Box<Superblock>> = None;
+    for (device, image) in images.iter().enumerate() {
+        let what = |place: usize| format!("superblock {place} of device {device}");
+        let primary = read(image, 0).ok_or_else(|| format!("no {}", what(0)))?;
+        let total_bytes = primary.dev_item.total_bytes.get();
+        for (place, at) in SUPERBLOCK_OFFSETS.into_iter().enumerate() {
+            let len = u64::try_from(SUPERBLOCK_BYTES).expect("a constant fits");
+            if at.0 + len >= total_bytes {
+                continue;
+            }
+            let copy = read(image, place).ok_or_else(|| format!("no {}", what(place)))?;
+            if copy.generation.get() != generation {
+                let have = copy.generation;
+                return Err(format!("{} is of {have}, not {generation}", what(place)));
+            }
+            if everywhere(&copy) != everywhere(&primary) || copy.dev_item != primary.dev_item {
+                return Err(format!("{} is another than that in place 0", what(place)));
+            }
+        }
+        if first.as_ref().is_some_and(|first| everywhere(first) != everywhere(&primary)) {
+            return Err(format!("{} is another than that of device 0", what(0)));
+        }
+        first.get_or_insert(primary);
+    }
+    let superblock = first.ok_or("no device")?;
+    let volume = world.fs.volume();
+    let mut backups: Vec<RootBackup> = superblock.super_roots.to_vec();
+    backups.retain(|backup| backup.tree_root_gen.get() > 0);
+    backups.sort_by_key(|backup| std::cmp::Reverse(backup.tree_root_gen.get()));
+    for (age, backup) in (0..).zip(&backups) {
+        let (have, expect) = (backup.tree_root_gen.get(), generation - age);
+        if have != expect {
+            return Err(format!("a backup of the roots of {have}, in the place of {expect}"));
+        }
+        // What the commit before it freed may be used again, or be discarded.
+        if age == 0 || age == 1 && !world.shape().discard {
+            trees_are_there(volume, backup).map_err(|why| format!("backup of {have}: {why}"))?;
+        }
+    }
+    match backups.first() {
+        Some(last) if last.tree_root == superblock.root => Ok(()),
+        _ => Err("no backup of the roots is of this commit".to_owned()),
+    }
+}
+
+/// All of it that is the same on all devices and in all places.
+fn everywhere(superblock: &Superblock) -> Vec<u8> {
+    let mut same = *superblock;
+    same.csum = Default::default();
+    same.bytenr = 0.into();
+    same.dev_item = Default::default();
+    same.as_bytes().to_vec()
+}
+
+fn trees_are_there(volume: &Volume, backup: &RootBackup) -> Differs {
+    let RootBackup { tree_root, chunk_root, extent_root, fs_root, dev_root, csum_root, .. } =
+        *backup;
+    let roots = [
+        (RootId::ROOT_TREE, tree_root, backup.tree_root_gen, backup.tree_root_level),
+        (RootId::CHUNK_TREE, chunk_root, backup.chunk_root_gen, backup.chunk_root_level),
+        (RootId::EXTENT_TREE, extent_root, backup.extent_root_gen, backup.extent_root_level),
+        (RootId::FS_TREE, fs_root, backup.fs_root_gen, backup.fs_root_level),
+        (RootId::DEV_TREE, dev_root, backup.dev_root_gen, backup.dev_root_level),
+        (RootId::CSUM_TREE, csum_root, backup.csum_root_gen, backup.csum_root_level),
+    ];
+    for (owner, at, generation, level) in roots {
+        let expect = Expect {
+            bytenr: LogicalAddr(at.get()),
+            generation: Some(Generation(generation.get())),
+            level: Some(level),
+            first_key: None,
+            owner: Some(owner),
+        };
+        trees::block(volume, &expect).map_err(|why| format!("tree {owner}: {why}"))?;
+    }
+    Ok(())
+}
 
 /// The newest of the primary superblocks: that by which the devices are opened.
 pub(crate) fn newest(images: &[Image]) -> Option<Box<Superblock>> {

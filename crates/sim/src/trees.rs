@@ -64,17 +64,12 @@ fn items_from(
     first: &Key,
     each: &mut dyn FnMut(Key, &[u8]),
 ) -> Differs {
-    let geometry = volume.geometry();
     // The next to be read is the last.
     let mut left = vec![root];
     while let Some(at) = left.pop() {
-        let mut bytes = vec![0; geometry.nodesize_bytes];
         let expect =
             Expect { bytenr: at, generation: None, level: None, first_key: None, owner: None };
-        let judge = |copy: &[u8]| verify::block(copy.into(), &geometry, &expect).map(drop);
-        volume.read(at, &mut bytes, &judge).map_err(|error| error.to_string())?;
-        let block = verify::block(bytes.into(), &geometry, &expect);
-        match block.map_err(|error| error.to_string())? {
+        match block(volume, &expect)? {
             Block::Leaf(leaf) => {
                 for slot in 0..leaf.len() {
                     let key = leaf.key(slot);
@@ -91,4 +86,16 @@ fn items_from(
         }
     }
     Ok(())
+}
+
+/// A block as it is expected, from whichever copy is whole.
+///
+/// # Errors
+/// What is wrong with the last copy.
+pub(crate) fn block(volume: &Volume, expect: &Expect) -> Differs<Block> {
+    let geometry = volume.geometry();
+    let mut bytes = vec![0; geometry.nodesize_bytes];
+    let judge = |copy: &[u8]| verify::block(copy.into(), &geometry, expect).map(drop);
+    volume.read(expect.bytenr, &mut bytes, &judge).map_err(|error| error.to_string())?;
+    verify::block(bytes.into(), &geometry, expect).map_err(|error| error.to_string())
 }

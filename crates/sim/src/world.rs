@@ -188,7 +188,8 @@ impl World {
         world
     }
 
-    fn unrecorded(
+    /// What is open already, and goes on being recorded as it is.
+    pub(crate) fn unrecorded(
         array: SimArray,
         fs: Filesystem,
         model: Model,
@@ -409,7 +410,11 @@ impl World {
     pub(crate) fn reopen(&mut self) -> Differs {
         self.opened += 1;
         let seed = self.seed.wrapping_add(self.opened << 32);
+        let (before, events) = (self.generation(), self.array.event_count());
         self.fs = open(&self.array, &self.shape, seed).map_err(|error| not_open(&error))?;
+        if self.generation() == before && self.array.event_count() > events {
+            return Err("an opening that made no commit wrote something".to_owned());
+        }
         self.model.evict_all();
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -117,6 +118,18 @@ impl Image {
                 Arc::make_mut(stored)[inside..inside + bytes.len()].copy_from_slice(bytes);
             }
         });
+    }
+
+    /// A number that is the same for images that hold the same.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.len_bytes.hash(&mut hasher);
+        for (number, bytes) in self.groups.values().flat_map(|group| group.iter()) {
+            if bytes.iter().any(|byte| *byte != 0) {
+                (number, &bytes[..]).hash(&mut hasher);
+            }
+        }
+        hasher.finish()
     }
 
     /// The numbers of those blocks of 4 KiB in a range that were ever written.

@@ -196,6 +196,11 @@ fn image_written_to_a_file_and_read_back_is_the_same() {
     let mut all = BlockSet::default();
     all.insert_range(0, (3 << 20) + 100);
     assert!(image.is_same_in(&device.image(), &all));
+    assert_eq!(image.digest(), device.image().digest());
+    write(&device, 900_000, 0, 5);
+    assert_eq!(image.digest(), device.image().digest(), "zeros as before");
+    write(&device, 900_000, 1, 1);
+    assert_ne!(image.digest(), device.image().digest());
 }
 
 #[test]
