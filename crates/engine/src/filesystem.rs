@@ -462,6 +462,9 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::commit`]; `NotFound` where there is no such file.
     pub fn fsync(&self, id: InodeId) -> Result<()> {
+        if self.is_open(id) {
+            return self.open_data(id)?.fsync();
+        }
         self.inode(id)?;
         self.commit()
     }

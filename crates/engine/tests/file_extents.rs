@@ -341,8 +341,96 @@ fn calls_beside_an_open_file_and_the_file_show_each_other() {
     target.write(at(0), &[5; 4096]).unwrap();
     fs.unlink(fs.top_level(), b"target").unwrap();
     assert!(matches!(target.fsync(), Err(Error::NotFound { .. })));
+    assert!(matches!(target.read(at(0), &mut [0; 10]), Err(Error::NotFound { .. })));
     drop((file, target));
     fs.sync().unwrap();
     drop(fs);
     judge(&image);
+}
+
+/// Found by review: a copy of a file that was only in memory was empty, an fsync by number wrote nothing, a
+/// time that was set was overwritten by the time of an earlier write, and flags that forbid writing
+/// were not asked where the file was open.
+#[test]
+fn calls_by_number_see_what_is_only_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let disk = ubtrfs_ondisk::FileOffset;
+    let (id, file) = create(&fs, "file", 0);
+    let (copy, _) = create(&fs, "copy", 0);
+    let bytes = noise(100_000, 1);
+    file.write(at(0), &bytes).unwrap();
+    assert_eq!(fs.copy_range(id, disk(0)..disk(1 << 20), copy, disk(0)).unwrap(), 100_000);
+    file.append(&[7; 10]).unwrap();
+    let mtime = Time { sec: 1_000_000, nsec: 5 };
+    let times = SetAttributes { mtime: Some(mtime), ..SetAttributes::default() };
+    fs.begin(Reservation::items(1)).unwrap().set_attributes(id, &times).unwrap();
+    fs.fsync(id).unwrap();
+    let bits = SetAttributes { flags: Some(flags::IMMUTABLE), ..SetAttributes::default() };
+    fs.begin(Reservation::items(1)).unwrap().set_attributes(id, &bits).unwrap();
+    let refused = [fs.write(id, disk(0), b"no"), fs.truncate(id, 5)];
+    assert!(refused.iter().all(|r| matches!(r, Err(Error::NotPermitted { .. }))), "{refused:?}");
+    drop(file);
+    drop(fs);
+
+    let fs = open_for_writing(&image);
+    let inode = fs.inode(id).unwrap();
+    assert_eq!((inode.size_bytes, inode.mtime), (100_010, mtime));
+    let mut have = vec![0; 100_010];
+    fs.read(id, disk(0), &mut have).unwrap();
+    assert!(have == [&bytes[..], &[7; 10]].concat());
+    assert_eq!(fs.read(copy, disk(0), &mut have).unwrap(), 100_000);
+    assert!(have[..100_000] == bytes);
+    drop(fs);
+    judge(&image);
+}
+
+/// Found by review: a writeback that was under way when the file was truncated, and an fsync beside it, gave
+/// the file its old length back on the medium.
+#[test]
+fn truncation_beside_writeback_and_fsync_keeps_its_size_on_the_medium() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let (id, file) = create(&fs, "file", 0);
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    for round in 0..40 {
+        let size = 100 + round * 97 % 9000;
+        is_done.store(false, std::sync::atomic::Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let (file, is_done) = (&file, &is_done);
+            scope.spawn(move || {
+                while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                    file.space().flush(FileRange::from(FileOffset::ZERO));
+                }
+            });
+            let other = fs.open_data(id).unwrap();
+            scope.spawn(move || {
+                while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                    other.fsync().unwrap();
+                }
+            });
+            for _ in 0..20 {
+                file.write(at(0), &[1; 12_000]).unwrap();
+                file.truncate(at(size)).unwrap();
+            }
+            is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        fs.sync().unwrap();
+        assert_eq!(fs.inode(id).unwrap().size_bytes, size);
+        assert_eq!(size_on_medium(&fs, id), size, "round {round}");
+    }
+    drop(file);
+    drop(fs);
+    judge(&image);
+}
+
+/// What a snapshot shows of the file's size is what the medium has.
+fn size_on_medium(fs: &Filesystem, id: InodeId) -> u64 {
+    let top = fs.top_level();
+    let snap = fs.snapshot(top.root, top, b"moment", &SnapshotOptions::default()).unwrap();
+    let size = fs.inode(InodeId { root: snap.root, inode: id.inode }).unwrap().size_bytes;
+    fs.delete_subvolume(top, b"moment").unwrap();
+    size
 }

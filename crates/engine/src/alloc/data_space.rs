@@ -3,7 +3,7 @@
 //! Data that is in memory only has space promised: who writes it to the device later finds some. What
 //! was promised is counted, not placed; who allocates without a promise leaves so much free.
 
-use super::{Allocator, State};
+use super::{Allocator, Class, State};
 use crate::btree::Roots;
 use crate::error::{Error, Result};
 
@@ -63,6 +63,18 @@ impl Allocator {
             }
         }
         Ok(())
+    }
+
+    /// Whether so much metadata may be held back beside all that is promised, and what frees space still
+    /// has its room.
+    pub(crate) fn has_metadata_for(&self, held_back_bytes: u64) -> bool {
+        let nodesize = self.nodesize_bytes();
+        let mut state = self.state();
+        state.held_back_bytes = held_back_bytes;
+        let promised_data = if state.is_mixed { state.promised_data_bytes } else { 0 };
+        let kept = state.kept_bytes(nodesize).saturating_add(state.freeing_reserve_bytes(0));
+        let free = state.spaces[Class::Metadata.index()].loaded_free_bytes;
+        free >= kept.saturating_add(promised_data)
     }
 
     /// Counts a promise for data that has its space already, so that it is taken back as any other.

@@ -111,7 +111,7 @@ impl State {
 
     /// Bytes of metadata that only what frees space may use: `worst_bytes` of one such operation,
     /// and the commit that follows it, so that a full filesystem can be emptied.
-    fn freeing_reserve_bytes(&self, worst_bytes: u64) -> u64 {
+    pub(super) fn freeing_reserve_bytes(&self, worst_bytes: u64) -> u64 {
         let bytes = worst_bytes.saturating_add(FREEING_COMMIT_BYTES);
         bytes.min(self.metadata_total_bytes / FREEING_RESERVE_PART)
     }

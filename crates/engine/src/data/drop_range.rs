@@ -183,6 +183,20 @@ pub(crate) fn extent_count(core: &Core, target: &Target, range: &Range<u64>) -> 
     Ok(overlapping(core, target, range, usize::MAX)?.len() as u64)
 }
 
+/// Where the last file extent ends; 0 where there is none.
+///
+/// # Errors
+/// As [`drop_range`] before anything changes.
+pub(crate) fn extents_end(core: &Core, target: &Target) -> Result<u64> {
+    let mut cursor = core.roots.tree(target.root)?.cursor();
+    cursor.seek_back(&extent_key(target, u64::MAX))?;
+    let Some((key, data)) = cursor.current()?.filter(|(key, _)| is_extent(target, key)) else {
+        return Ok(0);
+    };
+    let extent = FileExtent::parse(data).map_err(|error| error.in_root(target.root))?;
+    Ok(end_of(key.offset, &extent))
+}
+
 /// Where the last `count_max` file extents that overlap `range` begin, or the range; `None` where none
 /// does. What it costs does not grow with the file.
 ///

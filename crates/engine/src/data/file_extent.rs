@@ -224,6 +224,14 @@ impl ExtentWalk {
             }
             FileExtent::Regular(extent) if extent.is_hole() => {
                 let end = self.end_of(key.offset, &extent)?;
+                let sectorsize = self.of.sectorsize_bytes;
+                if ![key.offset, end].iter().all(|at| at.is_multiple_of(sectorsize)) {
+                    return Err(self
+                        .corrupt(Reason::BadValue, key.offset)
+                        .have(format!("a hole up to {end}"))
+                        .expect("whole sectors")
+                        .into());
+                }
                 Mapping::hole(key.offset, end)
             }
             FileExtent::Regular(extent) => self.regular(key.offset, MappingKind::Data, &extent)?,

@@ -10,6 +10,7 @@ use ubtrfs_ondisk::{DiskKey, Key, KeyType, ObjectId, RootId, Uuid};
 use super::drop_tree::DropTree;
 use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
+use super::open_file::discard;
 use super::uuid_tree;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
@@ -33,8 +34,11 @@ impl Filesystem {
     /// where it holds other subvolumes; `ReadOnly` where `dir` cannot be changed.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
         let txn = self.inner.core.begin_alone(Reservation::delete_subvolume())?;
-        let root = Handle { fs: self, txn }.delete_subvolume(dir, name)?;
-        self.discard_subvolume(root);
+        let mut handle = Handle { fs: self, txn };
+        let root = handle.delete_subvolume(dir, name)?;
+        let files = self.end_files_of(root);
+        drop(handle);
+        files.iter().for_each(|file| discard(file));
         Ok(root)
     }
 

@@ -23,17 +23,22 @@ use ubtrfs_iomap::{
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::file_extent::Compression;
-use ubtrfs_rt::{Mutex, MutexGuard, Time};
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_rt::{AtomicBool, Mutex, MutexGuard, Ordering, Time};
 
-use super::inode::InodeId;
+use super::inode::{Inode, InodeId};
 use super::state::DataChange;
+use super::writeback::From;
 use crate::data::append::{Target, extent_key};
+use crate::data::drop_range;
 use crate::data::file_extent::{self, ExtentWalk, ExtentsOf};
 use crate::data::read::FileReader;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Inner};
-use crate::txn::Reservation;
+use crate::txn::{Flush, Reservation};
 
+/// File extents that a reservation for dirty data counts with at most.
+const ITEMS_AT_ONCE_MAX: u64 = 64;
 /// Where mappings end that nothing is mapped behind: past every file, in whole blocks of any size.
 const END: u64 = 1 << 63;
 
@@ -49,8 +54,23 @@ pub struct IoInode {
     inner: Weak<Inner>,
     sequence: MappingSequence,
     place: Mutex<Place>,
+    /// What is on the medium, once looked up; read and changed by the holder of the file's data lock.
+    medium: Mutex<Option<Medium>>,
+    /// The file is no more.
+    is_gone: AtomicBool,
+    /// The inode's flag APPEND.
+    pub(super) is_append_only: AtomicBool,
     /// When it was last written in memory; `None` once the inode says so.
     pub(super) written: Mutex<Option<Time>>,
+}
+
+/// How far a file reaches on the medium.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Medium {
+    /// The inode's size.
+    pub(super) size: u64,
+    /// Where its last file extent ends.
+    pub(super) extents_end: u64,
 }
 
 /// Where mappings were last looked up.
@@ -67,9 +87,13 @@ pub(super) struct MappingChange<'a> {
 }
 
 impl IoInode {
-    pub(super) fn new(fs: &Filesystem, id: InodeId) -> Self {
+    pub(super) fn new(fs: &Filesystem, inode: &Inode) -> Self {
+        let id = inode.id;
         Self {
             id,
+            medium: Mutex::new(None),
+            is_gone: AtomicBool::new(false),
+            is_append_only: AtomicBool::new(inode.flags & flags::APPEND != 0),
             inner: std::sync::Arc::downgrade(&fs.inner),
             sequence: MappingSequence::new(),
             place: Mutex::new(Place::default()),
@@ -79,11 +103,42 @@ impl IoInode {
 
     /// Begins a change of the file's mappings. The caller holds its data lock and a handle.
     pub(super) fn change<'a>(&'a self, fs: &'a Filesystem) -> MappingChange<'a> {
+        MappingChange {
+            _place: self.change_mappings(),
+            _count: fs.inner.files.change_data(self.id),
+        }
+    }
+
+    /// As [`IoInode::change`], for who counts the change of the data by himself.
+    pub(super) fn change_mappings(&self) -> MutexGuard<'_, Place> {
         let mut place = self.place.lock();
         self.sequence.changed();
         // A walk goes on behind what it told, which may be another extent's by now.
         *place = Place::default();
-        MappingChange { _place: place, _count: fs.inner.files.change_data(self.id) }
+        *self.medium.lock() = None;
+        place
+    }
+
+    /// The file is no more: nothing is mapped from now on.
+    pub(super) fn end(&self) {
+        let _place = self.change_mappings();
+        self.is_gone.store(true, Ordering::Release);
+    }
+
+    /// How far it reaches on the medium. The caller holds its data lock.
+    pub(super) fn medium(&self, fs: &Filesystem) -> Result<Medium> {
+        let mut known = self.medium.lock();
+        if let Some(medium) = *known {
+            return Ok(medium);
+        }
+        let size = fs.disk_inode(self.id)?.size_bytes;
+        let extents_end = drop_range::extents_end(&fs.inner.core, &self.target(true))?;
+        Ok(*known.insert(Medium { size, extents_end }))
+    }
+
+    /// The inode's size changed.
+    pub(super) fn forget_medium(&self) {
+        *self.medium.lock() = None;
     }
 
     /// The file was written, in memory.
@@ -93,15 +148,15 @@ impl IoInode {
 
     /// What the file is at `at`.
     fn mapping_at(&self, fs: &Filesystem, place: &mut Place, at: u64) -> Result<Mapping> {
+        if self.is_gone.load(Ordering::Acquire) {
+            return Err(Error::not_found(self.id));
+        }
         let cookie = self.sequence.cookie();
         if let Some(last) = place.last
             && last.cookie == cookie
             && last.range.contains(FileOffset::new(at))
         {
             return Ok(last);
-        }
-        if fs.inner.core.roots.is_deleted(self.id.root) {
-            return Err(Error::not_found(format!("{}, of a deleted subvolume,", self.id)));
         }
         let walk = match &mut place.walk {
             Some(walk) => walk,
@@ -165,6 +220,17 @@ impl IoInode {
             if (*root, *inode, *o) == (self.id.root, self.id.inode, offset))
     }
 
+    /// Whether data at `at` is written where the file has its space.
+    fn has_space_at(&self, fs: &Filesystem, at: u64) -> Result<bool> {
+        let inode = fs.disk_inode(self.id)?;
+        let tree = fs.tree(self.id.root)?;
+        let mut walk = ExtentWalk::new(&tree, self.of(fs), DiskOffset(at));
+        match walk.next()? {
+            Some(mapping) => fs.is_written_in_place(self, &inode, &walk, &mapping),
+            None => Ok(false),
+        }
+    }
+
     /// Its extents and the hole behind them.
     pub(super) fn of(&self, fs: &Filesystem) -> ExtentsOf {
         ExtentsOf {
@@ -222,35 +288,48 @@ impl FileIo {
         })
     }
 
-    /// Promises space for what will be dirty.
-    fn reserve(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<Mapping> {
+    /// Promises space for what will be dirty: for as much of the range as there is space for.
+    fn reserve(&self, fs: &Filesystem, inode: &IoInode, mut range: FileRange) -> Result<Mapping> {
         fs.inner.core.check_writable()?;
-        let len_bytes = range.len_bytes();
-        let mut placed = false;
+        let block = u64::from(self.block_bytes);
+        loop {
+            match self.reserve_all(fs, inode, range) {
+                Err(Error::NoSpace { .. }) if range.len_bytes() > block => {
+                    let half = (range.len_bytes() / 2).next_multiple_of(block);
+                    range = FileRange::with_len(range.start, half.min(range.len_bytes() - block));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn reserve_all(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<Mapping> {
+        let (at, len_bytes) = (range.start.bytes(), range.len_bytes());
+        fs.promise_items(len_bytes)?;
+        let mut is_placed = false;
         if let Err(error) = fs.promise_data(len_bytes) {
             // What has its space already needs no other.
-            let mapping = inode.mapping_at(fs, &mut inode.place.lock(), range.start.bytes())?;
-            if mapping.kind != MappingKind::Unwritten {
+            if !inode.has_space_at(fs, at)? {
                 return Err(error);
             }
             fs.inner.core.alloc.promise_placed_data(len_bytes);
-            placed = true;
+            is_placed = true;
         }
         fs.inner.files.add_delalloc(len_bytes);
-        let mapping = inode.mapping_at(fs, &mut inode.place.lock(), range.start.bytes());
-        let mapping = match mapping {
-            Ok(mapping) if !placed || mapping.kind == MappingKind::Unwritten => mapping,
-            other => {
-                fs.take_back_data(len_bytes);
-                return other.and(Err(Error::NoSpace {
-                    what: "data",
-                    needed_bytes: len_bytes,
-                    available_bytes: 0,
-                }));
-            }
-        };
-        let unused = len_bytes - mapping.range.intersection(range).len_bytes();
-        fs.take_back_data(unused);
+        let mapping = inode.mapping_at(fs, &mut inode.place.lock(), at);
+        let is_kept =
+            mapping.as_ref().is_ok_and(|mapping| !is_placed || mapping.kind != MappingKind::Hole);
+        if !is_kept {
+            fs.take_back_data(len_bytes);
+            return mapping.and(Err(Error::NoSpace {
+                what: "data",
+                needed_bytes: len_bytes,
+                available_bytes: 0,
+            }));
+        }
+        let mut mapping = mapping?;
+        mapping.range.end = mapping.range.end.min(range.end);
+        fs.take_back_data(len_bytes - mapping.range.intersection(range).len_bytes());
         Ok(mapping)
     }
 }
@@ -278,6 +357,8 @@ impl FileSystem for FileIo {
                 Ok(cover(mapping, range, batch))
             }
             Purpose::Fiemap => {
+                // While it is held no commit moves references from the queue to the tree.
+                let _handle = fs.begin_step(Reservation::items(0)).ok();
                 let mut place = inode.place.lock();
                 let mut mapping = inode.mapping_at(&fs, &mut place, at)?;
                 mapping.flags.is_shared = inode.is_shared(&fs, &mapping)?;
@@ -320,13 +401,13 @@ impl FileSystem for FileIo {
         let (files, alloc) = (&fs.inner.files, &fs.inner.core.alloc);
         // What was kept back for the items of these is what their handles ask for now.
         files.subtract_delalloc(bytes_of(runs));
-        if fs.write_runs(inode, runs).is_ok() {
+        if fs.write_runs(inode, runs, From::Memory).is_ok() {
             alloc.take_back_data(bytes_of(runs));
             return Ok(());
         }
         // One by one: what can be written is, and who could not is known.
         for (index, run) in runs.iter().enumerate() {
-            let result = fs.write_run_in_parts(inode, run);
+            let result = fs.write_run_in_parts(inode, run, From::Memory);
             alloc.take_back_data(run.range.len_bytes());
             if let Err(error) = result {
                 files.add_delalloc(bytes_of(&runs[index + 1..]));
@@ -339,9 +420,9 @@ impl FileSystem for FileIo {
     fn write_direct(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
         let fs = self.fs()?;
         fs.promise_data(run.range.len_bytes())?;
-        let result = fs.write_run_in_parts(inode, run);
+        let result = fs.write_run_in_parts(inode, run, From::Caller);
         fs.inner.core.alloc.take_back_data(run.range.len_bytes());
-        result
+        result.inspect_err(|_| fs.cut_to_memory(inode))
     }
 
     fn unreserve(&self, _: &IoInode, len_bytes: u64) {
@@ -396,6 +477,20 @@ impl Filesystem {
             }
             result => result,
         }
+    }
+
+    /// Makes sure that there is metadata for the items of so much more dirty data. The thread holds no
+    /// handle.
+    fn promise_items(&self, len_bytes: u64) -> Result<()> {
+        let files = &self.inner.files;
+        let held_back = files.held_back_bytes(self.nodesize_bytes());
+        let more = files.delalloc_items_bytes(len_bytes);
+        if self.inner.core.alloc.has_metadata_for(held_back.saturating_add(more)) {
+            return Ok(());
+        }
+        // Loads groups, makes chunks, commits.
+        let extents = len_bytes.div_ceil(self.sectorsize_bytes()).min(ITEMS_AT_ONCE_MAX);
+        self.begin_step(Reservation::extents(extents)).map(drop)
     }
 
     /// Takes back what was promised to dirty data.

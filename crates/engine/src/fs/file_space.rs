@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use ubtrfs_iomap::Beyond;
+use ubtrfs_iomap::extent_state::{StateBits, Want};
+use ubtrfs_iomap::{Beyond, FileRange};
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::inode::flags;
 
@@ -21,12 +22,22 @@ impl Filesystem {
     /// Lets the file end at `size`, and drops what it has beyond, where it is to. What is not on the
     /// medium needs no change there: writeback says where it ends.
     pub(super) fn set_file_size(&self, io: &IoInode, size: u64, beyond: Beyond) -> Result<()> {
-        let sector = self.sectorsize_bytes();
         let _lock = self.inner.files.lock_data(io.id);
+        let medium = io.medium(self)?;
+        let end = size.next_multiple_of(self.sectorsize_bytes());
+        let has_beyond = beyond == Beyond::Dropped && medium.extents_end > end;
+        if !has_beyond && (size == medium.size || size > medium.size && self.ends_dirty(io, size)) {
+            return Ok(());
+        }
+        self.set_locked_size(io, size, beyond)
+    }
+
+    /// As [`Filesystem::set_file_size`], on the medium in any case. The caller holds the data lock.
+    fn set_locked_size(&self, io: &IoInode, size: u64, beyond: Beyond) -> Result<()> {
+        let end = size.next_multiple_of(self.sectorsize_bytes());
         let mut inode = self.disk_inode(io.id)?;
         if beyond == Beyond::Dropped {
             // The size goes down with what is dropped.
-            let end = size.next_multiple_of(sector);
             self.drop_in_steps(io, end..u64::MAX, |old, from| old.min(from.max(size)))?;
             inode = self.disk_inode(io.id)?;
             if size < inode.size_bytes {
@@ -39,7 +50,7 @@ impl Filesystem {
             return Ok(());
         }
         // Inline data is all that a file has.
-        let mut locked = Locked::of_open(self, inode)?;
+        let mut locked = Locked::of_open(self, inode);
         locked.outline_unless(0..size)?;
         let reservation = Reservation::items(4).and(Reservation::extents(2));
         let mut handle = self.begin_step(reservation)?;
@@ -48,10 +59,34 @@ impl Filesystem {
         handle.count_data(io, 0, 0, |old| old.max(size))
     }
 
+    /// After a failure half way: the file is as long on the medium as in memory.
+    pub(super) fn cut_to_memory(&self, io: &IoInode) {
+        if let Some(space) = self.inner.open_files.find(io.id) {
+            // If that fails, too, nothing more can be done than to tell of the first.
+            let _ = self.set_file_size(io, space.size().bytes(), Beyond::Dropped);
+        }
+    }
+
+    /// Whether the block where a file of `size` ends is dirty: then its writeback says where it ends.
+    fn ends_dirty(&self, io: &IoInode, size: u64) -> bool {
+        let Some(space) = self.inner.open_files.find(io.id) else { return false };
+        let start = size.saturating_sub(1) / self.sectorsize_bytes() * self.sectorsize_bytes();
+        let last =
+            FileRange::with_len(ubtrfs_iomap::FileOffset::new(start), self.sectorsize_bytes());
+        space.states().test(last, Want::All(StateBits::DELALLOC))
+    }
+
     /// Makes whole blocks a hole.
     pub(super) fn punch_file(&self, io: &IoInode, range: Range<u64>) -> Result<()> {
-        let _lock = self.inner.files.lock_data(io.id);
-        self.drop_in_steps(io, range, |old, _| old)
+        {
+            let _lock = self.inner.files.lock_data(io.id);
+            self.drop_in_steps(io, range, |old, _| old)?;
+        }
+        // The dirty block that would have said where the file ends may be gone.
+        match self.inner.open_files.find(io.id) {
+            Some(space) => self.record_file(io, space.size().bytes()),
+            None => Ok(()),
+        }
     }
 
     /// Takes a range out of the file from its end on, a few extents under each handle. `size` says from
@@ -113,7 +148,7 @@ impl Filesystem {
             return Ok(end);
         }
         let inode = self.disk_inode(io.id)?;
-        let mut locked = Locked::of_open(self, inode)?;
+        let mut locked = Locked::of_open(self, inode);
         locked.outline_unless(0..u64::MAX)?;
         let target = io.target(locked.inode.has_csums());
         let hole = range.start..end;
@@ -157,14 +192,16 @@ impl Filesystem {
     /// Enters in the inode what was only noted in memory: that the file ends at `size` at least, and
     /// when it was written.
     pub(super) fn record_file(&self, io: &IoInode, size: u64) -> Result<()> {
-        let inode = self.disk_inode(io.id)?;
-        if inode.size_bytes < size {
-            return self.set_file_size(io, size, Beyond::Kept);
+        let _lock = self.inner.files.lock_data(io.id);
+        // Truncated meanwhile, it ends there: who truncates changes memory first.
+        let now = self.inner.open_files.find(io.id).map_or(size, |space| space.size().bytes());
+        let size = size.min(now);
+        if io.medium(self)?.size < size {
+            return self.set_locked_size(io, size, Beyond::Kept);
         }
         if io.written.lock().is_none() {
             return Ok(());
         }
-        let _lock = self.inner.files.lock_data(io.id);
         let mut handle = self.begin_step(Reservation::items(1))?;
         handle.check_file(io.id)?;
         handle.count_data(io, 0, 0, |old| old)

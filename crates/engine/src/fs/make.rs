@@ -499,7 +499,14 @@ impl Handle<'_> {
                     *place = timespec(time);
                 }
             }
-        })
+        })?;
+        if let Some(flags) = attributes.flags {
+            fs.note_flags(id, flags);
+        }
+        if attributes.mtime.is_some() {
+            fs.forget_write_time(id);
+        }
+        Ok(())
     }
 
     /// Changes an inode where it is: in memory if it is held, else in the tree.

@@ -13,7 +13,7 @@ use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, OpenFile, PageCache, R
 use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering};
+use ubtrfs_rt::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
 
 use super::entry::check_flags;
 use super::file_io::{FileIo, IoInode};
@@ -22,7 +22,7 @@ use super::state::FileState;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, OpenOptions};
 
-type Space = AddressSpace<FileIo>;
+pub(super) type Space = AddressSpace<FileIo>;
 
 /// The files of a filesystem that are open, and the memory that they share.
 #[derive(Debug)]
@@ -64,13 +64,18 @@ impl OpenFiles {
         self.cache.forget_dirty();
     }
 
-    /// Those of a subvolume.
-    fn of_subvolume(&self, root: RootId) -> Vec<Arc<Space>> {
+    fn all(&self) -> Vec<Arc<Space>> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
-        let spaces = self.spaces.lock();
-        spaces.iter().filter(|(id, _)| id.root == root).filter_map(|(_, s)| s.upgrade()).collect()
+        self.spaces.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Those of a subvolume.
+    fn of_subvolume(&self, root: RootId) -> Vec<Arc<Space>> {
+        let mut spaces = self.all();
+        spaces.retain(|space| space.inode().id.root == root);
+        spaces
     }
 
     /// Called by the last owner of the file's space.
@@ -113,11 +118,15 @@ impl Filesystem {
     /// found when it is.
     pub fn open_data(&self, id: InodeId) -> Result<DataFile> {
         let files = &self.inner.open_files;
-        let mut spaces = files.spaces.lock();
-        let known = spaces.get(&id).and_then(Weak::upgrade);
+        let known = files.find(id);
         let space = match known {
             Some(space) => space,
             None => {
+                // Who changes the closed file holds it, and finds it open afterwards.
+                let _lock = self.inner.files.lock_data(id);
+                if let Some(space) = files.find(id) {
+                    return Ok(DataFile { fs: self.clone(), open: space.open() });
+                }
                 let inode = self.disk_inode(id)?;
                 match inode.file_type() {
                     FileType::Regular => {}
@@ -132,14 +141,15 @@ impl Filesystem {
                     return Err(Error::Limit { what });
                 }
                 let size = FileOffset::new(inode.size_bytes);
-                let (io, of) = (Arc::new(FileIo::new(self)), IoInode::new(self, id));
+                let (io, of) = (Arc::new(FileIo::new(self)), IoInode::new(self, &inode));
                 let space = AddressSpace::new(io, of, size, Arc::clone(&files.cache));
+                let mut spaces = files.spaces.lock();
                 spaces.insert(id, Arc::downgrade(&space));
                 files.count.store(spaces.len(), Ordering::Release);
+                drop(spaces);
                 space
             }
         };
-        drop(spaces);
         Ok(DataFile { fs: self.clone(), open: space.open() })
     }
 
@@ -152,9 +162,14 @@ impl Filesystem {
         self.commit()
     }
 
-    /// Brings what is dirty of all files to the medium. Durable with the next commit.
+    /// Brings what is dirty of all files to the medium, and waits for what is on its way. Durable with
+    /// the next commit. What could not be written each file's next fsync tells.
     pub fn flush_files(&self) {
-        self.inner.open_files.cache.shrink_dirty(u64::MAX);
+        for space in self.inner.open_files.all() {
+            space.flush(FileRange::from(FileOffset::ZERO));
+            // One that went meanwhile has nothing to be recorded.
+            let _ = self.record_file(space.inode(), space.size().bytes());
+        }
     }
 
     /// Drops clean file data from memory.
@@ -179,7 +194,9 @@ impl Filesystem {
     /// yet to the inode.
     pub(super) fn flush_file(&self, id: InodeId) -> Result<Option<Arc<Space>>> {
         let Some(space) = self.inner.open_files.find(id) else { return Ok(None) };
+        let open = space.open();
         space.flush(FileRange::from(FileOffset::ZERO));
+        open.take_error()?;
         self.record_file(space.inode(), space.size().bytes())?;
         Ok(Some(space))
     }
@@ -196,26 +213,40 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Throws away what memory has of a file that is to be removed, if it is.
-    pub(super) fn discard_if_nameless(&self, id: InodeId) -> Result<()> {
-        let Some(space) = self.inner.open_files.find(id) else { return Ok(()) };
-        match self.disk_inode(id) {
-            Ok(inode) if inode.nlink == 0 => discard(&space),
-            Err(Error::NotFound { .. }) | Ok(_) => {}
-            Err(error) => return Err(error),
+    /// No file of the subvolume that is open can be read or written any more. Called by who deletes
+    /// it, before anything of it is freed. Returns them: what memory has of them is to be thrown away.
+    pub(super) fn end_files_of(&self, root: RootId) -> Vec<Arc<Space>> {
+        let spaces = self.inner.open_files.of_subvolume(root);
+        for space in &spaces {
+            space.inode().end();
         }
-        Ok(())
+        spaces
     }
 
-    /// Throws away what memory has of a deleted subvolume.
-    pub(super) fn discard_subvolume(&self, root: RootId) {
-        for space in self.inner.open_files.of_subvolume(root) {
-            discard(&space);
+    /// The flags of a file that may be open were changed.
+    pub(super) fn note_flags(&self, id: InodeId, bits: u64) {
+        if let Some(space) = self.inner.open_files.find(id) {
+            let is_append_only = bits & flags::APPEND != 0;
+            space.inode().is_append_only.store(is_append_only, Ordering::Relaxed);
         }
     }
 
-    pub(super) fn is_open(&self, id: InodeId) -> bool {
+    /// The time of change of a file that may be open was set: what was written before does not count.
+    pub(super) fn forget_write_time(&self, id: InodeId) {
+        if let Some(space) = self.inner.open_files.find(id) {
+            *space.inode().written.lock() = None;
+        }
+    }
+
+    /// Whether anybody has a file open, or it is dirty.
+    pub(crate) fn is_open(&self, id: InodeId) -> bool {
         self.inner.open_files.find(id).is_some()
+    }
+
+    /// The data lock of a file that is not open: while it is held nobody opens it.
+    pub(super) fn lock_closed(&self, id: InodeId) -> Option<MutexGuard<'_, ()>> {
+        let lock = self.inner.files.lock_data(id);
+        (!self.is_open(id)).then_some(lock)
     }
 
     /// [`Filesystem::write`] to a file that is open.
@@ -227,6 +258,7 @@ impl Filesystem {
     ) -> Result<()> {
         let file = self.open_data(id)?;
         let offset = FileOffset::new(offset.0);
+        check_flags(id, self.disk_inode(id)?.flags, offset >= file.size())?;
         let range = FileRange::with_len(offset, bytes.len() as u64);
         let mut done = 0;
         while done < bytes.len() {
@@ -240,6 +272,7 @@ impl Filesystem {
     /// [`Filesystem::truncate`] of a file that is open.
     pub(super) fn truncate_open(&self, id: InodeId, size_bytes: u64) -> Result<()> {
         let file = self.open_data(id)?;
+        check_flags(id, self.disk_inode(id)?.flags, false)?;
         file.truncate(FileOffset::new(size_bytes))?;
         file.space().flush(FileRange::from(FileOffset::ZERO));
         self.record_file(file.space().inode(), size_bytes)?;
@@ -257,7 +290,8 @@ impl Filesystem {
     }
 }
 
-fn discard(space: &Space) {
+/// Throws away what memory has of a file that is no more.
+pub(super) fn discard(space: &Space) {
     let all = FileRange::from(FileOffset::ZERO);
     let nothing: Result<()> = space.replace_range(all, FileOffset::ZERO, || Ok(()));
     nothing.expect("a change that does nothing does not fail");
@@ -364,10 +398,9 @@ impl DataFile {
         let fs = &self.fs;
         fs.inner.core.check_writable()?;
         fs.inner.files.names().check_writable(&fs.inner.core, self.id().root)?;
-        if changes_old {
-            let have = fs.disk_inode(self.id())?.flags;
-            // Who has it open may write on when it becomes immutable.
-            check_flags(self.id(), have & flags::APPEND, false)?;
+        // Who has it open may write on when it becomes immutable.
+        if changes_old && self.open.space().inode().is_append_only.load(Ordering::Relaxed) {
+            check_flags(self.id(), flags::APPEND, false)?;
         }
         Ok(())
     }

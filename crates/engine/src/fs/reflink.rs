@@ -36,31 +36,44 @@ impl Filesystem {
         target_offset: FileOffset,
     ) -> Result<()> {
         self.flush_file(source)?;
-        let Some(space) = self.flush_file(target)? else {
-            return self.clone_closed(source, &range, target, target_offset);
-        };
-        let replaced = replaced_range(&range, target_offset);
-        space.replace_range(replaced, replaced.end, || {
-            self.clone_closed(source, &range, target, target_offset)
-        })
+        loop {
+            let Some(space) = self.flush_file(target)? else {
+                match self.clone_closed(source, &range, target, target_offset, false)? {
+                    Some(()) => return Ok(()),
+                    // It was opened meanwhile.
+                    None => continue,
+                }
+            };
+            // What is refused is so before anything is thrown away.
+            let locks = self.inner.files.lock_both(source, target);
+            Clone::checked(self, source, &range, target, target_offset)?;
+            drop(locks);
+            let replaced = replaced_range(&range, target_offset);
+            let cloned = space.replace_range(replaced, replaced.end, || {
+                self.clone_closed(source, &range, target, target_offset, true).map(drop)
+            });
+            return cloned.inspect_err(|_| self.cut_to_memory(space.inode()));
+        }
     }
 
+    /// Clones between files whose data is all on the medium. `None` where the target is open and is not
+    /// said to be.
     fn clone_closed(
         &self,
         source: InodeId,
         range: &Range<FileOffset>,
         target: InodeId,
         target_offset: FileOffset,
-    ) -> Result<()> {
+        may_be_open: bool,
+    ) -> Result<Option<()>> {
         let _locks = self.inner.files.lock_both(source, target);
-        let mut clone = Clone::new(self, source, range, target, target_offset)?;
-        let inode = &clone.target.inode;
-        if target_offset.0 < inode.size_bytes {
-            check_flags(target, inode.flags, false)?;
+        if self.is_open(target) && !may_be_open {
+            return Ok(None);
         }
+        let mut clone = Clone::checked(self, source, range, target, target_offset)?;
         clone.target.outline_unless(0..u64::MAX)?;
         while clone.step()? {}
-        Ok(())
+        Ok(Some(()))
     }
 
     /// As [`Filesystem::clone_range`], if the target has the same bytes there already. Returns
@@ -76,12 +89,18 @@ impl Filesystem {
         target_offset: FileOffset,
     ) -> Result<bool> {
         self.flush_file(source)?;
-        let Some(space) = self.flush_file(target)? else {
-            return self.dedupe_closed(source, &range, target, target_offset);
-        };
-        space.change_flushed(replaced_range(&range, target_offset), || {
-            self.dedupe_closed(source, &range, target, target_offset)
-        })
+        loop {
+            let Some(space) = self.flush_file(target)? else {
+                match self.dedupe_closed(source, &range, target, target_offset, false)? {
+                    Some(is_same) => return Ok(is_same),
+                    None => continue,
+                }
+            };
+            let is_same = space.change_flushed(replaced_range(&range, target_offset), || {
+                self.dedupe_closed(source, &range, target, target_offset, true)
+            })?;
+            return Ok(is_same.unwrap_or(false));
+        }
     }
 
     fn dedupe_closed(
@@ -90,20 +109,24 @@ impl Filesystem {
         range: &Range<FileOffset>,
         target: InodeId,
         target_offset: FileOffset,
-    ) -> Result<bool> {
+        may_be_open: bool,
+    ) -> Result<Option<bool>> {
         let _locks = self.inner.files.lock_both(source, target);
+        if self.is_open(target) && !may_be_open {
+            return Ok(None);
+        }
         let mut clone = Clone::new(self, source, range, target, target_offset)?;
         // Its data stays, but not where it lies.
         check_flags(target, clone.target.inode.flags, false)?;
         let mtime = clone.target.inode.mtime;
         if clone.end > clone.target.inode.size_bytes || !clone.is_same()? {
-            return Ok(false);
+            return Ok(Some(false));
         }
         clone.target.outline_unless(0..u64::MAX)?;
         while clone.step()? {}
         let times = crate::SetAttributes { mtime: Some(mtime), ..Default::default() };
         self.begin_step(Reservation::items(1))?.set_attributes(target, &times)?;
-        Ok(true)
+        Ok(Some(true))
     }
 
     /// Copies a range from file to file, sharing extents where offsets allow it. Returns how many
@@ -118,7 +141,8 @@ impl Filesystem {
         target: InodeId,
         target_offset: FileOffset,
     ) -> Result<u64> {
-        let size = Locked::for_reading(self, source)?.inode.size_bytes;
+        Locked::for_reading(self, source)?;
+        let size = self.inode(source)?.size_bytes;
         let range = range.start.0..range.end.0.min(size);
         if range.is_empty() {
             return Ok(0);
@@ -249,6 +273,22 @@ impl<'a> Clone<'a> {
             shift: target_offset.0.wrapping_sub(start),
             end: target_end,
         })
+    }
+
+    /// As [`Clone::new`], if the target's flags allow it.
+    fn checked(
+        fs: &'a Filesystem,
+        source: InodeId,
+        range: &Range<FileOffset>,
+        target: InodeId,
+        target_offset: FileOffset,
+    ) -> Result<Self> {
+        let clone = Self::new(fs, source, range, target, target_offset)?;
+        let inode = &clone.target.inode;
+        if target_offset.0 < inode.size_bytes {
+            check_flags(target, inode.flags, false)?;
+        }
+        Ok(clone)
     }
 
     fn to_target(&self, at: u64) -> u64 {

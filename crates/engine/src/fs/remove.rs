@@ -16,6 +16,7 @@ use ubtrfs_ondisk::{InodeNo, Key, KeyType, ObjectId, RootId};
 use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
 use super::make::NewInode;
+use super::open_file::discard;
 use crate::data::append::Target;
 use crate::data::drop_range::drop_reference;
 use crate::error::{Error, Result};
@@ -77,14 +78,25 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::begin`]; damage in the tree. What is left goes at the next open.
     pub fn evict(&self, id: InodeId) -> Result<()> {
-        self.discard_if_nameless(id)?;
-        let _lock = self.inner.files.lock_data(id);
+        let lock = self.inner.files.lock_data(id);
+        let space = self.inner.open_files.find(id);
         loop {
             let mut handle = self.begin_step(Reservation::removals(2 * ITEMS_PER_HANDLE))?;
+            let place = space.as_ref().map(|space| space.inode().change_mappings());
             if handle.remove_items(id)? {
-                return Ok(());
+                break;
             }
+            drop(place);
         }
+        let Some(space) = space else { return Ok(()) };
+        // One that has got a name stays.
+        if !matches!(self.disk_inode(id), Err(Error::NotFound { .. })) {
+            return Ok(());
+        }
+        space.inode().end();
+        drop(lock);
+        discard(&space);
+        Ok(())
     }
 
     /// As [`Filesystem::evict`], after the name went: where there is no room for that just now, the

@@ -183,6 +183,11 @@ impl FileState {
         let _ = self.page_cache.set(cache);
     }
 
+    /// Metadata that dirty data of so many bytes may need for its items.
+    pub(super) fn delalloc_items_bytes(&self, len_bytes: u64) -> u64 {
+        len_bytes / DELALLOC_PART
+    }
+
     /// Counts data that became dirty in memory.
     pub(super) fn add_delalloc(&self, len_bytes: u64) {
         self.delalloc_bytes.fetch_add(len_bytes, Ordering::Relaxed);
@@ -272,7 +277,7 @@ impl Flush for FileState {
         // A held inode's leaf became dirty with it.
         let csums = self.csums.held_back_bytes(nodesize_bytes);
         let delalloc_bytes = self.delalloc_bytes.load(Ordering::Relaxed);
-        csums.saturating_add(delalloc_bytes / DELALLOC_PART)
+        csums.saturating_add(self.delalloc_items_bytes(delalloc_bytes))
     }
 
     fn data_bytes(&self) -> u64 {

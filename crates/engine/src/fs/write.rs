@@ -65,10 +65,10 @@ impl Filesystem {
     /// `NotFound`, `ReadOnly`, `NotPermitted`, `NoSpace`, `IsDirectory`; `InvalidArgument` for
     /// another type, or an end beyond the largest file. What was written before an error stays.
     pub fn write(&self, id: InodeId, offset: FileOffset, bytes: &[u8]) -> Result<()> {
-        if self.is_open(id) {
+        // While the lock is held nobody opens it.
+        let Some(_lock) = self.lock_closed(id) else {
             return self.write_open(id, offset, bytes);
-        }
-        let _lock = self.inner.files.lock_data(id);
+        };
         let mut file = Locked::new(self, id)?;
         let is_append_only = file.inode.flags & flags::APPEND != 0;
         if is_append_only && offset.0 < file.inode.size_bytes {
@@ -102,10 +102,9 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::write`].
     pub fn truncate(&self, id: InodeId, size_bytes: u64) -> Result<()> {
-        if self.is_open(id) {
+        let Some(_lock) = self.lock_closed(id) else {
             return self.truncate_open(id, size_bytes);
-        }
-        let _lock = self.inner.files.lock_data(id);
+        };
         let mut file = Locked::new(self, id)?;
         check_flags(id, file.inode.flags, false)?;
         if size_bytes > FILE_BYTES_MAX {
@@ -157,15 +156,15 @@ impl<'a> Locked<'a> {
                 .expect(format!("at most {FILE_BYTES_MAX}"))
                 .into());
         }
-        Self::of_open(fs, inode)
+        Ok(Self::of_open(fs, inode))
     }
 
     /// The file of `inode`, whatever its flags say: for who has it open already.
-    pub(super) fn of_open(fs: &'a Filesystem, inode: Inode) -> Result<Self> {
+    pub(super) fn of_open(fs: &'a Filesystem, inode: Inode) -> Self {
         let id = inode.id;
         let target = Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() };
         let space = fs.inner.open_files.find(id);
-        Ok(Self { fs, inode, target, sector: fs.sectorsize_bytes(), space })
+        Self { fs, inode, target, sector: fs.sectorsize_bytes(), space }
     }
 
     /// Begins a change of its extents.

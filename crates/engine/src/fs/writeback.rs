@@ -8,22 +8,24 @@
 
 use std::ops::Range;
 
-use ubtrfs_iomap::WritebackRun;
+use ubtrfs_iomap::{AddressSpace, WritebackRun};
 use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{FileOffset, LogicalAddr};
 
-use super::file_io::IoInode;
+use ubtrfs_rt::Arc;
+
+use super::file_io::{FileIo, IoInode};
 use super::inode::Inode;
 use super::state::{timespec, touch};
+use super::write::Locked;
 use crate::alloc::DataPromise;
 use crate::data::append::{self, Target, Written};
 use crate::data::drop_range::{self, drop_range};
 use crate::data::file_extent::{ExtentWalk, Mapping, MappingKind};
 use crate::data::prealloc;
 use crate::data::prepare::{Extents, PreparedData, WriteOptions};
-use crate::data::read::FileReader;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::Reservation;
@@ -34,6 +36,15 @@ const COMPRESSED_PIECE_BYTES: u64 = 512 << 10;
 const PARALLEL_BYTES_MIN: usize = 1 << 20;
 /// Ranges that are written in place under one handle.
 const IN_PLACE_RANGES_MAX: usize = 16;
+
+/// Where data comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum From {
+    /// The page cache: the file ends where memory says.
+    Memory,
+    /// A caller who goes past it, and tells memory afterwards.
+    Caller,
+}
 
 /// A part of a run, all whole blocks.
 struct Part<'a> {
@@ -58,8 +69,10 @@ struct Job<'a> {
     inode: Inode,
     target: Target,
     options: WriteOptions,
-    /// Where the file ends in memory.
+    /// Where the file ended in memory when this began.
     size: u64,
+    /// The file in memory, if the data comes from there: it may end elsewhere by now.
+    space: Option<Arc<AddressSpace<FileIo>>>,
 }
 
 impl Filesystem {
@@ -67,12 +80,21 @@ impl Filesystem {
     ///
     /// # Errors
     /// As [`Filesystem::write`]; nothing is mapped then but what was preallocated.
-    pub(super) fn write_runs(&self, io: &IoInode, runs: &[WritebackRun<'_>]) -> Result<()> {
+    pub(super) fn write_runs(
+        &self,
+        io: &IoInode,
+        runs: &[WritebackRun<'_>],
+        from: From,
+    ) -> Result<()> {
         let Some(last) = runs.last() else { return Ok(()) };
         let inode = self.disk_inode(io.id)?;
         let options = self.write_options(self.compression_of(&inode)?);
         let target = io.target(inode.has_csums());
-        let job = Job { fs: self, io, inode, target, options, size: last.size.bytes() };
+        let space = match from {
+            From::Memory => self.inner.open_files.find(io.id),
+            From::Caller => None,
+        };
+        let job = Job { fs: self, io, inode, target, options, size: last.size.bytes(), space };
         if let [only] = runs
             && job.write_inline(only)?
         {
@@ -91,13 +113,43 @@ impl Filesystem {
         if new.is_empty() { Ok(()) } else { job.write_new(&new) }
     }
 
+    /// Whether data may go where a mapping of the file lies, at which the walk stands: nobody else shows it.
+    pub(super) fn is_written_in_place(
+        &self,
+        io: &IoInode,
+        inode: &Inode,
+        walk: &ExtentWalk,
+        mapping: &Mapping,
+    ) -> Result<bool> {
+        let is_candidate = match mapping.kind {
+            MappingKind::Prealloc => inode.flags & (flags::PREALLOC | flags::NODATACOW) != 0,
+            MappingKind::Data => inode.flags & flags::NODATACOW != 0 && !inode.has_csums(),
+            MappingKind::Hole | MappingKind::Inline => false,
+        };
+        let core = &self.inner.core;
+        let last_snapshot = core.roots.tree(io.id.root)?.last_snapshot();
+        let is_plain = mapping.compression == Compression::None;
+        if !is_candidate || !is_plain || walk.generation()? <= last_snapshot.0 {
+            return Ok(false);
+        }
+        let offset = mapping.offset.0.wrapping_sub(mapping.extent_offset);
+        let (start, len) = (mapping.disk_bytenr, mapping.disk_num_bytes);
+        let is_own = |reference: &BackRef| io.is_own(reference, offset);
+        core.alloc.is_data_of_caller(&core.roots, start, len, is_own)
+    }
+
     /// As [`Filesystem::write_runs`], of one run, in halves where there is no space to write it whole.
     ///
     /// # Errors
     /// As there; what is not written keeps its mapping.
-    pub(super) fn write_run_in_parts(&self, io: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
+    pub(super) fn write_run_in_parts(
+        &self,
+        io: &IoInode,
+        run: &WritebackRun<'_>,
+        from: From,
+    ) -> Result<()> {
         let block = self.sectorsize_bytes();
-        match self.write_runs(io, std::slice::from_ref(run)) {
+        match self.write_runs(io, std::slice::from_ref(run), from) {
             Err(Error::NoSpace { .. }) if run.range.len_bytes() > block => {}
             result => return result,
         }
@@ -109,7 +161,7 @@ impl Filesystem {
             (ubtrfs_iomap::FileRange::new(middle, run.range.end), back),
         ] {
             let size = run.size;
-            self.write_run_in_parts(io, &WritebackRun { range, buffers: &buffers, size })?;
+            self.write_run_in_parts(io, &WritebackRun { range, buffers: &buffers, size }, from)?;
         }
         Ok(())
     }
@@ -135,7 +187,7 @@ impl Job<'_> {
         };
         let reservation = Reservation::extents(2).and(Reservation::items(4));
         let _lock = fs.inner.files.lock_data(self.io.id);
-        let mut handle = fs.begin_step(reservation.and(Reservation::removals(2)))?;
+        let mut handle = fs.begin_step(reservation.and(Reservation::removals(2)).promised())?;
         handle.check_file(self.io.id)?;
         let _change = self.io.change(fs);
         let has_more =
@@ -190,23 +242,9 @@ impl Job<'_> {
         Ok((in_place, new))
     }
 
-    /// Whether data may go where the mapping lies, at which the walk stands: nobody else shows it.
+    /// Whether data may go where the mapping lies, at which the walk stands.
     fn is_written_in_place(&self, walk: &ExtentWalk, mapping: &Mapping) -> Result<bool> {
-        let is_candidate = match mapping.kind {
-            MappingKind::Prealloc => true,
-            MappingKind::Data => self.inode.flags & flags::NODATACOW != 0 && !self.target.has_csums,
-            MappingKind::Hole | MappingKind::Inline => false,
-        };
-        let is_plain = mapping.compression == Compression::None;
-        let core = &self.fs.inner.core;
-        let last_snapshot = core.roots.tree(self.io.id.root)?.last_snapshot();
-        if !is_candidate || !is_plain || walk.generation()? <= last_snapshot.0 {
-            return Ok(false);
-        }
-        let offset = mapping.offset.0.wrapping_sub(mapping.extent_offset);
-        let (start, len) = (mapping.disk_bytenr, mapping.disk_num_bytes);
-        let is_own = |reference: &BackRef| self.io.is_own(reference, offset);
-        core.alloc.is_data_of_caller(&core.roots, start, len, is_own)
+        self.fs.is_written_in_place(self.io, &self.inode, walk, mapping)
     }
 
     /// Writes parts where the file has its space; returns false where that is not so any more. The
@@ -217,7 +255,7 @@ impl Job<'_> {
         let count = parts.len() as u64;
         let reservation = Reservation::extents(3 * count).and(Reservation::items(2 + count));
         let _lock = fs.inner.files.lock_data(self.io.id);
-        let mut handle = fs.begin_step(reservation.and(Reservation::removals(count)))?;
+        let mut handle = fs.begin_step(reservation.and(Reservation::removals(count)).promised())?;
         handle.check_file(self.io.id)?;
         let tree = fs.tree(self.io.id.root)?;
         let mut places = Vec::new();
@@ -245,6 +283,9 @@ impl Job<'_> {
                 let csums = self.csums_of(&[part])?.concat();
                 let sector = geometry.sectorsize_bytes as u64;
                 fs.inner.files.csums.add(*at, &csums, geometry.csum, sector);
+                if fs.inner.files.csums.is_full() {
+                    fs.inner.files.csums.flush(&mut handle.txn)?;
+                }
             }
             let (txn, range) = (&mut handle.txn, part.range());
             prealloc::mark_written(txn, &self.target, &range, tree.last_snapshot())?;
@@ -256,9 +297,8 @@ impl Job<'_> {
 
     /// Writes parts to space of their own, and puts it in the place of what the file had there.
     fn write_new(&self, parts: &[Part<'_>]) -> Result<()> {
-        let inline = self.inline_that_stays(parts)?;
-        let outlined = inline.as_deref().map(|bytes| Part { offset: 0, buffers: vec![bytes] });
-        let all: Vec<&Part<'_>> = outlined.iter().chain(parts).collect();
+        self.outline(parts)?;
+        let all: Vec<&Part<'_>> = parts.iter().collect();
         let compresses = self.target.has_csums && self.options.compression.is_some();
         if compresses {
             let pieces = self.compress(&all)?;
@@ -284,21 +324,16 @@ impl Job<'_> {
         self.place(&all, |core| append::find_space_for_plain(core, pieces(), DataPromise::Given))
     }
 
-    /// Inline data at the beginning of the file that is not written over, padded to its sector: beside
-    /// extents it cannot stay inline.
-    fn inline_that_stays(&self, parts: &[Part<'_>]) -> Result<Option<Vec<u8>>> {
-        let core = &self.fs.inner.core;
+    /// Moves inline data that is not written over into an extent: beside others it cannot stay inline. Nor
+    /// does it become so again, as long as the file is longer than a sector in memory.
+    fn outline(&self, parts: &[Part<'_>]) -> Result<()> {
         let is_kept = parts.first().is_none_or(|part| part.offset > 0);
-        if !is_kept || !drop_range::is_inline(core, &self.target)? {
-            return Ok(None);
+        if !is_kept || !drop_range::is_inline(&self.fs.inner.core, &self.target)? {
+            return Ok(());
         }
-        let mut bytes = vec![0; self.options.sectorsize_bytes];
-        let of = self.io.of(self.fs);
-        let tree = self.fs.tree(self.io.id.root)?;
-        let source = self.fs.data_source()?;
-        let mut reader = FileReader::new(source, &tree, of, self.target.has_csums)?;
-        reader.read(FileOffset(0), &mut bytes)?;
-        Ok(Some(bytes))
+        let _lock = self.fs.inner.files.lock_data(self.io.id);
+        let mut locked = Locked::of_open(self.fs, self.fs.disk_inode(self.io.id)?);
+        locked.outline_unless(0..u64::MAX)
     }
 
     /// Finds space, writes there, and enters what was written.
@@ -339,7 +374,8 @@ impl Job<'_> {
         }
         let reservation = Reservation::extents(written.extent_count() + 2)
             .and(Reservation::items(4))
-            .and(Reservation::removals(old_count + 2 * parts.len() as u64));
+            .and(Reservation::removals(old_count + 2 * parts.len() as u64))
+            .promised();
         let _lock = fs.inner.files.lock_data(self.io.id);
         let mut handle = fs.begin_step(reservation)?;
         handle.check_file(self.io.id)?;
@@ -406,8 +442,15 @@ impl Job<'_> {
         Ok(work.into_iter().map(|(_, csums)| csums).collect())
     }
 
+    /// Where the file ends in memory by now.
+    fn size_now(&self, otherwise: u64) -> u64 {
+        self.space.as_ref().map_or(otherwise, |space| space.size().bytes())
+    }
+
     /// Enters in the inode that its data changed, and that it ends at `size` or later.
     fn count(&self, handle: &mut Handle<'_>, added: u64, lost: u64, size: u64) -> Result<()> {
+        // Truncated meanwhile, it ends there: whoever did says so after this, or has.
+        let size = size.min(self.size_now(size));
         handle.count_data(self.io, added, lost, |old| old.max(size))
     }
 }
@@ -431,6 +474,7 @@ impl Handle<'_> {
                     .map_err(|error| self.txn.abort(error))?;
             }
         }
+        io.forget_medium();
         let transid = self.txn.generation().0;
         let written = io.written.lock().take();
         self.change_inode(io.id, |item| {

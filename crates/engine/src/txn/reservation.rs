@@ -108,6 +108,11 @@ impl Reservation {
         Self { frees_space: true, ..Self::items(1) }
     }
 
+    /// For what was promised before: it may use what is kept back.
+    pub(crate) const fn promised(self) -> Self {
+        Self { frees_space: true, ..self }
+    }
+
     /// Renaming: two names taken away, two made, four inodes, an orphan item, a whiteout.
     pub const fn rename() -> Self {
         Self::items(24)
