@@ -386,11 +386,20 @@ impl World {
     /// Takes down the commits that an operation brought, asked for or not.
     fn note_commits(&mut self, op: &Op, before: u64, model_before: &Model, outcome: Outcome) {
         let after = self.generation();
-        for generation in before + 1..=after {
+        let mut model_after = self.model.clone();
+        let mut last = after;
+        if outcome == Outcome::Stopped {
+            // The commit that failed may be on a device all the same, and what it was made for with it.
+            last = last.max(newest_generation(&self.array.images()));
+            if op.on_model(&mut model_after, None).is_err() {
+                model_after = model_before.clone();
+            }
+        }
+        for generation in before + 1..=last {
             let mut committed = Committed::of(model_before);
             if op.is_in_parts() {
-                if self.model != *model_before {
-                    committed.models.push(durable(&self.model));
+                if model_after != *model_before {
+                    committed.models.push(durable(&model_after));
                 }
                 committed.inside = Some(Rc::new((op.clone(), model_before.clone())));
             }
