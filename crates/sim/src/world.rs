@@ -5,6 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ubtrfs_engine::{Error, Filesystem, OpenOptions, Reservation, mkfs};
+use ubtrfs_ondisk::FileOffset;
+use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::Runtime;
 use ubtrfs_testkit::crash::{Image, SimArray};
 use ubtrfs_testkit::model::{Id, Limits, Model, New, RenameMode, TOP_LEVEL};
@@ -261,14 +263,41 @@ impl World {
             return Ok(outcome);
         }
         let made = match outcome {
-            Outcome::Done(effect) => effect.made,
+            Outcome::Done(effect) => {
+                self.take_over_damage(op, effect)?;
+                effect.made
+            }
             _ => None,
         };
         for id in op.touched(&model_before).into_iter().chain(made) {
-            self.is_shown(&self.model, id)
-                .map_err(|wrong| format!("{}, after {op:?}, {outcome:?}", String::from(wrong)))?;
+            self.is_shown(&self.model, id).map_err(|wrong| {
+                let own = |id: Id| self.model.node(id).map(|node| (id, node.flags));
+                let own: Vec<_> = op.mentions().into_iter().filter_map(own).collect();
+                let wrong = String::from(wrong);
+                format!("{wrong}, after {op:?}, {outcome:?}; inodes' flags {own:?}")
+            })?;
         }
         Ok(outcome)
+    }
+
+    /// Bytes without checksums that were damaged on their way were copied as they came: they are right
+    /// from then on, wherever they went.
+    ///
+    /// # Errors
+    /// That they cannot be read.
+    fn take_over_damage(&mut self, op: &Op, effect: Effect) -> Differs {
+        let (Op::CopyRange(copied), Some(len_bytes)) = (op, effect.told) else { return Ok(()) };
+        let source = self.model.node(copied.source);
+        let is_unprotected = source.is_some_and(|node| node.flags & flags::NODATASUM != 0);
+        if self.lenience == Lenience::Nothing || !is_unprotected {
+            return Ok(());
+        }
+        let (target, at) = (copied.target, copied.target_offset);
+        let mut bytes = vec![0; usize::try_from(len_bytes).expect("bytes of a file in memory")];
+        let read = self.fs.read(to_engine(target), FileOffset(at), &mut bytes);
+        read.map_err(|error| error.to_string())?;
+        let written = self.model.write(target, at, &bytes);
+        written.map_err(|refusal| format!("what was copied is refused, {refusal:?}: {op:?}"))
     }
 
     /// Whether the engine shows an inode as a model does.
