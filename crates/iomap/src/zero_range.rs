@@ -53,6 +53,12 @@ impl<F: FileSystem> AddressSpace<F> {
         let zero = |range: FileRange| {
             self.write_range(range, Source::Zeros, Reach::Stays).map_err(|(_, error)| error)
         };
+        let whole = range.round_out(self.block_bytes);
+        let knows_memory = !self.cache.options().ablation.zero_without_batch;
+        if knows_memory && self.states.test(whole, Want::All(StateBits::DELALLOC)) {
+            // Dirty as a whole: what is mapped below does not matter. Should writeback begin now, the write finds that.
+            return zero(range);
+        }
         let mut iter = MappingIter::new(self, range);
         loop {
             let mut batch = DirtyBatch::new(&self.states);
@@ -65,7 +71,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 continue;
             }
             let covered = match batch.covered() {
-                Some(covered) if !self.cache.options().ablation.zero_without_batch => covered,
+                Some(covered) if knows_memory => covered,
                 _ => {
                     // Written, then mapped anew: what is dirty or on its way has become data of a mapping.
                     let any = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);

@@ -24,10 +24,10 @@ mod tests;
 use std::fmt;
 use std::ops::BitOr;
 
-use ubtrfs_rt::{AtomicU64, Ordering, RwLock};
+use ubtrfs_rt::{AtomicU64, AtomicUsize, Ordering, RwLock};
 
 use crate::offset::{FileOffset, FileRange};
-use crate::range_tree::{Place, RangeTree};
+use crate::range_tree::{Place, RangeTree, Record};
 
 pub use lock::{IntervalLock, LockMode, LockedInterval};
 
@@ -245,6 +245,9 @@ pub struct Ablation {
 #[derive(Debug, Default)]
 pub struct ExtentStates {
     tree: RwLock<RangeTree<StateBits>>,
+    /// Records in the tree, written under its lock: who finds that there are none need not lock it. What came before the last one
+    /// went is seen by who sees that.
+    record_count: AtomicUsize,
     lock: IntervalLock,
     ablation: Ablation,
 }
@@ -297,7 +300,7 @@ impl ExtentStates {
     pub fn convert(&self, range: FileRange, conversion: Conversion) -> u64 {
         let mut changed_bytes = 0;
         let Conversion { set, clear } = conversion;
-        self.tree.write().update(range.start.bytes(), range.end.bytes(), |piece| {
+        self.update(range, |piece| {
             let old = piece.value.unwrap_or_default();
             let new = old.without(clear) | set;
             if new != old {
@@ -317,7 +320,7 @@ impl ExtentStates {
     ) -> Vec<FileRange> {
         let mut parts: Vec<FileRange> = Vec::new();
         let Conversion { set, clear } = conversion;
-        self.tree.write().update(range.start.bytes(), range.end.bytes(), |piece| {
+        self.update(range, |piece| {
             let old = piece.value.unwrap_or_default();
             if !only.is_met(old) {
                 return old.in_tree();
@@ -330,6 +333,20 @@ impl ExtentStates {
             (old.without(clear) | set).in_tree()
         });
         parts
+    }
+
+    fn update(
+        &self,
+        range: FileRange,
+        change: impl FnMut(Record<Option<StateBits>>) -> Option<StateBits>,
+    ) {
+        let mut tree = self.tree.write();
+        tree.update(range.start.bytes(), range.end.bytes(), change);
+        self.record_count.store(tree.len(), Ordering::Release);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.record_count.load(Ordering::Acquire) == 0
     }
 
     /// The states of the byte at `offset`.
@@ -355,6 +372,9 @@ impl ExtentStates {
         want: Want,
         hint: Option<&CachedState>,
     ) -> Option<(FileRange, StateBits)> {
+        if self.is_empty() {
+            return None;
+        }
         let tree = self.tree.read();
         let mut place =
             self.first_place(&tree, within.start, hint.and_then(CachedState::load), hint);
@@ -380,6 +400,9 @@ impl ExtentStates {
     ///
     /// Takes O(1) for each record that it looks at, if the hint serves, and O(log n) besides if not.
     pub fn count_range(&self, query: CountQuery, hint: Option<&CachedState>) -> Option<Counted> {
+        if self.is_empty() {
+            return None;
+        }
         let near = hint.and_then(CachedState::load);
         let (counted, last) = self.count_from(query, near, hint)?;
         if let Some(hint) = hint {
@@ -466,7 +489,7 @@ impl ExtentStates {
 
     /// How many records there are.
     pub fn record_count(&self) -> usize {
-        self.tree.read().len()
+        self.record_count.load(Ordering::Acquire)
     }
 
     /// Waits until nobody holds a lock that overlaps `range` and excludes `mode`, and nobody waits for one

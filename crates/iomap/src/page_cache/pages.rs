@@ -530,9 +530,14 @@ impl Pages {
     fn forget(&mut self, first: u64, bits: u32) {
         let block_bytes = index(self.block_bytes);
         let Some(folio) = self.folios.get_mut(first) else { return };
+        // Others are zero already. To look at no more than that matters where a file is cut again and again.
+        let bits = bits & folio.uptodate;
         folio.uptodate &= !bits;
         if folio.uptodate == 0 {
             self.remove(first);
+            return;
+        }
+        if bits == 0 {
             return;
         }
         let data = Arc::make_mut(&mut folio.data);
