@@ -70,9 +70,8 @@ pub(crate) fn cut_again(
     let shape = Rc::clone(world.shape());
     let (mut images, mut model) = (images.to_vec(), model);
     let options = &shape.options;
-    // With a block group tree, nobody can write who does not know the other. A full filesystem has
-    // no room for another tree.
-    let can_be_stale = options.free_space_tree && !options.block_group_tree && !shape.is_tight;
+    // With a block group tree, nobody can write who does not know the other.
+    let can_be_stale = options.free_space_tree && !options.block_group_tree;
     let is_stale = can_be_stale && prng.chance(1, STALE_ONE_IN);
     if is_stale {
         let world = World::open(SimArray::of_images(images), model, shape.clone(), prng.next_u64());
@@ -80,8 +79,10 @@ pub(crate) fn cut_again(
     }
     let seed = prng.next_u64();
     let array = SimArray::of_images(images);
+    // A full filesystem has no room for another tree, and is opened without.
+    let may_stay_stale = shape.is_tight;
     let mut world = World::open_recorded(array, model, shape, seed)?;
-    if superblocks::has_stale_free_space_tree(&world.array.images()) {
+    if !may_stay_stale && superblocks::has_stale_free_space_tree(&world.array.images()) {
         return Err("the free space tree is not made anew".to_owned());
     }
     let before = Remembered::of(world.fs.volume())?;
