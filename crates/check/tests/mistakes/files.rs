@@ -419,7 +419,9 @@ fn inode_with_items_of_another_type_is_found() {
     );
 }
 
-/// What snapshots share is told once.
+/// What snapshots share is told once. An inode at the end of a leaf may go on in the next one, which need
+/// not be shared: each tree tells of it. Where the kernel splits a leaf is chance, and the first inode was at
+/// the end of one now and then.
 #[test]
 fn damage_in_a_shared_leaf_is_told_once() {
     if !oracle::require(Oracle::KernelBtrfs) {
@@ -427,9 +429,15 @@ fn damage_in_a_shared_leaf_is_told_once() {
     }
     let image = Image::single();
     let (sub, snap) = (image.subvolume("sub"), image.subvolume("snap"));
-    let snap_items = image.items(snap);
+    let (sub_items, snap_items) = (image.items(sub), image.items(snap));
     let place = image.find(sub, |key, _| {
+        let place = sub_items.iter().find(|item| item.key == key).unwrap();
+        let in_leaf = |item: &&Place| item.block == place.block;
+        let mut neighbours = sub_items.iter().filter(in_leaf).map(|item| item.key.objectid);
+        let is_inside = neighbours.next().is_some_and(|first| first < key.objectid)
+            && neighbours.next_back().is_some_and(|last| last > key.objectid);
         key.ty == KeyType::INODE_ITEM
+            && is_inside
             && snap_items.iter().filter(|item| item.key.objectid == key.objectid).all(|item| {
                 let own = image.item(sub, key.objectid.0, item.key.ty, item.key.offset);
                 own.block == item.block
