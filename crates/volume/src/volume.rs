@@ -13,7 +13,7 @@ use ubtrfs_ondisk::misc::DevItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::verify::Geometry;
 use ubtrfs_ondisk::{Corruption, DeviceId, Generation, LogicalAddr, PhysicalAddr, Reason, Uuid};
-use ubtrfs_rt::{Arc, Mutex, RwLock};
+use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, RwLock};
 
 use crate::chunk_map::{ChunkMap, Run};
 use crate::device::Device;
@@ -42,6 +42,8 @@ pub struct Volume {
     members: RwLock<BTreeMap<DeviceId, Arc<Member>>>,
     map: RwLock<ChunkMap>,
     superblock: RwLock<Box<Superblock>>,
+    /// All devices have the last superblock.
+    is_caught_up: AtomicBool,
 }
 
 /// A device of the filesystem, there or missing.
@@ -188,6 +190,7 @@ impl Volume {
     /// a part is on a device that is there; `Io`, which is counted: some copies may be written.
     pub fn write_vectored(&self, at: LogicalAddr, bufs: &[&[u8]]) -> Result<()> {
         self.check_writable()?;
+        self.catch_up_first()?;
         let runs = self.runs(at, bufs.iter().map(|buf| buf.len() as u64).sum())?;
         let mut gathered: SmallVec<[&[u8]; 16]> = SmallVec::new();
         for run in &runs {
@@ -228,6 +231,7 @@ impl Volume {
     /// `NoChunk`, `ReadOnly` or `Io`.
     pub fn discard(&self, at: LogicalAddr, len_bytes: u64) -> Result<()> {
         self.check_writable()?;
+        self.catch_up_first()?;
         for run in self.runs(at, len_bytes)? {
             for place in &run.copies {
                 let member = self.member(place.devid)?;
@@ -278,9 +282,7 @@ impl Volume {
         let counted = |member: &Member, result: Result<Seen>| {
             result.inspect_err(|_| Counters::add(&member.counters.write))
         };
-        if members.len() > 1 {
-            self.catch_up(&members)?;
-        }
+        self.catch_up_first()?;
         for (member, device) in devices() {
             let own = own(member);
             for at in superblocks::copies(own.dev_item.total_bytes.get()).skip(1) {
@@ -307,6 +309,20 @@ impl Volume {
         }
     }
 
+    /// Before anything else is written, all devices get the last superblock: what the one before it refers to
+    /// may be written over from now on.
+    fn catch_up_first(&self) -> Result<()> {
+        if self.is_caught_up.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let members = self.present_members();
+        if members.len() > 1 {
+            self.catch_up(&members)?;
+        }
+        self.is_caught_up.store(true, Ordering::Release);
+        Ok(())
+    }
+
     /// Writes the last superblock to the devices that a power cut kept from it: after another cut they
     /// would be two behind, or have no copy of it any more, and be taken for stale.
     fn catch_up(&self, members: &[Arc<Member>]) -> Result<()> {
@@ -319,6 +335,7 @@ impl Volume {
             if seen.is_none_or(|seen| seen.generation >= generation) {
                 continue;
             }
+            superblocks::check_unchanged(device, seen)?;
             let own = Superblock { dev_item: *member.durable_item.lock(), ..last };
             let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0])
                 .inspect_err(|_| Counters::add(&member.counters.write));

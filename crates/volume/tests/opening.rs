@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
-use ubtrfs_ondisk::{CsumType, DeviceId, PhysicalAddr};
+use ubtrfs_ondisk::{CsumType, DeviceId, LogicalAddr, PhysicalAddr};
 use ubtrfs_volume::{
     Device, Error, FileDevice, MemDevice, OpenMode, Result, Volume, VolumeOptions, Window,
 };
@@ -283,6 +283,50 @@ fn open_after_two_cuts_at_any_write_of_the_superblocks_finds_the_old_or_the_new_
         }
     }
     assert_eq!(newest, new);
+}
+
+/// After a cut between the superblocks of the devices the one before the last refers to blocks that the last
+/// freed. They were written over while a device had it still.
+#[test]
+fn first_write_after_a_cut_comes_behind_the_last_superblock_on_all_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 3, &["-m", "raid0", "-d", "raid0"]) else { return };
+    let (new, writes) = next_superblock_after(&images, &[]);
+    let writes_behind_cut = |cut: usize| {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let devices = heads(&images);
+        for (index, at, bytes) in &writes[..cut] {
+            devices[*index].write_at(*at, bytes).unwrap();
+        }
+        let recorders = devices.into_iter().enumerate().map(|(index, inner)| {
+            Arc::new(Recorder { inner, index, writes: log.clone() }) as Arc<dyn Device>
+        });
+        let volume = Volume::open(recorders.collect(), &WRITE).unwrap();
+        let start = volume.chunks().first().unwrap().start;
+        for block in 0..2 {
+            volume.write(LogicalAddr(start.0 + block * 4096), &[1; 4096]).unwrap();
+        }
+        let log = log.lock().unwrap().clone();
+        (volume.superblock().generation.get(), log)
+    };
+    let primary = SUPERBLOCK_OFFSETS[0];
+    for cut in 0..=writes.len() {
+        let has_it = |index: usize| {
+            writes[..cut].iter().any(|(device, at, _)| (*device, *at) == (index, primary))
+        };
+        let behind: Vec<usize> = (0..3).filter(|index| !has_it(*index)).collect();
+        let behind = if behind.len() == 3 { Vec::new() } else { behind };
+        let (generation, log) = writes_behind_cut(cut);
+        let (first, blocks) = log.split_at(behind.len());
+        for (index, (device, at, bytes)) in behind.iter().zip(first) {
+            assert_eq!((device, *at), (index, primary), "cut {cut}");
+            let superblock = Superblock::parse(bytes, primary).unwrap();
+            assert_eq!((superblock.generation.get(), generation), (new, new));
+            assert_eq!(superblock.dev_item.devid.get(), *index as u64 + 1);
+        }
+        assert_eq!(blocks.len(), 2, "cut {cut}");
+        assert!(blocks.iter().all(|(_, _, bytes)| bytes[..] == [1; 4096]));
+    }
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! `btrfs check` on filesystems that lie on several devices, and whichever of the known false
 //! alarms an image may raise.
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+
+use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 
 use super::extended_refs::{is_bare_summary, make_modes_comparable};
 use super::{
@@ -108,6 +111,19 @@ fn check_with_comparable_modes(images: &[PathBuf]) {
     }
 }
 
+/// Loop devices over images, that with the newest superblock first: `btrfs check` believes the superblock of the device
+/// that it is given, and a power cut may leave others a commit behind.
 fn attach(images: &[PathBuf]) -> Vec<LoopDevice> {
-    images.iter().map(|image| LoopDevice::attach(image, true)).collect()
+    let mut images: Vec<&PathBuf> = images.iter().collect();
+    images.sort_by_cached_key(|image| std::cmp::Reverse(generation(image)));
+    images.into_iter().map(|image| LoopDevice::attach(image, true)).collect()
+}
+
+/// The generation in an image's primary superblock; 0 if it has none.
+fn generation(image: &Path) -> u64 {
+    const AT: u64 = SUPERBLOCK_OFFSETS[0].0;
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    let read = std::fs::File::open(image).and_then(|file| file.read_exact_at(&mut bytes, AT));
+    let superblock = read.ok().and_then(|()| Superblock::parse(&bytes, SUPERBLOCK_OFFSETS[0]).ok());
+    superblock.map_or(0, |superblock| superblock.generation.get())
 }

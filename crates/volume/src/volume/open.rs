@@ -6,7 +6,7 @@ use ubtrfs_ondisk::misc::DevItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::verify::{self, Geometry};
 use ubtrfs_ondisk::{Corruption, CsumType, DeviceId, Generation, Reason, Uuid};
-use ubtrfs_rt::{Arc, RwLock};
+use ubtrfs_rt::{Arc, AtomicBool, RwLock};
 
 use super::{Member, Volume, VolumeOptions};
 use crate::device::Device;
@@ -37,6 +37,7 @@ impl Volume {
             members: RwLock::default(),
             map: RwLock::default(),
             superblock: RwLock::new(newest.clone()),
+            is_caught_up: AtomicBool::new(false),
         };
         for (device, superblock) in found {
             verify::superblock(&superblock)?;
@@ -78,6 +79,7 @@ impl Volume {
             members: RwLock::new(members),
             map: RwLock::default(),
             superblock: RwLock::new(Box::new(superblock)),
+            is_caught_up: AtomicBool::new(true),
         })
     }
 
