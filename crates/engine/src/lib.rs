@@ -26,8 +26,8 @@ pub use filesystem::{
 };
 pub use fs::{
     Appender, Background, BackgroundOptions, DataFile, DirEntry, File, FileExtents, FileIo,
-    Inherit, Inode, InodeId, IoInode, Link, NewInode, ReadDir, RenameMode, SetAttributes,
-    SnapshotOptions, SpaceUsage, StatFs, SubvolumeInfo, Usage, device_number,
+    Inherit, Inode, InodeId, IoInode, Link, MappedFile, NewInode, ReadDir, RenameMode,
+    SetAttributes, SnapshotOptions, SpaceUsage, StatFs, SubvolumeInfo, Usage, device_number,
 };
 pub use mkfs::{MkfsOptions, mkfs};
 pub use txn::Reservation;

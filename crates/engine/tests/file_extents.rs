@@ -402,7 +402,7 @@ fn truncation_beside_writeback_and_fsync_keeps_its_size_on_the_medium() {
             let (file, is_done) = (&file, &is_done);
             scope.spawn(move || {
                 while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
-                    file.space().flush(FileRange::from(FileOffset::ZERO));
+                    file.space().flush(FileRange::from(FileOffset::ZERO)).unwrap();
                 }
             });
             let other = fs.open_data(id).unwrap();

@@ -124,6 +124,15 @@ fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
         twice.fsync().unwrap();
         assert!(read(&fs, file.id()) == [1; 100_000], "{name}");
         assert!(read(&fs, other.id()) == [2; 100_000], "{name}");
+        // Of a file that nobody has open when its data is lost, the next sync tells, once.
+        let alone = create(&fs, &format!("alone {name}"), bits).unwrap();
+        fails.store(true, Ordering::Relaxed);
+        alone.write(at(0), &[6; 50_000]).unwrap();
+        drop(alone);
+        fs.write_back_due(u64::MAX);
+        fails.store(false, Ordering::Relaxed);
+        assert!(matches!(fs.sync(), Err(Error::Volume(_))), "{name}");
+        fs.sync().unwrap();
         file.write(at(0), &[4; 50_000]).unwrap();
         file.fsync().unwrap();
         other.write(at(0), &[5; 100_000]).unwrap();
@@ -139,6 +148,100 @@ fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
         let id = fs.lookup(fs.top_level(), beside.as_bytes()).unwrap();
         assert!(read(&fs, id) == [5; 100_000], "{name}");
     }
+}
+
+/// What was taken before a subvolume became read-only is written after it; stores through a mapping and unsharing went round
+/// the refusal.
+#[test]
+fn file_of_a_subvolume_made_read_only_is_written_back_and_refuses_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let fs = open(&image);
+    let new = NewInode::new(0o40_755, Time::default());
+    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+    let top = handle.create_subvolume(fs.top_level(), b"sub", &new).unwrap();
+    drop(handle);
+    let new = NewInode::new(0o100_644, Time::default());
+    let id = fs.begin(Reservation::create(0)).unwrap().create(top, b"file", &new).unwrap();
+    let file = fs.open_data(id).unwrap();
+    let at = FileOffset::new;
+    file.write(at(0), &[1; 8192]).unwrap();
+    // A writer who had been let through when the subvolume became read-only.
+    let late = file.space().open();
+    fs.set_subvolume_read_only(id.root, true).unwrap();
+    late.write(at(4096), &[2; 8192]).unwrap();
+    fs.sync().unwrap();
+    assert!(read(&fs, id) == [&[1; 4096][..], &[2; 8192]].concat());
+    let is_refused = |result: Result<(), Error>| matches!(result, Err(Error::ReadOnly { .. }));
+    assert!(is_refused(file.write(at(0), &[3; 10]).map(drop)));
+    let mapped = file.map(at(0), 4096).unwrap();
+    assert!(is_refused(mapped.store(at(0), &[3; 10])));
+    assert!(is_refused(mapped.fault_for_write(at(0))));
+    assert!(is_refused(file.unshare(at(0), 4096)));
+    mapped.load(at(0), &mut [0; 10]).unwrap();
+    drop((file, late));
+    fs.sync().unwrap();
+    assert!(read(&fs, id) == [&[1; 4096][..], &[2; 8192]].concat());
+    drop(fs);
+    judge(&image);
+}
+
+/// Written back right after it was written, and closed: when it was written was not known yet.
+#[test]
+fn file_written_back_at_once_and_closed_says_when_it_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let fs = open(&image);
+    let file = create(&fs, "file", 0).unwrap();
+    let id = file.id();
+    fs.sync().unwrap();
+    let before = fs.inode(id).unwrap().mtime;
+    file.map(FileOffset::new(0), 4096).unwrap();
+    file.write(FileOffset::new(0), &[1; 10]).unwrap();
+    fs.write_back_due(u64::MAX);
+    drop(file);
+    assert!(fs.inode(id).unwrap().mtime > before);
+    let file = fs.open_data(id).unwrap();
+    let before = fs.inode(id).unwrap().mtime;
+    file.map(FileOffset::new(0), 4096).unwrap().store(FileOffset::new(0), &[2; 10]).unwrap();
+    fs.write_back_due(u64::MAX);
+    drop(file);
+    assert!(fs.inode(id).unwrap().mtime > before);
+}
+
+/// While commits are held a transaction does not grow beyond a limit. Writeback that met it threw the data away.
+#[test]
+fn writeback_while_commits_are_held_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let device = FileDevice::open(&image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    let options = OpenOptions { cache_bytes: 1 << 20, ..OpenOptions::default() };
+    let fs = Filesystem::open(volume, options).unwrap();
+    let file = create(&fs, "file", 0).unwrap();
+    file.write(FileOffset::new(0), &[7; 100_000]).unwrap();
+    let held = fs.hold_commits();
+    let mut number = 0;
+    let refused = loop {
+        match create(&fs, &format!("another {number}"), 0) {
+            Ok(_) => number += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::Limit { .. }), "{refused}");
+    fs.write_back_due(u64::MAX);
+    let flushed = fs.flush_files();
+    assert!(matches!(flushed, Err(Error::Limit { .. })), "{flushed:?}");
+    assert!(matches!(file.fsync(), Err(Error::Limit { .. })));
+    drop(held);
+    file.fsync().unwrap();
+    let id = file.id();
+    drop((file, fs));
+    judge(&image);
+    assert!(read(&open(&image), id) == [7; 100_000]);
 }
 
 /// Bytes that do not compress.
@@ -195,7 +298,7 @@ fn all_that_was_taken_until_the_filesystem_was_full_is_stored() {
                     break;
                 }
             }
-            fs.flush_files();
+            fs.flush_files().unwrap();
             for file in &open_files {
                 file.fsync().unwrap();
             }

@@ -24,21 +24,24 @@
 
 use std::sync::Weak;
 
-use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 
 use crate::error::Error;
 use crate::extent_state::{CachedState, ExtentStates, LockMode, LockedRange, StateBits, Want};
 use crate::iter::MappingIter;
-use crate::mapping::{Cookie, FileSystem, Mapping, Purpose};
-use crate::mapping_cache::MappingCache;
+use crate::mapping::{Cookie, FileSystem, Mapping, Purpose, ReadPiece};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{
     Blocks, CachedFile, DirtyOrder, ErrorMark, PageCache, Pages, Readahead, Source,
     WritebackErrors, zeroed,
 };
+use crate::seek_window::SeekWindow;
 
 /// How much is put into the cache before others have their turn.
 const WRITE_STEP_BYTES: u64 = 1 << 20;
+
+/// How many mappings the filesystem is asked for at once, to read what lies there.
+const ASKED_AHEAD_MAX: usize = 1024;
 
 /// Whether an operation that reaches beyond the end of the file makes the file longer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +63,8 @@ pub struct AddressSpace<F: FileSystem> {
     pub(crate) ended: Condvar,
     pub(crate) errors: Mutex<WritebackErrors<F::Error>>,
     pub(crate) block_bytes: u64,
+    /// Who read it last came before what he wanted was in memory.
+    pub(crate) wants_readahead: AtomicBool,
     size: AtomicU64,
     me: Weak<Self>,
 }
@@ -68,7 +73,7 @@ pub struct AddressSpace<F: FileSystem> {
 pub struct OpenFile<F: FileSystem> {
     pub(crate) space: Arc<AddressSpace<F>>,
     pub(crate) cached_state: CachedState,
-    pub(crate) seek_mapping: MappingCache,
+    pub(crate) seek_window: Mutex<SeekWindow>,
     pub(crate) readahead: Mutex<Readahead>,
     pub(crate) errors_seen: Mutex<ErrorMark>,
 }
@@ -94,6 +99,7 @@ impl<F: FileSystem> AddressSpace<F> {
             ended: Condvar::new(),
             errors: Mutex::new(WritebackErrors::default()),
             block_bytes,
+            wants_readahead: AtomicBool::new(false),
             size: AtomicU64::new(size.bytes()),
             me: Weak::clone(me),
         })
@@ -104,7 +110,7 @@ impl<F: FileSystem> AddressSpace<F> {
         OpenFile {
             space: Arc::clone(self),
             cached_state: CachedState::new(),
-            seek_mapping: MappingCache::default(),
+            seek_window: Mutex::new(SeekWindow::default()),
             readahead: Mutex::new(Readahead::default()),
             errors_seen: Mutex::new(self.errors.lock().mark()),
         }
@@ -246,14 +252,41 @@ impl<F: FileSystem> AddressSpace<F> {
         if is_same { result.map(|()| Some(cookie)) } else { Ok(None) }
     }
 
-    fn mappings(&self, range: FileRange) -> Result<Vec<Mapping>, F::Error> {
+    pub(crate) fn mappings(&self, range: FileRange) -> Result<Vec<Mapping>, F::Error> {
         let mut mappings = Vec::new();
-        let mut iter = MappingIter::new(self, range);
-        while let Some((mapping, part)) = iter.next(Purpose::Read)? {
-            mappings.push(mapping);
-            iter.advance_to(part.end);
+        let mut rest = range;
+        while !rest.is_empty() {
+            self.ask_ahead(rest, ASKED_AHEAD_MAX, &mut mappings)?;
+            rest.start = mappings.last().map_or(rest.end, |last| last.range.end.min(rest.end));
         }
         Ok(mappings)
+    }
+
+    /// Asks the filesystem for mappings from the start of `range` on, which is not empty.
+    ///
+    /// # Errors
+    /// What the filesystem says, or that its answer does not fit.
+    pub(crate) fn ask_ahead(
+        &self,
+        range: FileRange,
+        count_max: usize,
+        mappings: &mut Vec<Mapping>,
+    ) -> Result<(), F::Error> {
+        let before = mappings.len();
+        let asked = range.round_out(self.block_bytes);
+        self.cache.usage().count_mapping();
+        self.filesystem.map_ahead(&self.inode, asked, count_max, mappings)?;
+        let mut at = range.start;
+        for mapping in &mappings[before..] {
+            if !mapping.range.contains(at) {
+                return Err(Error::BadMapping { asked, mapped: mapping.range }.into());
+            }
+            at = mapping.range.end;
+        }
+        if at == range.start {
+            return Err(Error::BadMapping { asked, mapped: FileRange::new(at, at) }.into());
+        }
+        Ok(())
     }
 
     fn read_mapped(
@@ -267,16 +300,19 @@ impl<F: FileSystem> AddressSpace<F> {
             .map(|(_, data)| Arc::get_mut(data).expect("nobody else has seen the new buffers"))
             .collect();
         rest.reverse();
+        let mut pieces = Vec::new();
         let mut at = range.start;
         for mapping in mappings {
             let part = mapping.range.intersection(FileRange::new(at, range.end));
             let mut buffers = take_front(&mut rest, part.len_bytes());
-            if !mapping.kind.is_zeros() {
-                self.filesystem.read(&self.inode, mapping, part.start, &mut buffers)?;
+            if mapping.kind.is_zeros() {
+                buffers.iter_mut().for_each(|buffer| buffer.fill(0));
+            } else {
+                pieces.push(ReadPiece { mapping: *mapping, start: part.start, buffers });
             }
             at = part.end;
         }
-        Ok(())
+        if pieces.is_empty() { Ok(()) } else { self.filesystem.read(&self.inode, &mut pieces) }
     }
 
     /// Puts data into the range, which the caller has locked.
@@ -387,7 +423,7 @@ impl<F: FileSystem> AddressSpace<F> {
         pages.write(part.start.bytes(), part.end.bytes(), source);
         let newly_bytes = self.states.set(part.round_out(self.block_bytes), StateBits::DELALLOC);
         if newly_bytes > 0 {
-            self.cache.usage().add_dirty(newly_bytes);
+            self.cache.add_dirty(newly_bytes);
         }
         if part.end > self.size() && reach == Reach::Extends {
             self.set_size(&pages, part.end);
@@ -396,10 +432,15 @@ impl<F: FileSystem> AddressSpace<F> {
         newly_bytes
     }
 
+    /// For the cache's lists.
+    pub(crate) fn weak(&self) -> Weak<dyn CachedFile> {
+        Weak::clone(&self.me) as Weak<dyn CachedFile>
+    }
+
     /// Lets the cache know of folios, and of dirty ones.
     pub(crate) fn list(&self, pages: &mut Pages) {
         if pages.listed.is_none() && !pages.is_empty() {
-            pages.listed = Some(self.cache.list(Weak::clone(&self.me) as Weak<dyn CachedFile>));
+            pages.listed = Some(self.cache.list(self.weak()));
         }
         if pages.dirty_order.is_none()
             && self.has_delalloc()
@@ -476,12 +517,21 @@ impl<F: FileSystem> CachedFile for AddressSpace<F> {
         self.write_back_dirty(FileRange::from(FileOffset::ZERO), bytes_max)
     }
 
-    fn is_still_dirty(&self, order: DirtyOrder) -> bool {
+    fn read_ahead(&self, range: FileRange) {
+        // An error comes again to who reads there.
+        let _ = self.read_ahead_of(range);
+    }
+
+    fn is_still_dirty(&self, order: DirtyOrder, is_new: bool) -> bool {
         let mut pages = self.pages.lock();
-        if pages.dirty_order == Some(order) && self.has_delalloc() {
+        let stays = pages.dirty_order == Some(order) && self.has_delalloc();
+        if stays && !is_new {
             return true;
         }
         pages.dirty_order = None;
+        if stays {
+            self.list(&mut pages);
+        }
         false
     }
 }
@@ -490,6 +540,9 @@ impl<F: FileSystem> Drop for AddressSpace<F> {
     fn drop(&mut self) {
         if let Some(slot) = self.pages.get_mut().listed.take() {
             self.cache.unlist(slot);
+        }
+        if let Some(error) = self.errors.get_mut().take_unreported() {
+            self.filesystem.lost(&self.inode, error);
         }
     }
 }

@@ -1,15 +1,23 @@
 //! Reading through the page cache.
 
+use std::ops::Range;
+
+use ubtrfs_rt::Ordering;
+
 use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::LockMode;
 use crate::mapping::FileSystem;
 use crate::offset::{FileOffset, FileRange};
+use crate::page_cache::Ahead;
 
 /// How much is copied before others have their turn at the pages.
 const COPY_STEP_BYTES: usize = 256 * 1024;
 
 /// The most that one miss reads.
 const FILL_BYTES_MAX: u64 = 4 << 20;
+
+/// What is read ahead at once, beside who reads.
+const AHEAD_STEP_BYTES: u64 = 1 << 20;
 
 /// Where a read ends at the latest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,8 +40,16 @@ impl<F: FileSystem> OpenFile<F> {
         let options = self.space.cache.options();
         // What is read ahead would go at once where nothing clean is kept.
         let window_max = if options.keeps_clean { options.readahead_bytes_max } else { 0 };
-        let ahead_bytes =
-            self.readahead.lock().read(range.start.bytes(), range.end.bytes(), window_max);
+        let (start, end) = (range.start.bytes(), range.end.bytes());
+        let is_served = self.space.cache.has_readahead_service()
+            && self.space.wants_readahead.load(Ordering::Relaxed);
+        let ahead_bytes = match self.readahead.lock().read(start, end, window_max, is_served) {
+            Ahead::With(bytes) => bytes,
+            Ahead::Beside { wanted, asked_bytes } => {
+                self.space.ask_readahead(&wanted);
+                asked_bytes.min(AHEAD_STEP_BYTES)
+            }
+        };
         let whole = range.round_out(self.space.block_bytes);
         let _locked = self.space.states.lock(whole, LockMode::Shared);
         self.space.read_range(offset, buffer, ahead_bytes, End::File)
@@ -41,6 +57,50 @@ impl<F: FileSystem> OpenFile<F> {
 }
 
 impl<F: FileSystem> AddressSpace<F> {
+    /// Asks the cache's service to read a range of bytes, as far as it is in the file.
+    fn ask_readahead(&self, wanted: &Range<u64>) {
+        let end = FileOffset::new(wanted.end).min(self.size());
+        let mut at = FileOffset::new(wanted.start);
+        // In parts, so that several threads can do it.
+        while at < end {
+            let range = FileRange::new(at, at.saturating_add(AHEAD_STEP_BYTES).min(end));
+            self.cache.ask_readahead(self.weak(), range);
+            at = range.end;
+        }
+    }
+
+    /// Reads into memory what of the range is not there, in parts, so that nobody has to wait for the whole. Holes are left out:
+    /// who copies a sparse file does not read them.
+    pub(crate) fn read_ahead_of(&self, range: FileRange) -> Result<(), F::Error> {
+        let mut was_needed = false;
+        let mut at = range.start;
+        while at < range.end.min(self.size()) {
+            let step = FileRange::with_len(at, AHEAD_STEP_BYTES);
+            let part = FileRange::new(at, step.end.min(range.end).min(self.size()));
+            let missing = self.pages.lock().missing(self.blocks(part));
+            let Some(missing) = missing else {
+                at = part.end;
+                continue;
+            };
+            let missing_range = self.range_of(&missing);
+            at = missing_range.end;
+            if self.mappings(missing_range)?.iter().all(|mapping| mapping.kind.is_zeros()) {
+                continue;
+            }
+            was_needed = true;
+            let pages = self.pages.lock();
+            // Nobody was at it meanwhile.
+            if pages.missing(missing.clone()).as_ref() == Some(&missing) {
+                drop(self.fill(pages, missing)?);
+            }
+        }
+        if !was_needed {
+            // Until somebody misses something again.
+            self.wants_readahead.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Reads from `offset` on, where the caller has the range locked.
     pub(crate) fn read_range(
         &self,
@@ -76,6 +136,7 @@ impl<F: FileSystem> AddressSpace<F> {
             let Some(missing) = pages.missing(self.blocks(FileRange::new(at, upto))) else {
                 continue;
             };
+            self.wants_readahead.store(true, Ordering::Relaxed);
             pages = self.fill(pages, missing)?;
         }
         if !self.cache.options().keeps_clean {

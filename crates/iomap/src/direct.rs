@@ -4,7 +4,7 @@ use crate::address_space::{AddressSpace, OpenFile};
 use crate::error::Error;
 use crate::extent_state::LockMode;
 use crate::iter::MappingIter;
-use crate::mapping::{FileSystem, Purpose, WritebackRun};
+use crate::mapping::{FileSystem, Purpose, ReadPiece, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
 
 impl<F: FileSystem> OpenFile<F> {
@@ -17,7 +17,7 @@ impl<F: FileSystem> OpenFile<F> {
         let _locked = self.space.states.lock(range, LockMode::Shared);
         let in_file = FileRange::new(offset, range.end.min(self.space.size()));
         let whole = in_file.round_out(self.space.block_bytes).intersection(range);
-        self.space.flush(whole);
+        self.space.flush(whole)?;
         let whole_len = usize::try_from(whole.len_bytes()).unwrap_or(buffer.len());
         self.space.read_device(whole, &mut buffer[..whole_len])?;
         Ok(usize::try_from(in_file.len_bytes()).unwrap_or(whole_len))
@@ -35,7 +35,7 @@ impl<F: FileSystem> OpenFile<F> {
         let space = &*self.space;
         let _locked = space.lock_for_write(range);
         space.zero_old_tail(range.start)?;
-        space.flush(range);
+        space.flush(range)?;
         let size = space.size().max(range.end);
         let run = WritebackRun { range, buffers: &[bytes], size };
         space.replace_locked(range, || space.filesystem.write_direct(&space.inode, &run))?;
@@ -68,7 +68,8 @@ impl<F: FileSystem> AddressSpace<F> {
                 bytes.fill(0);
                 Ok(())
             } else {
-                self.filesystem.read(&self.inode, &mapping, part.start, &mut [bytes])
+                let piece = ReadPiece { mapping, start: part.start, buffers: vec![bytes] };
+                self.filesystem.read(&self.inode, &mut [piece])
             };
             if !self.is_current(mapping.cookie) {
                 let now = iter.next(Purpose::Read)?;

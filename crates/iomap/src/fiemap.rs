@@ -1,9 +1,10 @@
 //! FIEMAP: where a file's extents lie.
 
 use crate::address_space::OpenFile;
-use crate::mapping::{FileSystem, Mapping, MappingKind};
+use crate::iter::MappingIter;
+use crate::mapping::{FileSystem, Mapping, MappingKind, Purpose};
 use crate::offset::{FileOffset, FileRange};
-use crate::report::{Content, Segment};
+use crate::report::{Content, Piece, Segment};
 
 /// What is to be known of an extent; the names are those of FIEMAP_EXTENT_*.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -34,10 +35,13 @@ pub struct FiemapExtent {
 }
 
 impl FiemapExtent {
-    fn of(segment: &Segment) -> Option<Self> {
-        let Content::Mapping(mapping) = segment.content else {
-            let flags = FiemapFlags { is_delalloc: true, ..FiemapFlags::default() };
-            return Some(Self { range: segment.range, address: None, flags });
+    fn of(segment: &Segment<Mapping>) -> Option<Self> {
+        let mapping = match segment.content {
+            Content::Zeros(mapping) | Content::Data(mapping) => mapping,
+            Content::InMemory => {
+                let flags = FiemapFlags { is_delalloc: true, ..FiemapFlags::default() };
+                return Some(Self { range: segment.range, address: None, flags });
+            }
         };
         if mapping.kind == MappingKind::Hole {
             return None;
@@ -91,18 +95,18 @@ impl<F: FileSystem> OpenFile<F> {
         sync: FiemapSync,
     ) -> Result<Vec<FiemapExtent>, F::Error> {
         if sync == FiemapSync::WriteBack {
-            self.space.flush(range);
+            self.space.flush(range)?;
         }
         let range = range.round_out(self.space.block_bytes);
         let range = FileRange::new(range.start, range.end.min(FileOffset::MAX));
         let _locked = self.lock_as_before(range);
         let mut extents: Vec<FiemapExtent> = Vec::new();
         let mut last = None;
-        let mut mapping_at = |at| self.mapping_for_fiemap(at, &mut last);
+        let mut piece_at = |at| self.piece_for_fiemap(at, &mut last);
         let mut at = range.start;
         // One more than asked for shows that the last one asked for ended.
         while at < range.end && extents.len() <= extents_max {
-            let segment = self.segment(at, range.end, &mut mapping_at)?;
+            let segment = self.segment(at, range.end, &mut piece_at)?;
             at = segment.range.end;
             let Some(extent) = FiemapExtent::of(&segment) else { continue };
             match extents.last_mut() {
@@ -114,20 +118,42 @@ impl<F: FileSystem> OpenFile<F> {
         extents.truncate(extents_max);
         if !is_cut
             && let Some(last) = extents.last_mut()
-            && !self.has_extent_after(at, mapping_at)?
+            && !self.has_extent_after(at, piece_at)?
         {
             last.flags.is_last = true;
         }
         Ok(extents)
     }
 
+    /// The mapping at a place, with all that is to be known of it; `last` is the one that the same call asked for before.
+    fn piece_for_fiemap(
+        &self,
+        at: FileOffset,
+        last: &mut Option<Mapping>,
+    ) -> Result<Piece<Mapping>, F::Error> {
+        let is_usable =
+            |mapping: &Mapping| mapping.range.contains(at) && self.space.is_current(mapping.cookie);
+        let mapping = match *last {
+            Some(mapping) if is_usable(&mapping) => mapping,
+            _ => {
+                let mut iter = MappingIter::new(&*self.space, FileRange::from(at));
+                let asked = iter.next(Purpose::Fiemap)?;
+                let (mapping, _) = asked.ok_or(crate::Error::NoData { offset: at })?;
+                *last = Some(mapping);
+                mapping
+            }
+        };
+        let Mapping { range, cookie, .. } = mapping;
+        Ok(Piece { range, is_zeros: mapping.kind.is_zeros(), cookie, what: mapping })
+    }
+
     fn has_extent_after(
         &self,
         mut at: FileOffset,
-        mut mapping_at: impl FnMut(FileOffset) -> Result<Mapping, F::Error>,
+        mut piece_at: impl FnMut(FileOffset) -> Result<Piece<Mapping>, F::Error>,
     ) -> Result<bool, F::Error> {
         while at < FileOffset::MAX {
-            let segment = self.segment(at, FileOffset::MAX, &mut mapping_at)?;
+            let segment = self.segment(at, FileOffset::MAX, &mut piece_at)?;
             if FiemapExtent::of(&segment).is_some() {
                 return Ok(true);
             }

@@ -15,8 +15,8 @@
 //!   [`AddressSpace::flush()`]. What only makes holes unwritten space needs neither, but is better asked for by
 //!   [`OpenFile::allocate()`]. What moves data of a file without changing it goes through [`AddressSpace::change_flushed()`]
 //!   (deduplication), or only counts up the sequence (balance).
-//! - A thread of its own, or its main loop, calls [`PageCache::background_pass()`]. Reservations that need space
-//!   call [`PageCache::shrink_dirty()`].
+//! - Threads of its own are in [`PageCache::serve_writeback()`] and [`PageCache::serve_readahead()`], or its main loop calls
+//!   [`PageCache::background_pass()`]. Reservations that need space call [`PageCache::shrink_dirty()`].
 //! - A deleted file is dropped from memory by [`AddressSpace::replace_range()`] of all of it with a change that does nothing.
 //! - A dirty file stays in memory until it is written, also when nobody else refers to it any more, and keeps the cache with
 //!   it: whoever closes a filesystem first calls [`PageCache::shrink_dirty()`] for all there is, or, to lose it,
@@ -34,13 +34,13 @@ mod fiemap;
 mod iter;
 mod mapped;
 mod mapping;
-mod mapping_cache;
 mod offset;
 mod page_cache;
 mod range_tree;
 mod replace;
 mod report;
 mod seek;
+mod seek_window;
 mod truncate;
 mod unshare;
 mod writeback;
@@ -52,7 +52,7 @@ pub use fiemap::{FiemapExtent, FiemapFlags, FiemapSync};
 pub use mapped::MappedRange;
 pub use mapping::{
     BATCH_RUNS_MAX, Beyond, Cookie, DirtyBatch, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, RunFailure, WritebackRun,
+    MappingSequence, Purpose, ReadPiece, RunFailure, WritebackRun,
 };
 pub use offset::{FileOffset, FileRange};
-pub use page_cache::{CacheAblation, CacheCounts, CacheOptions, PageCache};
+pub use page_cache::{CacheAblation, CacheCounts, CacheOptions, PageCache, ServiceEnd};

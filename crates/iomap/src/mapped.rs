@@ -78,8 +78,8 @@ impl<F: FileSystem> MappedRange<'_, F> {
     /// As there.
     pub fn msync(&self, range: FileRange) -> Result<(), F::Error> {
         let space = &self.file.space;
-        space.flush(range.intersection(self.range));
-        let synced = space.filesystem.sync(&space.inode, space.size());
+        let flushed = space.flush(range.intersection(self.range));
+        let synced = flushed.and_then(|()| space.filesystem.sync(&space.inode, space.size()));
         self.file.take_error()?;
         synced
     }

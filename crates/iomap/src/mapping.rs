@@ -53,16 +53,6 @@ pub struct MappingFlags {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cookie(u64);
 
-impl Cookie {
-    pub(crate) fn to_word(self) -> u64 {
-        self.0
-    }
-
-    pub(crate) fn from_word(word: u64) -> Self {
-        Self(word)
-    }
-}
-
 /// Counts the changes of a file's mappings.
 #[derive(Debug, Default)]
 pub struct MappingSequence(AtomicU64);
@@ -116,10 +106,8 @@ impl Mapping {
 /// What a mapping is wanted for.
 #[derive(Debug)]
 pub enum Purpose<'a, 'b> {
-    /// To read data.
+    /// To read data, or to tell data from holes. Whether it is shared need not be known.
     Read,
-    /// To tell data from holes. Whether it is shared need not be known.
-    Seek,
     /// To report all about it, also whether it is shared.
     Fiemap,
     /// To make the range dirty in memory. The filesystem reserves space for as much of what was asked for as the mapping holds,
@@ -180,6 +168,17 @@ impl<'a> DirtyBatch<'a> {
     }
 }
 
+/// Data to be read.
+#[derive(Debug)]
+pub struct ReadPiece<'a> {
+    /// Where it is: [`MappingKind::Mapped`] or [`MappingKind::Inline`].
+    pub mapping: Mapping,
+    /// What to read first, in the mapping.
+    pub start: FileOffset,
+    /// To be filled, one after the other. They do not reach beyond the mapping.
+    pub buffers: Vec<&'a mut [u8]>,
+}
+
 /// Dirty data on its way to the medium.
 #[derive(Debug)]
 pub struct WritebackRun<'a> {
@@ -207,6 +206,8 @@ pub struct RunFailure<E> {
     pub index: usize,
     /// Why.
     pub error: E,
+    /// It goes away by itself, and is no reason to lose data: the run keeps its reservation and will come again.
+    pub passes: bool,
 }
 
 /// What plugs in below: a filesystem. All offsets and lengths it is given are whole blocks, sizes of files excepted.
@@ -233,19 +234,29 @@ pub trait FileSystem: Send + Sync + 'static {
         purpose: Purpose<'_, '_>,
     ) -> Result<Mapping, Self::Error>;
 
-    /// Reads data of a mapping that is [`MappingKind::Mapped`] or [`MappingKind::Inline`], from `start` on, into the buffers, one
-    /// after the other. They do not reach beyond the mapping. If the mapping is stale, any bytes or any error
-    /// may come: the caller looks at the cookie then.
+    /// What the file is from the start of `range` on, for [`Purpose::Read`], as far as that comes cheaply: mappings of one moment,
+    /// each beginning where the one before ends, at least the first and at most `count_max`, put behind what `mappings` has. The last one
+    /// is the first that reaches the end of the range, or ends before. Who has no cheaper way tells one.
     ///
     /// # Errors
-    /// If it cannot be read.
-    fn read(
+    /// If the first cannot be read.
+    fn map_ahead(
         &self,
         inode: &Self::Inode,
-        mapping: &Mapping,
-        start: FileOffset,
-        buffers: &mut [&mut [u8]],
-    ) -> Result<(), Self::Error>;
+        range: FileRange,
+        _count_max: usize,
+        mappings: &mut Vec<Mapping>,
+    ) -> Result<(), Self::Error> {
+        mappings.push(self.map(inode, range, Purpose::Read)?);
+        Ok(())
+    }
+
+    /// Reads data of several places of a file, in ascending order, so that what lies together on the medium is read together. If a
+    /// mapping is stale, any bytes or any error may come: the caller looks at the cookie then.
+    ///
+    /// # Errors
+    /// If one of them cannot be read.
+    fn read(&self, inode: &Self::Inode, pieces: &mut [ReadPiece<'_>]) -> Result<(), Self::Error>;
 
     /// Brings dirty data to the device, for which space was reserved by [`FileSystem::map()`], and maps it: runs of one file in
     /// ascending order, together so that they can be placed and written together.
@@ -255,12 +266,16 @@ pub trait FileSystem: Send + Sync + 'static {
     ///
     /// # Errors
     /// The run that failed. Those before it are written. Its own mappings are unchanged in at least the part that was not
-    /// written. Those behind it were not begun and keep their reservations; they will come again.
+    /// written. Those behind it were not begun and keep their reservations; they will come again. So does the one that failed, if
+    /// the error passes; else its data is lost.
     fn write_back(
         &self,
         inode: &Self::Inode,
         runs: &[WritebackRun<'_>],
     ) -> Result<(), RunFailure<Self::Error>>;
+
+    /// Data of a file was lost with an error in writeback, and the file left memory before anybody was told.
+    fn lost(&self, _inode: &Self::Inode, _error: Self::Error) {}
 
     /// Writes one run to the device and maps it, without a reservation before; else as [`FileSystem::write_back()`].
     ///

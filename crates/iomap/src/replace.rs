@@ -35,7 +35,8 @@ impl<F: FileSystem> AddressSpace<F> {
     /// dropped.
     ///
     /// # Errors
-    /// That of `change`. One of writeback is kept for [`crate::OpenFile::fsync()`].
+    /// That of `change`, and those of [`AddressSpace::flush()`], with which nothing is changed. One of writeback with which data was
+    /// lost is kept for [`crate::OpenFile::fsync()`].
     pub fn change_flushed<T>(
         &self,
         range: FileRange,
@@ -43,7 +44,7 @@ impl<F: FileSystem> AddressSpace<F> {
     ) -> Result<T, F::Error> {
         let range = range.round_out(self.block_bytes);
         let _locked = self.states.lock(range, LockMode::Exclusive);
-        self.flush(range);
+        self.flush(range)?;
         let result = change();
         self.discard(range);
         result

@@ -5,111 +5,89 @@
 
 use crate::address_space::OpenFile;
 use crate::extent_state::{CountQuery, LockMode, LockedRange, StateBits, Want};
-use crate::iter::MappingIter;
-use crate::mapping::{FileSystem, Mapping, Purpose};
+use crate::mapping::{Cookie, FileSystem};
 use crate::offset::{FileOffset, FileRange};
+
+/// What the filesystem said of a place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece<W> {
+    /// Holds the place.
+    pub(crate) range: FileRange,
+    /// Whether it reads as zeros, where nothing lies over it.
+    pub(crate) is_zeros: bool,
+    pub(crate) cookie: Cookie,
+    pub(crate) what: W,
+}
 
 /// A part of a file that is all the same.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
+pub(crate) struct Segment<W> {
     pub(crate) range: FileRange,
-    pub(crate) content: Content,
-    /// Whether data in memory begins where it ends.
-    pub(crate) is_before_data: bool,
+    pub(crate) content: Content<W>,
+    /// What is known to begin where it ends.
+    pub(crate) behind: Behind,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Content {
-    /// As the filesystem mapped it.
-    Mapping(Mapping),
+pub(crate) enum Content<W> {
+    /// As the filesystem said; there is nothing else in memory.
+    Zeros(W),
+    /// As the filesystem said.
+    Data(W),
     /// Data that the mapping does not show yet.
     InMemory,
 }
 
-impl Segment {
+/// What begins behind a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Behind {
+    Unknown,
+    Data,
+    Zeros,
+}
+
+impl<W> Segment<W> {
     pub(crate) fn is_data(&self) -> bool {
-        match self.content {
-            Content::Mapping(mapping) => !mapping.kind.is_zeros(),
-            Content::InMemory => true,
-        }
+        !matches!(self.content, Content::Zeros(_))
     }
 }
 
 impl<F: FileSystem> OpenFile<F> {
-    /// What the file is from `at` on, at most up to `end`, which is after it; `mapping_at` tells mappings.
-    pub(crate) fn segment(
+    /// What the file is from `at` on, at most up to `end`, which is after it; `piece_at` says what the filesystem does.
+    pub(crate) fn segment<W>(
         &self,
         at: FileOffset,
         end: FileOffset,
-        mut mapping_at: impl FnMut(FileOffset) -> Result<Mapping, F::Error>,
-    ) -> Result<Segment, F::Error> {
+        mut piece_at: impl FnMut(FileOffset) -> Result<Piece<W>, F::Error>,
+    ) -> Result<Segment<W>, F::Error> {
         loop {
-            let mapping = mapping_at(at)?;
-            let within = FileRange::new(at, mapping.range.end.min(end));
-            let content = Content::Mapping(mapping);
-            if !mapping.kind.is_zeros() {
-                return Ok(Segment { range: within, content, is_before_data: false });
+            let piece = piece_at(at)?;
+            let within = FileRange::new(at, piece.range.end.min(end));
+            if !piece.is_zeros {
+                let content = Content::Data(piece.what);
+                return Ok(Segment { range: within, content, behind: Behind::Unknown });
             }
             let any = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
             let query = CountQuery::first_run(within, any);
             let found = self.space.states.count_range(query, Some(&self.cached_state));
-            if !self.space.is_current(mapping.cookie) {
+            if !self.space.is_current(piece.cookie) {
                 continue;
             }
+            let content = Content::Zeros(piece.what);
             return Ok(match found {
-                None => Segment { range: within, content, is_before_data: false },
-                Some(found) if found.start == at => Segment {
-                    range: found.run(),
-                    content: Content::InMemory,
-                    is_before_data: false,
-                },
-                Some(found) => Segment {
-                    range: FileRange::new(at, found.start),
-                    content,
-                    is_before_data: true,
-                },
+                None => Segment { range: within, content, behind: Behind::Unknown },
+                Some(found) if found.start == at => {
+                    let range = found.run();
+                    let is_cut = range.end >= within.end;
+                    let behind = if is_cut { Behind::Unknown } else { Behind::Zeros };
+                    Segment { range, content: Content::InMemory, behind }
+                }
+                Some(found) => {
+                    let range = FileRange::new(at, found.start);
+                    Segment { range, content, behind: Behind::Data }
+                }
             });
         }
-    }
-
-    /// The mapping at a place, to tell data from a hole: the last one asked for, if it is current and holds the place.
-    pub(crate) fn mapping_for_seek(&self, at: FileOffset) -> Result<Mapping, F::Error> {
-        if let Some(mapping) = self.seek_mapping.load()
-            && self.is_usable(&mapping, at)
-        {
-            return Ok(mapping);
-        }
-        let mapping = self.ask_mapping(at, Purpose::Seek)?;
-        self.seek_mapping.store(&mapping);
-        Ok(mapping)
-    }
-
-    /// The mapping at a place, with all that is to be known of it; `last` is the one that the same call asked for before.
-    pub(crate) fn mapping_for_fiemap(
-        &self,
-        at: FileOffset,
-        last: &mut Option<Mapping>,
-    ) -> Result<Mapping, F::Error> {
-        if let Some(mapping) = last
-            && self.is_usable(mapping, at)
-        {
-            return Ok(*mapping);
-        }
-        let mapping = self.ask_mapping(at, Purpose::Fiemap)?;
-        *last = Some(mapping);
-        Ok(mapping)
-    }
-
-    fn is_usable(&self, mapping: &Mapping, at: FileOffset) -> bool {
-        mapping.range.contains(at) && self.space.is_current(mapping.cookie)
-    }
-
-    fn ask_mapping(&self, at: FileOffset, purpose: Purpose<'_, '_>) -> Result<Mapping, F::Error> {
-        let mut iter = MappingIter::new(&*self.space, FileRange::from(at));
-        let Some((mapping, _)) = iter.next(purpose)? else {
-            return Err(crate::Error::NoData { offset: at }.into());
-        };
-        Ok(mapping)
     }
 
     /// Only for the experiment that shows what it costs to lock ranges record by record.

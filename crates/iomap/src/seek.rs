@@ -1,11 +1,14 @@
 //! SEEK_DATA and SEEK_HOLE, exact to the block over what is mapped, dirty, or on its way.
 //!
-//! No range is locked: each step looks at one mapping and at the states under it at one moment.
+//! No range is locked: each step looks at what the filesystem said and at the states under it, at one moment. Threads that
+//! share an open file share its window; who finds it taken asks for himself.
 
 use crate::address_space::OpenFile;
 use crate::error::Error;
 use crate::mapping::FileSystem;
 use crate::offset::{FileOffset, FileRange};
+use crate::report::{Behind, Piece};
+use crate::seek_window::SeekWindow;
 
 impl<F: FileSystem> OpenFile<F> {
     /// The first byte of data at or after `offset`.
@@ -15,18 +18,20 @@ impl<F: FileSystem> OpenFile<F> {
     pub fn seek_data(&self, offset: FileOffset) -> Result<FileOffset, F::Error> {
         let size = self.space.size();
         let _locked = self.lock_as_before(FileRange::new(offset, size));
-        let mut at = offset;
-        while at < size {
-            let segment = self.segment(at, size, |at| self.mapping_for_seek(at))?;
-            if segment.is_data() {
-                return Ok(at);
+        self.with_seek_window(|window| {
+            let mut at = offset;
+            while at < size {
+                let segment = self.segment(at, size, |at| self.piece_at(window, at, size))?;
+                if segment.is_data() {
+                    return Ok(at);
+                }
+                at = segment.range.end;
+                if segment.behind == Behind::Data {
+                    return Ok(at);
+                }
             }
-            at = segment.range.end;
-            if segment.is_before_data {
-                return Ok(at);
-            }
-        }
-        Err(Error::NoData { offset }.into())
+            Err(Error::NoData { offset }.into())
+        })
     }
 
     /// The first byte at or after `offset` that is in a hole; the end of the file is one.
@@ -39,14 +44,44 @@ impl<F: FileSystem> OpenFile<F> {
             return Err(Error::NoData { offset }.into());
         }
         let _locked = self.lock_as_before(FileRange::new(offset, size));
-        let mut at = offset;
-        while at < size {
-            let segment = self.segment(at, size, |at| self.mapping_for_seek(at))?;
-            if !segment.is_data() {
-                return Ok(at);
+        self.with_seek_window(|window| {
+            let mut at = offset;
+            while at < size {
+                let segment = self.segment(at, size, |at| self.piece_at(window, at, size))?;
+                if !segment.is_data() {
+                    return Ok(at);
+                }
+                at = segment.range.end;
+                if segment.behind == Behind::Zeros {
+                    return Ok(at);
+                }
             }
-            at = segment.range.end;
+            Ok(size)
+        })
+    }
+
+    fn with_seek_window<T>(&self, seek: impl FnOnce(&mut SeekWindow) -> T) -> T {
+        match self.seek_window.try_lock() {
+            Some(mut window) => seek(&mut window),
+            None => seek(&mut SeekWindow::default()),
         }
-        Ok(size)
+    }
+
+    /// What the filesystem says of a place: it said so before, and it is current, or it is asked, for what lies in front of `end`.
+    fn piece_at(
+        &self,
+        window: &mut SeekWindow,
+        at: FileOffset,
+        end: FileOffset,
+    ) -> Result<Piece<()>, F::Error> {
+        if let Some(piece) = window.find(at)
+            && self.space.is_current(piece.cookie)
+        {
+            return Ok(piece);
+        }
+        let range = FileRange::new(at, end);
+        window
+            .refill(at, |count_max, mappings| self.space.ask_ahead(range, count_max, mappings))?;
+        Ok(window.find(at).expect("the mapping asked for holds the place"))
     }
 }

@@ -31,11 +31,13 @@ struct RunUnderWay {
 }
 
 /// What came of some runs.
-struct Written {
+struct Written<E> {
     /// Written, or lost.
     done_bytes: u64,
     /// Those from here on are dirty again.
     abandoned_from: Option<FileOffset>,
+    /// Why nothing more can be written at the moment.
+    obstacle: Option<E>,
 }
 
 impl<F: FileSystem> OpenFile<F> {
@@ -44,14 +46,15 @@ impl<F: FileSystem> OpenFile<F> {
     ///
     /// # Errors
     /// That of the last writeback of this file that failed since the last call on this open file, whoever began it;
-    /// the data of such a writeback is lost. Else that of making it durable.
+    /// the data of such a writeback is lost. Else that of making it durable, or one that passes, and the data is still
+    /// in memory.
     pub fn fsync(&self) -> Result<(), F::Error> {
         let all = FileRange::from(FileOffset::ZERO);
         // What others write behind the end from now on may not be on the device, so it is not of the file yet.
         let size_before = self.space.size();
-        self.space.flush(all);
+        let flushed = self.space.flush(all);
         let size = self.space.size().min(size_before);
-        let synced = self.space.filesystem.sync(&self.space.inode, size);
+        let synced = flushed.and_then(|()| self.space.filesystem.sync(&self.space.inode, size));
         self.take_error()?;
         synced
     }
@@ -70,13 +73,18 @@ impl<F: FileSystem> OpenFile<F> {
 }
 
 impl<F: FileSystem> AddressSpace<F> {
-    /// Brings to the device what is dirty in `range` and waits for what is on its way. Errors are kept for
-    /// [`OpenFile::fsync()`]. Durable only after that.
-    pub fn flush(&self, range: FileRange) {
+    /// Brings to the device what is dirty in `range` and waits for what is on its way. Errors with which data was lost are kept
+    /// for [`OpenFile::fsync()`]. Durable only after that.
+    ///
+    /// # Errors
+    /// One that passes ([`RunFailure::passes`](crate::RunFailure)): some of it is still dirty.
+    pub fn flush(&self, range: FileRange) -> Result<(), F::Error> {
         let blocks = self.blocks(range);
         loop {
             let abandoned_before = self.pages.lock().abandoned_count();
-            self.write_back_runs(range, u64::MAX, Busy::Wait);
+            if let (_, Some(obstacle)) = self.write_back_runs(range, u64::MAX, Busy::Wait) {
+                return Err(obstacle);
+            }
             let mut pages = self.pages.lock();
             let ticket = pages.next_ticket();
             while pages.has_writeback(&blocks, ticket) {
@@ -85,7 +93,7 @@ impl<F: FileSystem> AddressSpace<F> {
             // What somebody else had begun may be dirty again, because a run before it failed.
             if pages.abandoned_count() == abandoned_before {
                 self.unlist_if_clean(&mut pages);
-                return;
+                return Ok(());
             }
         }
     }
@@ -93,10 +101,16 @@ impl<F: FileSystem> AddressSpace<F> {
     /// Brings `bytes_max` dirty bytes to the device, in whole blocks and at least one, but none of which an older version is
     /// on its way; returns how many.
     pub(crate) fn write_back_dirty(&self, range: FileRange, bytes_max: u64) -> u64 {
-        self.write_back_runs(range, bytes_max, Busy::Skip)
+        self.write_back_runs(range, bytes_max, Busy::Skip).0
     }
 
-    fn write_back_runs(&self, range: FileRange, bytes_max: u64, busy: Busy) -> u64 {
+    /// Returns how many bytes were written or lost, and why no more could be.
+    fn write_back_runs(
+        &self,
+        range: FileRange,
+        bytes_max: u64,
+        busy: Busy,
+    ) -> (u64, Option<F::Error>) {
         let mut rest = range.round_out(self.block_bytes);
         let mut done_bytes = 0;
         while done_bytes < bytes_max {
@@ -107,6 +121,9 @@ impl<F: FileSystem> AddressSpace<F> {
                 drop(pages);
                 let written = self.write_runs(&runs);
                 done_bytes += written.done_bytes;
+                if written.obstacle.is_some() {
+                    return (done_bytes, written.obstacle);
+                }
                 rest.start = written.abandoned_from.unwrap_or(rest.start);
             } else if is_blocked {
                 self.ended.wait(&mut pages);
@@ -114,7 +131,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 break;
             }
         }
-        done_bytes
+        (done_bytes, None)
     }
 
     /// Takes runs of dirty blocks from the start of `rest`, as many as are written together, of `bytes_max` at most or one block,
@@ -168,7 +185,7 @@ impl<F: FileSystem> AddressSpace<F> {
         RunUnderWay { range, size, ticket, parts }
     }
 
-    fn write_runs(&self, runs: &[RunUnderWay]) -> Written {
+    fn write_runs(&self, runs: &[RunUnderWay]) -> Written<F::Error> {
         let buffers: Vec<Vec<&[u8]>> =
             runs.iter().map(|run| run.parts.iter().map(FolioPart::bytes).collect()).collect();
         let given: Vec<WritebackRun<'_>> = runs
@@ -181,7 +198,9 @@ impl<F: FileSystem> AddressSpace<F> {
             Ok(()) => runs.len(),
             Err(failure) => failure.index.min(runs.len() - 1),
         };
-        let (begun, abandoned) = runs.split_at((failed + 1).min(runs.len()));
+        let is_kept = result.as_ref().is_err_and(|failure| failure.passes);
+        let done = if is_kept { failed } else { failed + 1 };
+        let (begun, abandoned) = runs.split_at(done.min(runs.len()));
 
         let mut pages = self.pages.lock();
         for (index, run) in begun.iter().enumerate() {
@@ -193,8 +212,11 @@ impl<F: FileSystem> AddressSpace<F> {
             }
         }
         let unused_bytes: u64 = abandoned.iter().map(|run| self.abandon_run(&mut pages, run)).sum();
-        if let Err(failure) = result {
-            self.errors.lock().record(failure.error);
+        let mut obstacle = None;
+        match result {
+            Ok(()) => {}
+            Err(failure) if is_kept => obstacle = Some(failure.error),
+            Err(failure) => self.errors.lock().record(failure.error),
         }
         drop(pages);
         self.ended.notify_all();
@@ -204,6 +226,7 @@ impl<F: FileSystem> AddressSpace<F> {
         Written {
             done_bytes: begun.iter().map(|run| run.range.len_bytes()).sum(),
             abandoned_from: abandoned.first().map(|run| run.range.start),
+            obstacle,
         }
     }
 
@@ -220,7 +243,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let dirty_bytes = self.states.count_range(dirty, None).map_or(0, |sum| sum.len_bytes);
         let delalloc = Conversion { set: StateBits::DELALLOC, clear: StateBits::ORDERED };
         self.states.convert(run.range, delalloc);
-        self.cache.usage().add_dirty(run.range.len_bytes() - dirty_bytes);
+        self.cache.add_dirty(run.range.len_bytes() - dirty_bytes);
         self.list(pages);
         dirty_bytes
     }

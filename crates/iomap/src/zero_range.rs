@@ -79,7 +79,7 @@ impl<F: FileSystem> AddressSpace<F> {
                     if self.states.count_range(in_memory, None).is_none() {
                         iter.advance_to(part.end);
                     } else {
-                        self.flush(part);
+                        self.flush(part)?;
                     }
                     continue;
                 }

@@ -80,7 +80,7 @@ fn writers_in_threads_wait_while_too_much_is_dirty() {
         // Each writer sees the limit after what it wrote.
         let most = most.load(Ordering::Relaxed);
         assert!((LIMIT / 2..=LIMIT + 3 * 4 * BLOCK).contains(&most), "{most} bytes dirty");
-        spaces.iter().for_each(|space| space.flush(FileRange::from(at(0))));
+        spaces.iter().for_each(|space| space.flush(FileRange::from(at(0))).unwrap());
         assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
     }
 }
@@ -239,7 +239,7 @@ fn background_pass_writes_what_is_old_and_what_is_too_much() {
     assert_eq!(cache.background_pass(31_001), None);
     assert_eq!(cache.dirty_bytes(), 0);
     old.open().write(at(0), &[2; 4096]).unwrap();
-    old.flush(FileRange::from(at(0)));
+    old.flush(FileRange::from(at(0))).unwrap();
     assert_eq!(cache.dirty_bytes(), 0);
 }
 
@@ -268,7 +268,7 @@ fn read_ahead_of_a_block_that_is_written_meanwhile_is_void() {
         fs.after_next_read(move || {
             let space = weak.upgrade().unwrap();
             space.open().write(at(3 * BLOCK), &[2; 4096]).unwrap();
-            space.flush(FileRange::from(at(0)));
+            space.flush(FileRange::from(at(0))).unwrap();
             other.open().read(at(0), &mut vec![0; 32 * 4096]).unwrap();
         });
         // Begins at the start of the file, so it counts as sequential.
@@ -458,4 +458,45 @@ fn range_moved_by_the_filesystem_keeps_what_was_dirty() {
     assert_eq!(failed, Err(Failure::NoSpace));
     assert!(contents(&file) == before);
     assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+}
+
+/// As long as somebody went on writing to a file that had been dirty for long, a pass over what is due did not come to its end.
+#[test]
+fn background_pass_ends_though_somebody_goes_on_writing() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions { dirty_age_max_ms: 1000, ..CacheOptions::default() });
+    let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let (space, other) = (new(), new());
+    space.open().write(at(0), &[1; 4096]).unwrap();
+    other.open().write(at(0), &[2; 4096]).unwrap();
+    let (busy, next) = (Arc::downgrade(&space), AtomicU64::new(1));
+    fs.before_mapping(move || {
+        let block = next.fetch_add(1, Ordering::Relaxed);
+        assert!(block < 1000, "the pass does not end");
+        let file = busy.upgrade().unwrap().open();
+        file.write(at(block * 2 * BLOCK), &[3; 4096]).unwrap();
+    });
+    assert_eq!(cache.background_pass(0), Some(1000));
+    // What was written meanwhile has not been dirty for long.
+    assert_eq!(cache.background_pass(5000), Some(6000));
+    assert!(other.open().fsync().is_ok() && cache.dirty_bytes() >= BLOCK);
+    assert!(fs.stored(other.inode(), BLOCK) == [2; 4096]);
+    fs.before_mapping(|| {});
+    assert_eq!(cache.background_pass(6000), None);
+    assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+}
+
+/// With a clock that began long ago, the first pass of a thread that began late took all that was dirty for old: a file that
+/// had been written a moment before was flushed.
+#[test]
+fn file_dirty_before_first_pass_is_not_old_at_it() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions { dirty_age_max_ms: 1000, ..CacheOptions::default() });
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    space.open().write(at(0), &[1; 4096]).unwrap();
+    assert_eq!(cache.background_pass(1_000_000), Some(1_001_000));
+    assert_eq!(cache.background_pass(1_000_999), Some(1_001_000));
+    assert_eq!(cache.dirty_bytes(), BLOCK);
+    assert_eq!(cache.background_pass(1_001_000), None);
+    assert_eq!(cache.dirty_bytes(), 0);
 }

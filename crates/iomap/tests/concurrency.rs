@@ -139,7 +139,7 @@ fn fsync_of_a_block_whose_older_version_is_on_its_way_stores_the_new_one() {
         }
     });
     std::thread::scope(|scope| {
-        scope.spawn(|| space.flush(FileRange::from(at(0))));
+        scope.spawn(|| space.flush(FileRange::from(at(0))).unwrap());
         while !is_on_its_way.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
@@ -168,7 +168,7 @@ fn truncate_waits_for_what_is_on_its_way() {
         assert_eq!(weak.upgrade().unwrap().size(), at(8192), "cut while a write was on its way");
     });
     std::thread::scope(|scope| {
-        let flush = scope.spawn(|| space.flush(FileRange::from(at(0))));
+        let flush = scope.spawn(|| space.flush(FileRange::from(at(0))).unwrap());
         while !begun.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }

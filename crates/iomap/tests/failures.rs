@@ -22,7 +22,7 @@ fn writeback_that_fails_is_reported_once_to_each_open_file() {
     other.write(at(0), &[3; 4096]).unwrap();
     file.write(at(0), &[2; 4 * 4096]).unwrap();
     fs.writes_left.store(2, Ordering::Relaxed);
-    space.flush(FileRange::from(at(0)));
+    space.flush(FileRange::from(at(0))).unwrap();
     fs.writes_left.store(u64::MAX, Ordering::Relaxed);
     // Nobody was told yet. Who asks first, or was open then, is told; who comes later is not.
     assert_eq!(file.fsync(), Err(Failure::Io));
@@ -124,7 +124,7 @@ fn fsync_of_runs_that_another_thread_abandons_writes_them() {
     });
     fs.writes_before_failure.store(1, Ordering::Relaxed);
     std::thread::scope(|scope| {
-        let flush = scope.spawn(|| space.flush(FileRange::from(at(0))));
+        let flush = scope.spawn(|| space.flush(FileRange::from(at(0))).unwrap());
         while !begun.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
@@ -183,4 +183,39 @@ fn write_without_space_is_short_then_refused_and_space_comes_back() {
     map.store(at(0), &[4; 100]).unwrap();
     file.truncate(at(11 * BLOCK)).unwrap();
     assert_eq!(map.fault_for_write(at(10 * BLOCK)), Err(Failure::NoSpace));
+}
+
+/// Writeback was refused for the moment, and the data thrown away as if the device had failed.
+#[test]
+fn writeback_that_cannot_be_at_the_moment_keeps_the_data() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions { dirty_bytes_max: 8 * BLOCK, ..CacheOptions::default() };
+    let cache = PageCache::new(options);
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let file = space.open();
+    file.write(at(0), &[1; 4 * 4096]).unwrap();
+    file.fsync().unwrap();
+    fs.is_held.store(true, Ordering::Relaxed);
+    // More than may be dirty: who writes is not kept from it for ever.
+    for block in 0..32 {
+        file.write(at(block * 2 * BLOCK), &[2; 4096]).unwrap();
+    }
+    cache.background_pass(u64::MAX);
+    assert_eq!(cache.shrink_dirty(u64::MAX), 0);
+    assert_eq!(file.fsync(), Err(Failure::NotNow));
+    assert_eq!(file.direct_read(at(0), &mut [0; 4096]), Err(Failure::NotNow));
+    assert_eq!(file.direct_write(at(0), &[3; 4096]), Err(Failure::NotNow));
+    assert_eq!(space.change_flushed(FileRange::from(at(0)), || Ok(())), Err(Failure::NotNow));
+    assert_eq!(cache.dirty_bytes(), 32 * BLOCK);
+    let mut expected = vec![0; 63 * 4096];
+    expected[..4 * 4096].fill(1);
+    for block in 0..32 {
+        expected[block * 2 * 4096..][..4096].fill(2);
+    }
+    assert!(contents(&file) == expected);
+    fs.is_held.store(false, Ordering::Relaxed);
+    // Nothing was lost, so nobody is told that something was.
+    assert_eq!(file.fsync(), Ok(()));
+    assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+    assert!(fs.stored(space.inode(), 63 * BLOCK) == expected);
 }

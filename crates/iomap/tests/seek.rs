@@ -65,7 +65,7 @@ fn seek_while_data_goes_from_states_to_mapping_sees_it() {
         if let Some(space) = weak.upgrade()
             && armed.swap(false, Ordering::Relaxed)
         {
-            space.flush(FileRange::from(at(0)));
+            space.flush(FileRange::from(at(0))).unwrap();
         }
     });
     assert_eq!(file.seek_data(at(0)), Ok(at(2 * BLOCK)));

@@ -41,7 +41,7 @@ fn zeroing_while_block_is_written_back_and_reclaimed_zeroes_it() {
         if let Some(space) = weak.upgrade()
             && armed.swap(false, Ordering::Relaxed)
         {
-            space.flush(FileRange::from(at(0)));
+            space.flush(FileRange::from(at(0))).unwrap();
             // Needs memory, which only the now clean folio can give.
             other.open().read(at(0), &mut [0; 4096]).unwrap();
         }

@@ -10,5 +10,5 @@ mod sync;
 pub use source::{Clock, Executor, Identifiers, Runtime, Service, Time, monotonic_ns};
 pub use sync::{
     Arc, AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, RwLock,
-    RwLockReadGuard, RwLockWriteGuard, yield_now,
+    RwLockReadGuard, RwLockWriteGuard, lock_brief, yield_now,
 };

@@ -2,12 +2,12 @@
 //! given up reads as garbage from then on.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ubtrfs_iomap::{
     Beyond, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, RunFailure, WritebackRun,
+    MappingSequence, Purpose, ReadPiece, RunFailure, WritebackRun,
 };
 
 /// The unit in which it allocates, in bytes.
@@ -29,6 +29,8 @@ pub enum Failure {
     NoSpace,
     /// The device failed.
     Io,
+    /// Not at the moment.
+    NotNow,
 }
 
 impl From<Error> for Failure {
@@ -87,6 +89,8 @@ pub struct MemoryFs {
     pub is_in_place: AtomicUsize,
     /// Does not fill the batch of dirty blocks.
     pub ignores_batch: AtomicUsize,
+    /// Writing back fails with [`Failure::NotNow`], which passes.
+    pub is_held: AtomicBool,
     /// Runs written.
     pub write_count: AtomicU64,
     /// Calls that write runs back.
@@ -436,18 +440,36 @@ impl FileSystem for MemoryFs {
         Ok(mapping)
     }
 
-    fn read(
+    /// Several mappings of one moment, as long as nothing changes between them.
+    fn map_ahead(
         &self,
-        _inode: &Arc<MemoryInode>,
-        mapping: &Mapping,
-        start: FileOffset,
-        buffers: &mut [&mut [u8]],
+        inode: &Arc<MemoryInode>,
+        range: FileRange,
+        count_max: usize,
+        mappings: &mut Vec<Mapping>,
     ) -> Result<(), Failure> {
+        let mut rest = range;
+        for index in 0..count_max {
+            let mapping = self.map(inode, rest, Purpose::Read)?;
+            let is_later = mappings.last().is_some_and(|last| last.cookie != mapping.cookie);
+            if index > 0 && is_later {
+                break;
+            }
+            mappings.push(mapping);
+            rest.start = mapping.range.end.min(rest.end);
+            if rest.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, _inode: &Arc<MemoryInode>, pieces: &mut [ReadPiece<'_>]) -> Result<(), Failure> {
         self.read_count.fetch_add(1, Ordering::Relaxed);
         Self::spend(&self.reads_left)?;
-        let mut at = start;
-        for buffer in buffers {
-            for part in buffer.chunks_mut(4096) {
+        for ReadPiece { mapping, start, buffers } in pieces {
+            let mut at = *start;
+            for part in buffers.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)) {
                 assert!(mapping.range.contains(at));
                 let block = at.bytes_since(mapping.range.start) / BLOCK;
                 let from = usize::try_from(at.bytes() % BLOCK).expect(IN_MEMORY);
@@ -475,9 +497,12 @@ impl FileSystem for MemoryFs {
     ) -> Result<(), RunFailure<Failure>> {
         self.write_back_count.fetch_add(1, Ordering::Relaxed);
         for (index, run) in runs.iter().enumerate() {
+            if self.is_held.load(Ordering::Relaxed) {
+                return Err(RunFailure { index, error: Failure::NotNow, passes: true });
+            }
             let result = self.store(inode, run);
             self.unreserve(inode, run.range.len_bytes());
-            result.map_err(|error| RunFailure { index, error })?;
+            result.map_err(|error| RunFailure { index, error, passes: false })?;
         }
         Ok(())
     }

@@ -7,8 +7,8 @@ use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use ubtrfs_engine::{
-    DataFile, Error as EngineError, Filesystem, MkfsOptions, NewInode, OpenOptions, Reservation,
-    mkfs,
+    Background, BackgroundOptions, DataFile, Error as EngineError, Filesystem, MkfsOptions,
+    NewInode, OpenOptions, Reservation, mkfs,
 };
 use ubtrfs_iomap::{
     CacheAblation, CacheOptions, Error as IoError, FiemapSync, FileOffset, FileRange, Reach,
@@ -79,6 +79,8 @@ pub(super) fn with_file<T>(
 
 /// The engine in process.
 struct Engine {
+    /// As a mount has it.
+    background: Background,
     fs: Filesystem,
     file: DataFile,
     device: Arc<CountingDevice>,
@@ -123,11 +125,15 @@ impl Engine {
         };
         let file = fs.open_data(id)?;
         let last = Seen::of(&fs, &file, &device);
-        Ok(Self { fs, file, device, last })
+        let background = fs
+            .run_in_background(BackgroundOptions::default())
+            .map_err(Error::io("start the threads of the engine"))?;
+        Ok(Self { background, fs, file, device, last })
     }
 
     fn close(self) -> Result<()> {
         drop(self.file);
+        self.background.stop()?;
         Ok(self.fs.sync()?)
     }
 }
@@ -145,6 +151,7 @@ fn open_options(args: &Args) -> OpenOptions {
         cache.cached_bytes_max = bytes;
         cache.dirty_bytes_max = bytes;
         cache.dirty_bytes_background = bytes;
+        cache.dirty_age_max_ms = u64::MAX;
     }
     OpenOptions { page_cache: Some(cache), ..args.open_options() }
 }

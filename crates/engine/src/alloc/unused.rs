@@ -23,19 +23,24 @@ impl State {
                     other.start != group.start && Allocator::class_of_group(other.flags) == class
                 })
             };
+            let loaded = self.spaces[class.index()].loaded_free_bytes;
+            let left = loaded.saturating_sub(group.loaded_free_bytes());
             group.is_empty()
                 && others().any(|other| other.flags == group.flags)
                 && match class {
                     Class::System => false,
                     Class::Data => {
                         let free = others().map(|other| other.len_bytes - other.used_bytes);
-                        free.sum::<u64>() >= group.len_bytes
+                        // What is promised is free in what is loaded.
+                        let promised = self.promised_data_bytes;
+                        left >= promised
+                            && free.sum::<u64>() >= group.len_bytes.saturating_add(promised)
                     }
                     // The commit itself needs what is loaded.
                     Class::Metadata => {
-                        let loaded = self.spaces[class.index()].loaded_free_bytes;
-                        let left = loaded.saturating_sub(group.loaded_free_bytes());
-                        left >= self.kept_bytes(nodesize_bytes).saturating_add(group.len_bytes)
+                        let kept = self.kept_bytes(nodesize_bytes);
+                        let promised = if self.is_mixed { self.promised_data_bytes } else { 0 };
+                        left >= kept.saturating_add(promised).saturating_add(group.len_bytes)
                     }
                 }
         });

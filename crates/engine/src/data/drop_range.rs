@@ -242,7 +242,8 @@ pub(crate) fn end_of_extents(
     Ok(found.get(count_max).map_or(range.end, |(start, _)| (*start).min(range.end)))
 }
 
-/// Enters explicit holes, which filesystems without NO_HOLES need, wherever `range` has no extent.
+/// Enters explicit holes, which filesystems without NO_HOLES need, wherever `range`, whole sectors, has no
+/// extent. Inline data has its sector for itself.
 ///
 /// # Errors
 /// As [`drop_range`].
@@ -251,13 +252,15 @@ pub(crate) fn put_missing_holes(
     target: &Target,
     range: &Range<u64>,
 ) -> Result<()> {
+    let sector = handle.core().roots.store.geometry().sectorsize_bytes as u64;
     let mut at = range.start;
     for (start, data) in overlapping(handle.core(), target, range, usize::MAX)? {
         let extent = FileExtent::parse(&data).map_err(|error| error.in_root(target.root))?;
         if start > at {
             put_hole(handle, target, at, start)?;
         }
-        at = at.max(end_of(start, &extent));
+        let end = end_of(start, &extent).checked_next_multiple_of(sector).unwrap_or(u64::MAX);
+        at = at.max(end);
     }
     if at < range.end {
         put_hole(handle, target, at, range.end)?;

@@ -196,8 +196,8 @@ impl ExtentWalk {
     }
 
     fn hole_end(&self) -> u64 {
-        let sectorsize = self.of.sectorsize_bytes;
-        self.of.size_bytes.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX)
+        let rest = self.of.sectorsize_bytes - 1;
+        self.of.size_bytes.checked_add(rest).map_or(u64::MAX, |end| end & !rest)
     }
 
     /// Inline data has its sector for itself.
@@ -271,11 +271,14 @@ impl ExtentWalk {
 
     fn regular(&self, offset: u64, kind: MappingKind, extent: &RegularExtent) -> Result<Mapping> {
         let end = self.end_of(offset, extent)?;
-        let sectorsize = self.of.sectorsize_bytes;
-        let aligned =
-            [extent.disk_bytenr.0, extent.disk_num_bytes, extent.offset, extent.num_bytes, offset]
-                .iter()
-                .all(|value| value.is_multiple_of(sectorsize));
+        // A sector is a power of two, and this is on the way of each seek.
+        let aligned = (extent.disk_bytenr.0
+            | extent.disk_num_bytes
+            | extent.offset
+            | extent.num_bytes
+            | offset)
+            & (self.of.sectorsize_bytes - 1)
+            == 0;
         let compressed = extent.compression != Compression::None;
         let whole_bytes = if compressed { extent.ram_bytes } else { extent.disk_num_bytes };
         let inside =

@@ -22,6 +22,9 @@ const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// Unaligned ranges up to this length are read whole into a buffer here, longer ones only at
 /// their ends.
 const BOUNCE_BYTES_MAX: usize = 64 << 10;
+/// Buffers longer than this are not read together with their neighbours through a buffer here: a request for each
+/// costs less than the copy.
+const SCATTERED_BYTES_MAX: usize = 32 << 10;
 /// Decoded extents that are kept.
 const DECODED_COUNT: usize = 8;
 
@@ -105,9 +108,15 @@ thread_local! {
 /// Reads one file.
 #[derive(Debug)]
 pub(crate) struct FileReader {
-    source: DataSource,
     of: ExtentsOf,
     walk: ExtentWalk,
+    sectors: SectorReader,
+}
+
+/// Reads whole sectors of data by their addresses.
+#[derive(Debug)]
+pub(crate) struct SectorReader {
+    source: DataSource,
     /// `None` for data without checksums.
     csums: Option<CsumLookup>,
     csum: CsumType,
@@ -125,26 +134,10 @@ impl FileReader {
         of: ExtentsOf,
         has_csums: bool,
     ) -> Result<Self> {
-        let geometry = *source.store.geometry();
-        let csums = match &source.csum_tree {
-            Some(tree) if has_csums => {
-                let pending = Arc::clone(&source.pending_csums);
-                Some(CsumLookup::new(tree, pending, geometry.csum, of.sectorsize_bytes))
-            }
-            None if has_csums && of.size_bytes > 0 => {
-                return Err(Error::not_found("the tree of checksums"));
-            }
-            _ => None,
-        };
+        let has_csums = has_csums && of.size_bytes > 0;
+        let sectors = SectorReader::new(source, has_csums)?;
         let walk = ExtentWalk::new(tree, of, FileOffset(0));
-        Ok(Self {
-            source,
-            of,
-            walk,
-            csums,
-            csum: geometry.csum,
-            sectorsize_bytes: geometry.sectorsize_bytes,
-        })
+        Ok(Self { of, walk, sectors })
     }
 
     /// Reads from `offset` until `buf` is full or the file ends; returns how much.
@@ -209,8 +202,13 @@ impl FileReader {
         } else {
             // Bounded when the mapping was made.
             let mut whole = vec![0; usize::try_from(mapping.ram_bytes).unwrap_or(0)];
-            compression::decompress(mapping.compression, data, &mut whole, self.sectorsize_bytes)
-                .map_err(|error| self.place(error.into(), position))?;
+            compression::decompress(
+                mapping.compression,
+                data,
+                &mut whole,
+                self.sectors.sectorsize_bytes,
+            )
+            .map_err(|error| self.place(error.into(), position))?;
             decoded = whole;
             &decoded
         };
@@ -232,19 +230,19 @@ impl FileReader {
         want: usize,
         scratch: &mut Scratch,
     ) -> Result<()> {
-        let sectorsize = self.sectorsize_bytes;
+        let sectorsize = self.sectors.sectorsize_bytes;
         let at = mapping.disk_bytenr.0 + mapping.extent_offset + (position - mapping.offset.0);
         let head = usize::try_from(at % sectorsize as u64).expect("below the sector size");
         let start = LogicalAddr(at - head as u64);
         let whole = (head + want).next_multiple_of(sectorsize);
         if head == 0 && buf.len() >= whole {
-            self.read_sectors(start, &mut buf[..whole], &mut scratch.csums)?;
+            self.sectors.read(start, &mut buf[..whole], &mut scratch.csums)?;
             buf[want..whole].fill(0);
             return Ok(());
         }
         if whole <= BOUNCE_BYTES_MAX {
             scratch.sectors.resize(whole, 0);
-            self.read_sectors(start, &mut scratch.sectors, &mut scratch.csums)?;
+            self.sectors.read(start, &mut scratch.sectors, &mut scratch.csums)?;
             buf[..want].copy_from_slice(&scratch.sectors[head..head + want]);
             return Ok(());
         }
@@ -252,17 +250,17 @@ impl FileReader {
         scratch.sectors.resize(sectorsize, 0);
         let mut done = 0;
         if head > 0 {
-            self.read_sectors(start, &mut scratch.sectors, &mut scratch.csums)?;
+            self.sectors.read(start, &mut scratch.sectors, &mut scratch.csums)?;
             done = sectorsize - head;
             buf[..done].copy_from_slice(&scratch.sectors[head..]);
         }
         let middle = (want - done) / sectorsize * sectorsize;
         let at = LogicalAddr(at + done as u64);
-        self.read_sectors(at, &mut buf[done..done + middle], &mut scratch.csums)?;
+        self.sectors.read(at, &mut buf[done..done + middle], &mut scratch.csums)?;
         done += middle;
         if done < want {
             let at = LogicalAddr(at.0 + middle as u64);
-            self.read_sectors(at, &mut scratch.sectors, &mut scratch.csums)?;
+            self.sectors.read(at, &mut scratch.sectors, &mut scratch.csums)?;
             buf[done..want].copy_from_slice(&scratch.sectors[..want - done]);
         }
         Ok(())
@@ -292,7 +290,7 @@ impl FileReader {
             compression: mapping.compression.to_disk(),
             generation: self.walk.generation()?,
         };
-        let decoded = match self.source.decoded.find(&key) {
+        let decoded = match self.sectors.source.decoded.find(&key) {
             Ok(decoded) => decoded,
             Err(forgotten) => {
                 let mut decoded = vec![0; ram_bytes];
@@ -300,7 +298,7 @@ impl FileReader {
                 let decoded = Arc::new(decoded);
                 // An extent of which this was the last part is not read again soon.
                 if from + want < ram_bytes {
-                    self.source.decoded.keep(key, Arc::clone(&decoded), forgotten);
+                    self.sectors.source.decoded.keep(key, Arc::clone(&decoded), forgotten);
                 }
                 decoded
             }
@@ -312,22 +310,105 @@ impl FileReader {
     fn decode(&mut self, mapping: &Mapping, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
         let len = usize::try_from(mapping.disk_num_bytes).expect("at most 128 KiB");
         scratch.compressed.resize(len, 0);
-        self.read_sectors(mapping.disk_bytenr, &mut scratch.compressed, &mut scratch.csums)?;
+        self.sectors.read(mapping.disk_bytenr, &mut scratch.compressed, &mut scratch.csums)?;
         compression::decompress(
             mapping.compression,
             &scratch.compressed,
             out,
-            self.sectorsize_bytes,
+            self.sectors.sectorsize_bytes,
         )
         .map_err(|error| error.in_block(mapping.disk_bytenr).into())
     }
 
+    /// Names the file in what went wrong.
+    #[cold]
+    fn place(&self, error: Error, position: u64) -> Error {
+        let Error::Corrupt(corruption) = error else { return error };
+        let place = format!("inode {}, file offset {position}", self.of.inode);
+        Error::Corrupt(named(corruption.in_root(self.of.root), &place))
+    }
+}
+
+impl SectorReader {
+    /// # Errors
+    /// `Missing` where data has checksums and the filesystem no tree of them.
+    pub(crate) fn new(source: DataSource, has_csums: bool) -> Result<Self> {
+        let geometry = *source.store.geometry();
+        let sectorsize_bytes = geometry.sectorsize_bytes;
+        let csums = match &source.csum_tree {
+            Some(tree) if has_csums => {
+                let pending = Arc::clone(&source.pending_csums);
+                Some(CsumLookup::new(tree, pending, geometry.csum, sectorsize_bytes as u64))
+            }
+            None if has_csums => return Err(Error::not_found("the tree of checksums")),
+            _ => None,
+        };
+        Ok(Self { source, csums, csum: geometry.csum, sectorsize_bytes })
+    }
+
     /// Reads whole sectors and compares them with their checksums.
-    fn read_sectors(&mut self, at: LogicalAddr, out: &mut [u8], csums: &mut Vec<u8>) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Corrupt` where no copy of a sector is whole; the device's.
+    pub(crate) fn read(
+        &mut self,
+        at: LogicalAddr,
+        out: &mut [u8],
+        csums: &mut Vec<u8>,
+    ) -> Result<()> {
         let mut at = at;
         for piece in out.chunks_mut(REQUEST_BYTES_MAX) {
             self.read_request(at, piece, csums)?;
             at = LogicalAddr(at.0 + piece.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Fills buffers of whole sectors with what lies together from `at` on.
+    ///
+    /// # Errors
+    /// As [`SectorReader::read`].
+    pub(crate) fn read_scattered(
+        &mut self,
+        at: LogicalAddr,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<()> {
+        let mut scratch = SCRATCH.take();
+        let result = self.scatter(at, buffers, &mut scratch);
+        SCRATCH.set(scratch);
+        result
+    }
+
+    fn scatter(
+        &mut self,
+        mut at: LogicalAddr,
+        mut buffers: &mut [&mut [u8]],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        while !buffers.is_empty() {
+            let mut len = 0;
+            let mut fits = |buffer: &&mut [u8]| {
+                len += buffer.len();
+                buffer.len() <= SCATTERED_BYTES_MAX && len <= REQUEST_BYTES_MAX
+            };
+            let count = buffers.iter().take_while(|buffer| fits(buffer)).count();
+            let (together, rest) = buffers.split_at_mut(count.max(1));
+            buffers = rest;
+            if let [only] = together {
+                self.read(at, only, &mut scratch.csums)?;
+                at = LogicalAddr(at.0 + only.len() as u64);
+                continue;
+            }
+            let len: usize = together.iter().map(|buffer| buffer.len()).sum();
+            scratch.sectors.resize(len.max(scratch.sectors.len()), 0);
+            self.read(at, &mut scratch.sectors[..len], &mut scratch.csums)?;
+            let mut from = &scratch.sectors[..len];
+            for buffer in together {
+                let (bytes, behind) = from.split_at(buffer.len());
+                buffer.copy_from_slice(bytes);
+                from = behind;
+            }
+            at = LogicalAddr(at.0 + len as u64);
         }
         Ok(())
     }
@@ -352,14 +433,6 @@ impl FileReader {
                 .map_err(unread)?;
         }
         Ok(())
-    }
-
-    /// Names the file in what went wrong.
-    #[cold]
-    fn place(&self, error: Error, position: u64) -> Error {
-        let Error::Corrupt(corruption) = error else { return error };
-        let place = format!("inode {}, file offset {position}", self.of.inode);
-        Error::Corrupt(named(corruption.in_root(self.of.root), &place))
     }
 }
 

@@ -194,6 +194,15 @@ impl Handle<'_> {
     /// `NotFound`, `ReadOnly`.
     pub(super) fn check_file(&self, id: InodeId) -> Result<()> {
         self.fs.inner.files.names().check_writable(self.txn.core(), id.root)?;
+        self.check_file_is_there(id)
+    }
+
+    /// Refuses a file that is not there any more. What was written before its subvolume became read-only may be
+    /// brought to the medium after that.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(super) fn check_file_is_there(&self, id: InodeId) -> Result<()> {
         self.fs.disk_inode(id).map(drop)
     }
 

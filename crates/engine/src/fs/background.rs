@@ -1,12 +1,14 @@
 //! What goes on beside the users of a filesystem that is open for long: a commit at the latest so
-//! long after a change, and the freeing of what deleted subvolumes held.
+//! long after a change, the freeing of what deleted subvolumes held, and of open files the writing back
+//! of what is dirty and the reading ahead of who reads sequentially.
 //!
-//! One thread, which holds no lock between its steps, and in a step waits as any other caller does.
+//! A few threads, which hold no lock between their steps, and in a step wait as any other caller does.
 //! A crash loses nothing of it: what is to be freed is in the trees
 //! ([`delete_subvolume`](super::delete_subvolume)).
 
 use std::time::Duration;
 
+use ubtrfs_iomap::ServiceEnd;
 use ubtrfs_rt::{Arc, Condvar, Mutex, Service};
 
 use crate::error::{Error, Result};
@@ -14,6 +16,9 @@ use crate::filesystem::Filesystem;
 
 /// References that one step of the freeing drops, about: how long others may wait for it.
 const REFS_PER_STEP: usize = 512;
+
+/// Threads that read ahead, at most: as much as devices and checksums can use.
+const READAHEAD_THREADS_MAX: usize = 4;
 
 /// What [`Filesystem::run_in_background`] does, and when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,14 +39,17 @@ impl Default for BackgroundOptions {
 /// From [`Filesystem::run_in_background`]. Dropping it ends the work, and commits nothing.
 #[derive(Debug)]
 pub struct Background {
+    fs: Filesystem,
     shared: Arc<Shared>,
-    service: Option<Service>,
+    services: Vec<Service>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// Of what goes on for open files.
+    end: ServiceEnd,
 }
 
 #[derive(Debug, Default)]
@@ -51,8 +59,8 @@ struct State {
 }
 
 impl Filesystem {
-    /// Begins to commit by time, and to free what deleted subvolumes hold, until the answer is
-    /// dropped. With [`Executor::Inline`](ubtrfs_rt::Executor::Inline) nothing runs by itself:
+    /// Begins to commit by time, to free what deleted subvolumes hold, to write back what is dirty of open
+    /// files and to read ahead in them, until the answer is dropped. With [`Executor::Inline`](ubtrfs_rt::Executor::Inline) nothing runs by itself:
     /// there [`Filesystem::background_step`] is called in its place.
     ///
     /// # Errors
@@ -67,8 +75,18 @@ impl Filesystem {
                 }
             }
         };
-        let service = self.runtime().executor.spawn("ubtrfs-background", work)?;
-        Ok(Background { shared, service })
+        let mut background = Background { fs: self.clone(), shared, services: Vec::new() };
+        background.spawn("ubtrfs-background", work)?;
+        let (fs, its) = (self.clone(), Arc::clone(&background.shared));
+        background.spawn("ubtrfs-writeback", move || {
+            fs.page_cache().serve_writeback(&its.end, || fs.now_ms());
+        })?;
+        for _ in 0..self.runtime().executor.thread_count().min(READAHEAD_THREADS_MAX) {
+            let (fs, its) = (self.clone(), Arc::clone(&background.shared));
+            let work = move || fs.page_cache().serve_readahead(&its.end);
+            background.spawn("ubtrfs-readahead", work)?;
+        }
+        Ok(background)
     }
 
     /// What the background does once each [`BackgroundOptions::commit_every`], whole.
@@ -116,12 +134,16 @@ impl Background {
         self.shared.state.lock().first_error.take().map_or(Ok(()), Err)
     }
 
+    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        self.services.extend(self.fs.runtime().executor.spawn(name, work)?);
+        Ok(())
+    }
+
     fn end(&mut self) {
         self.shared.state.lock().is_stopping = true;
         self.shared.changed.notify_all();
-        if let Some(service) = self.service.take() {
-            service.join();
-        }
+        self.fs.page_cache().end_services(&self.shared.end);
+        self.services.drain(..).for_each(Service::join);
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::Weak;
 
 use ubtrfs_iomap::{
     Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, RunFailure, WritebackRun,
+    MappingSequence, Purpose, ReadPiece, RunFailure, WritebackRun,
 };
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::extent::BackRef;
@@ -32,7 +32,6 @@ use super::writeback::From;
 use crate::data::append::{Target, extent_key};
 use crate::data::drop_range;
 use crate::data::file_extent::{self, ExtentWalk, ExtentsOf};
-use crate::data::read::FileReader;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Inner};
 use crate::txn::{Flush, Reservation};
@@ -364,29 +363,37 @@ impl FileSystem for FileIo {
                 mapping.flags.is_shared = inode.is_shared(&fs, &mapping)?;
                 Ok(mapping)
             }
-            Purpose::Read | Purpose::Seek => inode.mapping_at(&fs, &mut inode.place.lock(), at),
+            Purpose::Read => inode.mapping_at(&fs, &mut inode.place.lock(), at),
         }
     }
 
-    fn read(
+    fn map_ahead(
         &self,
         inode: &IoInode,
-        mapping: &Mapping,
-        start: FileOffset,
-        buffers: &mut [&mut [u8]],
+        range: FileRange,
+        count_max: usize,
+        mappings: &mut Vec<Mapping>,
     ) -> Result<()> {
         let fs = self.fs()?;
-        let has_csums = fs.disk_inode(inode.id)?.has_csums();
-        let of = ExtentsOf { size_bytes: mapping.range.end.bytes(), ..inode.of(&fs) };
-        let tree = fs.tree(inode.id.root)?;
-        let mut reader = FileReader::new(fs.data_source()?, &tree, of, has_csums)?;
-        let mut at = start.bytes();
-        for buffer in buffers {
-            let have = reader.read(DiskOffset(at), buffer)?;
-            buffer[have..].fill(0);
-            at += buffer.len() as u64;
+        let mut place = inode.place.lock();
+        let mut at = range.start;
+        for index in 0..count_max {
+            let mapping = match inode.mapping_at(&fs, &mut place, at.bytes()) {
+                // Who wants to know what lies there asks for it again.
+                Err(_) if index > 0 => break,
+                mapping => mapping?,
+            };
+            mappings.push(mapping);
+            at = mapping.range.end;
+            if at >= range.end {
+                break;
+            }
         }
         Ok(())
+    }
+
+    fn read(&self, inode: &IoInode, pieces: &mut [ReadPiece<'_>]) -> Result<()> {
+        self.fs()?.read_pieces(inode, pieces)
     }
 
     fn write_back(
@@ -394,25 +401,39 @@ impl FileSystem for FileIo {
         inode: &IoInode,
         runs: &[WritebackRun<'_>],
     ) -> Result<(), RunFailure<Error>> {
-        let fs = self.fs().map_err(|error| RunFailure { index: 0, error })?;
+        let failed = |index, error, passes| RunFailure { index, error, passes };
+        let fs = self.fs().map_err(|error| failed(0, error, false))?;
         let bytes_of = |runs: &[WritebackRun<'_>]| -> u64 {
             runs.iter().map(|run| run.range.len_bytes()).sum()
         };
-        let (files, alloc) = (&fs.inner.files, &fs.inner.core.alloc);
+        let (core, files) = (&fs.inner.core, &fs.inner.files);
         // What was kept back for the items of these is what their handles ask for now.
         files.subtract_delalloc(bytes_of(runs));
         if fs.write_runs(inode, runs, From::Memory).is_ok() {
-            alloc.take_back_data(bytes_of(runs));
+            core.alloc.take_back_data(bytes_of(runs));
             return Ok(());
         }
         // One by one: what can be written is, and who could not is known.
         for (index, run) in runs.iter().enumerate() {
-            let result = fs.write_run_in_parts(inode, run, From::Memory);
-            alloc.take_back_data(run.range.len_bytes());
-            if let Err(error) = result {
+            let was_held = core.is_held();
+            let Err(error) = fs.write_run_in_parts(inode, run, From::Memory) else {
+                core.alloc.take_back_data(run.range.len_bytes());
+                continue;
+            };
+            // While somebody holds commits a transaction may be as large as it may become, or space not be
+            // free yet.
+            let passes = match error {
+                Error::Limit { .. } => true,
+                Error::NoSpace { .. } => was_held,
+                _ => false,
+            };
+            if passes {
+                files.add_delalloc(bytes_of(&runs[index..]));
+            } else {
+                core.alloc.take_back_data(run.range.len_bytes());
                 files.add_delalloc(bytes_of(&runs[index + 1..]));
-                return Err(RunFailure { index, error });
             }
+            return Err(failed(index, error, passes));
         }
         Ok(())
     }
@@ -423,6 +444,14 @@ impl FileSystem for FileIo {
         let result = fs.write_run_in_parts(inode, run, From::Caller);
         fs.inner.core.alloc.take_back_data(run.range.len_bytes());
         result.inspect_err(|_| fs.cut_to_memory(inode))
+    }
+
+    fn lost(&self, inode: &IoInode, error: Error) {
+        // Of a file that was removed meanwhile nothing was to be kept.
+        let is_gone = inode.is_gone.load(Ordering::Acquire);
+        if !is_gone && let Ok(fs) = self.fs() {
+            *fs.inner.open_files.lost.lock() = Some(error);
+        }
     }
 
     fn unreserve(&self, _: &IoInode, len_bytes: u64) {

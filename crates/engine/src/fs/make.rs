@@ -526,8 +526,18 @@ impl Handle<'_> {
         id: InodeId,
         change: impl FnOnce(&mut InodeItem),
     ) -> Result<()> {
-        let files = &self.fs.inner.files;
         names.check_writable(self.txn.core(), id.root)?;
+        self.change_checked_inode(names, id, change)
+    }
+
+    /// As [`Handle::change_inode_under`], also in a subvolume that is read-only by now.
+    pub(super) fn change_checked_inode(
+        &mut self,
+        names: &mut Names,
+        id: InodeId,
+        change: impl FnOnce(&mut InodeItem),
+    ) -> Result<()> {
+        let files = &self.fs.inner.files;
         if let Some(held) = names.held_mut(id) {
             files.mark_dirty(&mut self.txn, id, held)?;
             change(&mut held.item);

@@ -8,8 +8,9 @@ use std::ops::Deref;
 use std::sync::Weak;
 
 use rustc_hash::FxHashMap;
-use ubtrfs_iomap::FileOffset;
-use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, OpenFile, PageCache, Reach};
+use ubtrfs_iomap::{
+    AddressSpace, CacheOptions, FileOffset, FileRange, MappedRange, OpenFile, PageCache, Reach,
+};
 use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
@@ -31,6 +32,8 @@ pub(crate) struct OpenFiles {
     /// Files in `spaces`; read without its lock, to skip it where there are none.
     count: AtomicUsize,
     spaces: Mutex<FxHashMap<InodeId, Weak<Space>>>,
+    /// The last error with which data was lost of a file that is not open any more, and of which nobody was told.
+    pub(super) lost: Mutex<Option<Error>>,
 }
 
 impl OpenFiles {
@@ -48,7 +51,7 @@ impl OpenFiles {
         });
         let cache = PageCache::new(cache_options);
         files.set_page_cache(Arc::clone(&cache));
-        Self { cache, count: AtomicUsize::new(0), spaces: Mutex::default() }
+        Self { cache, count: AtomicUsize::new(0), spaces: Mutex::default(), lost: Mutex::default() }
     }
 
     /// The file, if it is open or dirty.
@@ -156,20 +159,33 @@ impl Filesystem {
     /// Brings all that is dirty to the medium, and commits.
     ///
     /// # Errors
-    /// As [`Filesystem::commit`]. What could not be written each file's next fsync tells.
+    /// As [`Filesystem::flush_files`] and [`Filesystem::commit`].
     pub fn sync(&self) -> Result<()> {
-        self.flush_files();
-        self.commit()
+        let flushed = self.flush_files();
+        self.commit()?;
+        flushed
     }
 
     /// Brings what is dirty of all files to the medium, and waits for what is on its way. Durable with
-    /// the next commit. What could not be written each file's next fsync tells.
-    pub fn flush_files(&self) {
+    /// the next commit.
+    ///
+    /// # Errors
+    /// That of what could not be written while commits are held, and is still in memory; else the last with
+    /// which data was lost of a file that nobody has open any more. Of others each file's next fsync tells.
+    pub fn flush_files(&self) -> Result<()> {
+        let mut result = Ok(());
         for space in self.inner.open_files.all() {
-            space.flush(FileRange::from(FileOffset::ZERO));
-            // One that went meanwhile has nothing to be recorded.
-            let _ = self.record_file(space.inode(), space.size().bytes());
+            // What others write behind the end from now on may not be on the medium.
+            let size = space.size().bytes();
+            let flushed = space.flush(FileRange::from(FileOffset::ZERO));
+            if flushed.is_ok() {
+                // One that went meanwhile has nothing to be recorded.
+                let _ = self.record_file(space.inode(), size);
+            }
+            result = result.and(flushed);
         }
+        result?;
+        self.inner.open_files.lost.lock().take().map_or(Ok(()), Err)
     }
 
     /// Drops clean file data from memory.
@@ -185,9 +201,18 @@ impl Filesystem {
 
     /// As [`Filesystem::write_back_due`], by the filesystem's clock.
     pub(super) fn write_back_old(&self) {
+        self.write_back_due(self.now_ms());
+    }
+
+    /// The filesystem's clock, in milliseconds.
+    pub(super) fn now_ms(&self) -> u64 {
         let now = self.runtime().clock.now();
         let ms = u64::try_from(now.sec).unwrap_or(0).saturating_mul(1000);
-        self.write_back_due(ms + u64::from(now.nsec / 1_000_000));
+        ms + u64::from(now.nsec / 1_000_000)
+    }
+
+    pub(super) fn page_cache(&self) -> &PageCache {
+        &self.inner.open_files.cache
     }
 
     /// Brings what is dirty of a file, if it is open, to the medium, and what its inode does not say
@@ -195,7 +220,7 @@ impl Filesystem {
     pub(super) fn flush_file(&self, id: InodeId) -> Result<Option<Arc<Space>>> {
         let Some(space) = self.inner.open_files.find(id) else { return Ok(None) };
         let open = space.open();
-        space.flush(FileRange::from(FileOffset::ZERO));
+        space.flush(FileRange::from(FileOffset::ZERO))?;
         open.take_error()?;
         self.record_file(space.inode(), space.size().bytes())?;
         Ok(Some(space))
@@ -265,7 +290,7 @@ impl Filesystem {
             let at = offset.saturating_add(done as u64);
             done += file.write(at, &bytes[done..])?;
         }
-        file.space().flush(range);
+        file.space().flush(range)?;
         file.take_error()
     }
 
@@ -274,7 +299,7 @@ impl Filesystem {
         let file = self.open_data(id)?;
         check_flags(id, self.disk_inode(id)?.flags, false)?;
         file.truncate(FileOffset::new(size_bytes))?;
-        file.space().flush(FileRange::from(FileOffset::ZERO));
+        file.space().flush(FileRange::from(FileOffset::ZERO))?;
         self.record_file(file.space().inode(), size_bytes)?;
         file.take_error()
     }
@@ -317,9 +342,8 @@ impl DataFile {
     /// As there; `ReadOnly`, `NotPermitted`, `NoSpace`.
     pub fn write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
         self.check_change(offset < self.open.size())?;
-        let count = self.open.write(offset, bytes)?;
-        self.note(count);
-        Ok(count)
+        self.note(bytes);
+        self.open.write(offset, bytes)
     }
 
     /// As [`OpenFile::append`].
@@ -328,9 +352,8 @@ impl DataFile {
     /// As [`DataFile::write`].
     pub fn append(&self, bytes: &[u8]) -> Result<(FileOffset, usize)> {
         self.check_change(false)?;
-        let (offset, count) = self.open.append(bytes)?;
-        self.note(count);
-        Ok((offset, count))
+        self.note(bytes);
+        self.open.append(bytes)
     }
 
     /// As [`OpenFile::direct_write`].
@@ -339,7 +362,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn direct_write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
         self.check_change(offset < self.open.size())?;
-        self.open.space().inode().note_write(self.fs.runtime().clock.now());
+        self.note(bytes);
         self.open.direct_write(offset, bytes)
     }
 
@@ -349,7 +372,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn truncate(&self, size: FileOffset) -> Result<()> {
         self.check_change(true)?;
-        self.open.space().inode().note_write(self.fs.runtime().clock.now());
+        self.note_now();
         self.open.truncate(size)
     }
 
@@ -359,7 +382,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn zero_range(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
         self.check_change(true)?;
-        self.note(1);
+        self.note_now();
         self.open.zero_range(offset, len_bytes)
     }
 
@@ -369,7 +392,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn punch_hole(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
         self.check_change(true)?;
-        self.note(1);
+        self.note_now();
         self.open.punch_hole(offset, len_bytes)
     }
 
@@ -379,7 +402,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn allocate(&self, offset: FileOffset, len_bytes: u64, reach: Reach) -> Result<()> {
         self.check_change(false)?;
-        self.note(1);
+        self.note_now();
         self.open.allocate(offset, len_bytes, reach)
     }
 
@@ -389,8 +412,26 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn allocate_zeroed(&self, offset: FileOffset, len_bytes: u64, reach: Reach) -> Result<()> {
         self.check_change(true)?;
-        self.note(1);
+        self.note_now();
         self.open.allocate_zeroed(offset, len_bytes, reach)
+    }
+
+    /// As [`OpenFile::unshare`].
+    ///
+    /// # Errors
+    /// As there, and as [`DataFile::write`].
+    pub fn unshare(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
+        // The contents stay.
+        self.check_change(false)?;
+        self.open.unshare(offset, len_bytes)
+    }
+
+    /// As [`OpenFile::map`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn map(&self, offset: FileOffset, len_bytes: u64) -> Result<MappedFile<'_>> {
+        Ok(MappedFile { file: self, range: self.open.map(offset, len_bytes)? })
     }
 
     /// Refuses a change that the filesystem, the subvolume or the inode's flags forbid.
@@ -405,9 +446,64 @@ impl DataFile {
         Ok(())
     }
 
-    fn note(&self, count: usize) {
-        if count > 0 {
-            self.open.space().inode().note_write(self.fs.runtime().clock.now());
+    /// The file is about to be written. Before it is: writeback may come right behind, and says when.
+    fn note(&self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.note_now();
         }
+    }
+
+    fn note_now(&self) {
+        self.open.space().inode().note_write(self.fs.runtime().clock.now());
+    }
+}
+
+/// A range of a file that is accessed as memory.
+#[derive(Debug)]
+pub struct MappedFile<'a> {
+    file: &'a DataFile,
+    range: MappedRange<'a, FileIo>,
+}
+
+impl MappedFile<'_> {
+    /// The range, in whole blocks.
+    pub fn range(&self) -> FileRange {
+        self.range.range()
+    }
+
+    /// As [`MappedRange::load`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load(&self, at: FileOffset, buffer: &mut [u8]) -> Result<()> {
+        self.range.load(at, buffer)
+    }
+
+    /// As [`MappedRange::store`].
+    ///
+    /// # Errors
+    /// As there, and as [`DataFile::write`].
+    pub fn store(&self, at: FileOffset, bytes: &[u8]) -> Result<()> {
+        self.file.check_change(true)?;
+        self.file.note(bytes);
+        self.range.store(at, bytes)
+    }
+
+    /// As [`MappedRange::fault_for_write`].
+    ///
+    /// # Errors
+    /// As [`MappedFile::store`].
+    pub fn fault_for_write(&self, at: FileOffset) -> Result<()> {
+        self.file.check_change(true)?;
+        self.file.note_now();
+        self.range.fault_for_write(at)
+    }
+
+    /// As [`MappedRange::msync`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn msync(&self, range: FileRange) -> Result<()> {
+        self.range.msync(range)
     }
 }

@@ -22,7 +22,9 @@ use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::misc::{OnDisk, Timespec};
 use ubtrfs_ondisk::root::{RootItem, flags as root_flags};
 use ubtrfs_ondisk::{Key, KeyType, ObjectId, RootId};
-use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, Time};
+use ubtrfs_rt::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, Time, lock_brief,
+};
 use zerocopy::IntoBytes;
 
 use super::inode::InodeId;
@@ -114,7 +116,7 @@ pub(crate) struct HeldInode {
 
 impl FileState {
     pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
-        self.names.lock()
+        lock_brief(&self.names)
     }
 
     /// Subvolumes whose orphans are to be cleaned, once each.

@@ -71,6 +71,7 @@ struct Job<'a> {
     options: WriteOptions,
     /// Where the file ended in memory when this began.
     size: u64,
+    from: From,
     /// The file in memory, if the data comes from there: it may end elsewhere by now.
     space: Option<Arc<AddressSpace<FileIo>>>,
 }
@@ -94,7 +95,8 @@ impl Filesystem {
             From::Memory => self.inner.open_files.find(io.id),
             From::Caller => None,
         };
-        let job = Job { fs: self, io, inode, target, options, size: last.size.bytes(), space };
+        let job =
+            Job { fs: self, io, inode, target, options, size: last.size.bytes(), from, space };
         if let [only] = runs
             && job.write_inline(only)?
         {
@@ -188,7 +190,7 @@ impl Job<'_> {
         let reservation = Reservation::extents(2).and(Reservation::items(4));
         let _lock = fs.inner.files.lock_data(self.io.id);
         let mut handle = fs.begin_step(reservation.and(Reservation::removals(2)).promised())?;
-        handle.check_file(self.io.id)?;
+        self.check(&handle)?;
         let _change = self.io.change(fs);
         let has_more =
             self.extents_behind(sector)? || fs.disk_inode(self.io.id)?.size_bytes > self.size;
@@ -256,7 +258,7 @@ impl Job<'_> {
         let reservation = Reservation::extents(3 * count).and(Reservation::items(2 + count));
         let _lock = fs.inner.files.lock_data(self.io.id);
         let mut handle = fs.begin_step(reservation.and(Reservation::removals(count)).promised())?;
-        handle.check_file(self.io.id)?;
+        self.check(&handle)?;
         let tree = fs.tree(self.io.id.root)?;
         let mut places = Vec::new();
         for part in parts {
@@ -378,7 +380,7 @@ impl Job<'_> {
             .promised();
         let _lock = fs.inner.files.lock_data(self.io.id);
         let mut handle = fs.begin_step(reservation)?;
-        handle.check_file(self.io.id)?;
+        self.check(&handle)?;
         let _change = self.io.change(fs);
         let (kept, csums) = (fs.inner.files.kept(), &fs.inner.files.csums);
         let mut lost = 0;
@@ -442,6 +444,14 @@ impl Job<'_> {
         Ok(work.into_iter().map(|(_, csums)| csums).collect())
     }
 
+    /// Refuses what the file may not be written for any more.
+    fn check(&self, handle: &Handle<'_>) -> Result<()> {
+        match self.from {
+            From::Memory => handle.check_file_is_there(self.io.id),
+            From::Caller => handle.check_file(self.io.id),
+        }
+    }
+
     /// Where the file ends in memory by now.
     fn size_now(&self, otherwise: u64) -> u64 {
         self.space.as_ref().map_or(otherwise, |space| space.size().bytes())
@@ -456,7 +466,8 @@ impl Job<'_> {
 }
 
 impl Handle<'_> {
-    /// Enters in the inode of an open file that its data changed, when it was written, and its size.
+    /// Enters in the inode of an open file that its data changed, when it was written, and its size. Whether the file may be
+    /// changed was asked.
     pub(super) fn count_data(
         &mut self,
         io: &IoInode,
@@ -477,7 +488,8 @@ impl Handle<'_> {
         io.forget_medium();
         let transid = self.txn.generation().0;
         let written = io.written.lock().take();
-        self.change_inode(io.id, |item| {
+        let fs = self.fs;
+        self.change_checked_inode(&mut fs.inner.files.names(), io.id, |item| {
             item.size = size(item.size.get()).into();
             item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
             match written {

@@ -33,6 +33,11 @@ impl<E: Clone> WritebackErrors<E> {
         ErrorMark(if self.is_reported { self.count } else { self.count - 1 })
     }
 
+    /// The last error, if nobody was told of it.
+    pub(crate) fn take_unreported(&mut self) -> Option<E> {
+        if self.is_reported { None } else { self.last.take() }
+    }
+
     /// The last error, if it came after the mark; and the mark behind it.
     pub(crate) fn since(&mut self, mark: ErrorMark) -> (Option<E>, ErrorMark) {
         let new = ErrorMark(self.count);

@@ -1,5 +1,6 @@
 //! The lists that files are in: those with folios, and those that are dirty.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Weak;
@@ -58,6 +59,8 @@ pub(crate) struct DirtyOrder(u64);
 /// A file that is, or was lately, dirty; the list keeps it alive.
 pub(super) struct DirtyFile {
     pub(super) since_ms: u64,
+    /// By who has it taken, in a pass over what is due.
+    pub(super) written_bytes: Cell<u64>,
     pub(super) file: Arc<dyn CachedFile>,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Files keep their folios themselves (`pages`). Here is what they share: the budget, the order in which clean folios
 //! are reclaimed and dirty files written back. There are no threads here. Who writes too much writes back before it
-//! goes on, and the owner calls [`PageCache::background_pass()`] from a thread of its own, or from time to time.
+//! goes on, or waits for others that do. The owner calls [`PageCache::background_pass()`] from time to time, or lends threads
+//! (`service`).
 //!
 //! Invariants:
 //! 1. Only clean folios are reclaimed, so memory is bounded as long as writeback does not fail to make progress: a call that
@@ -17,12 +18,14 @@ mod folios;
 mod lists;
 mod pages;
 mod readahead;
+mod service;
 
 use std::sync::Weak;
 
 use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, Ordering};
 
 use crate::extent_state::Ablation;
+use crate::offset::FileRange;
 
 use lists::{DirtyFile, DirtyFiles, Listed};
 
@@ -30,7 +33,9 @@ pub(crate) use errors::{ErrorMark, WritebackErrors};
 pub(crate) use lists::{DirtyOrder, ListedSlot};
 pub use pages::CacheCounts;
 pub(crate) use pages::{Blocks, FolioPart, Pages, Source, Usage, zeroed};
-pub(crate) use readahead::Readahead;
+pub(crate) use readahead::{Ahead, Readahead};
+use service::AheadQueue;
+pub use service::ServiceEnd;
 
 /// What the cache may use, and when it writes.
 #[derive(Clone, Debug)]
@@ -76,7 +81,8 @@ impl Default for CacheOptions {
             dirty_age_max_ms: 30_000,
             // With its header still below what the allocator gets from the kernel in whole pages.
             folio_bytes_max: MIB / 16,
-            readahead_bytes_max: MIB,
+            // As Linux's btrfs.
+            readahead_bytes_max: 4 * MIB,
             writeback_bytes_max: 16 * MIB,
             keeps_clean: true,
             ablation: CacheAblation::default(),
@@ -92,9 +98,12 @@ pub(crate) trait CachedFile: Send + Sync {
     /// Writes back so many bytes, in whole blocks and at least one, not waiting for what others write; returns how many it wrote.
     fn write_back_some(&self, bytes_max: u64) -> u64;
 
+    /// Reads a range, of which nothing may be needed by the time, into memory.
+    fn read_ahead(&self, range: FileRange);
+
     /// Asked of a file that was taken from this place in the list of dirty files: whether it goes back there. If not, it has
-    /// noted that it left.
-    fn is_still_dirty(&self, order: DirtyOrder) -> bool;
+    /// noted that it left, or where it is now: at the end of the list, if it `is_new` there.
+    fn is_still_dirty(&self, order: DirtyOrder, is_new: bool) -> bool;
 }
 
 /// The memory that holds file data, of all files of a filesystem, or of several.
@@ -105,6 +114,12 @@ pub struct PageCache {
     dirty: Mutex<DirtyFiles>,
     /// A file that was taken from the list of dirty ones was given back.
     turn_ended: Condvar,
+    /// More is dirty than the background lets be.
+    became_due: Condvar,
+    ahead: AheadQueue,
+    /// The clock, as the first pass was told it; before that, the end of time.
+    began_ms: AtomicU64,
+    /// As the last one was.
     now_ms: AtomicU64,
 }
 
@@ -136,6 +151,9 @@ impl PageCache {
             listed: Mutex::new(Listed::default()),
             dirty: Mutex::new(DirtyFiles::default()),
             turn_ended: Condvar::new(),
+            became_due: Condvar::new(),
+            ahead: AheadQueue::default(),
+            began_ms: AtomicU64::new(u64::MAX),
             now_ms: AtomicU64::new(0),
         })
     }
@@ -162,17 +180,42 @@ impl PageCache {
 
     /// What should be written by now is written back: files that have been dirty for too long, and the oldest ones as
     /// long as too much is dirty. `now_ms` is the owner's clock, never less than before, in milliseconds. Returns the
-    /// time when the next file will have been dirty for too long, if any is dirty. Errors are kept for those that
-    /// have the files open.
+    /// time when the next file will have been dirty for too long, if any is dirty. The age of a file counts from the
+    /// pass before it became dirty, or from the first one. Errors are kept for those that have the files open.
     pub fn background_pass(&self, now_ms: u64) -> Option<u64> {
+        let (_, next_due) = self.pass(now_ms, || false);
+        next_due
+    }
+
+    /// As [`PageCache::background_pass()`], unless it is to stop; also how many bytes it wrote.
+    fn pass(&self, now_ms: u64, stops: impl Fn() -> bool) -> (u64, Option<u64>) {
         self.now_ms.fetch_max(now_ms, Ordering::Relaxed);
-        let is_due = |file: &DirtyFile| {
-            file.since_ms.saturating_add(self.options.dirty_age_max_ms) <= now_ms
-                || self.usage.dirty_bytes() > self.options.dirty_bytes_background
+        let began_ms = self.began_ms.fetch_min(now_ms, Ordering::Relaxed).min(now_ms);
+        // Nobody knows since when a file is dirty that was so before there was a clock.
+        let since = |file: &DirtyFile| file.since_ms.max(began_ms);
+        let due = |file: &DirtyFile| since(file).saturating_add(self.options.dirty_age_max_ms);
+        let is_old = |file: &DirtyFile| due(file) <= now_ms;
+        let is_too_much = || self.usage.dirty_bytes() > self.options.dirty_bytes_background;
+        let is_due = |file: &DirtyFile| (is_too_much() || is_old(file)) && !stops();
+        let turn = |file: &DirtyFile| {
+            // No more than there is now, or who goes on writing would keep this from the other files.
+            let mut left_bytes = self.usage.dirty_bytes();
+            while left_bytes > 0 && is_due(file) {
+                let step_bytes = left_bytes.min(self.options.writeback_bytes_max);
+                let written_bytes = file.file.write_back_some(step_bytes);
+                if written_bytes == 0 {
+                    break;
+                }
+                left_bytes = left_bytes.saturating_sub(written_bytes);
+                file.written_bytes.set(file.written_bytes.get() + written_bytes);
+                // Who waits for this may wait no longer.
+                self.turn_ended.notify_all();
+            }
+            file.written_bytes.get()
         };
-        self.write_back_oldest(is_due, |file| file.write_back_some(u64::MAX));
-        let dirty = self.dirty.lock();
-        dirty.first().map(|file| file.since_ms.saturating_add(self.options.dirty_age_max_ms))
+        let written_bytes = self.write_back_oldest(is_due, turn);
+        let next_due = self.dirty.lock().first().map(due);
+        (written_bytes, next_due)
     }
 
     /// Writes back so many bytes, if they are dirty, of as many files as that takes, the oldest first; no more than the last block
@@ -180,8 +223,8 @@ impl PageCache {
     /// for is what is written, whatever the files are like. Not to be called where a writeback would wait for the caller.
     pub fn shrink_dirty(&self, len_bytes: u64) -> u64 {
         let left_bytes = std::cell::Cell::new(len_bytes);
-        let turn = |file: &dyn CachedFile| {
-            let written = file.write_back_some(left_bytes.get());
+        let turn = |file: &DirtyFile| {
+            let written = file.file.write_back_some(left_bytes.get());
             left_bytes.set(left_bytes.get().saturating_sub(written));
             written
         };
@@ -229,7 +272,8 @@ impl PageCache {
 
     pub(crate) fn list_dirty(&self, file: Arc<dyn CachedFile>) -> DirtyOrder {
         let since_ms = self.now_ms.load(Ordering::Relaxed);
-        self.dirty.lock().add(DirtyFile { since_ms, file })
+        let written_bytes = std::cell::Cell::new(0);
+        self.dirty.lock().add(DirtyFile { since_ms, written_bytes, file })
     }
 
     /// A file that is clean leaves the list; `false` if somebody has taken it, who will find out.
@@ -294,10 +338,10 @@ impl PageCache {
     }
 
     fn write_back_while(&self, is_needed: impl Fn() -> bool) -> u64 {
-        let turn = |file: &dyn CachedFile| {
+        let turn = |file: &DirtyFile| {
             let mut sum_bytes = 0;
             while is_needed() {
-                match file.write_back_some(TURN_BYTES) {
+                match file.file.write_back_some(TURN_BYTES) {
                     0 => break,
                     bytes => sum_bytes += bytes,
                 }
@@ -312,7 +356,7 @@ impl PageCache {
     fn write_back_oldest(
         &self,
         is_chosen: impl Fn(&DirtyFile) -> bool,
-        turn: impl Fn(&dyn CachedFile) -> u64,
+        turn: impl Fn(&DirtyFile) -> u64,
     ) -> u64 {
         let mut last = None;
         let mut sum_bytes = 0;
@@ -323,7 +367,7 @@ impl PageCache {
             last = Some(order);
             let taken = Taken { cache: self, order, file: Some(file) };
             if let Some(file) = &taken.file {
-                sum_bytes += turn(&*file.file);
+                sum_bytes += turn(file);
             }
         }
     }
@@ -338,8 +382,13 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
+        let is_rest = |file: &DirtyFile| {
+            // What was written while it was old is not old any more.
+            let is_new = file.written_bytes.get() > 0;
+            file.file.is_still_dirty(self.order, is_new)
+        };
         let (clean, dirty) = match self.file.take() {
-            Some(file) if file.file.is_still_dirty(self.order) => (None, Some(file)),
+            Some(file) if is_rest(&file) => (None, Some(file)),
             other => (other, None),
         };
         self.cache.dirty.lock().give_back(self.order, dirty);

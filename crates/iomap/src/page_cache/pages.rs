@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use ubtrfs_rt::{Arc, AtomicU64, Ordering};
+use ubtrfs_rt::{Arc, AtomicU64, Mutex, Ordering};
 
 use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
 use super::{DirtyOrder, ListedSlot};
@@ -26,7 +26,13 @@ pub(crate) struct Usage {
     fills: AtomicU64,
     runs_written: AtomicU64,
     bytes_written: AtomicU64,
+    /// Buffers of folios of the largest size that went, for those that come: to get memory from the system anew, and zeroed, costs
+    /// as much as to read into it. Beside what is counted as cached.
+    spare: Mutex<Vec<Arc<[u8]>>>,
 }
+
+/// How many buffers are spared.
+const SPARE_MAX: usize = 64;
 
 /// What was done so far, which depends on no machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -73,8 +79,9 @@ impl Usage {
         self.bytes_written.fetch_add(len_bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_dirty(&self, len_bytes: u64) {
-        self.dirty_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+    /// Returns how many there were before.
+    pub(super) fn add_dirty(&self, len_bytes: u64) -> u64 {
+        self.dirty_bytes.fetch_add(len_bytes, Ordering::Relaxed)
     }
 
     pub(crate) fn subtract_dirty(&self, len_bytes: u64) {
@@ -212,15 +219,32 @@ impl Pages {
 
     /// The first run of blocks in `blocks` that are not uptodate.
     pub(crate) fn missing(&self, blocks: Blocks) -> Option<Blocks> {
+        let start = self.end_of_run(blocks.clone(), true);
+        let end = self.end_of_run(start..blocks.end, false);
+        (start < end).then_some(start..end)
+    }
+
+    /// Where the first run of `blocks` ends that are all uptodate, or all not.
+    fn end_of_run(&self, blocks: Blocks, is_uptodate: bool) -> u64 {
         let mut at = blocks.start;
-        while at < blocks.end && self.is_uptodate(at) {
-            at += 1;
+        while at < blocks.end {
+            let count = match self.folio(at) {
+                Some((first, folio)) => {
+                    let left = first + self.block_count(folio) - at;
+                    let bits = folio.uptodate >> (at - first);
+                    let bits = if is_uptodate { bits } else { !bits };
+                    let count = u64::from(bits.trailing_ones()).min(left);
+                    if count < left {
+                        return (at + count).min(blocks.end);
+                    }
+                    count
+                }
+                None if is_uptodate => break,
+                None => self.folios.next(at).unwrap_or(u64::MAX).min(blocks.end) - at,
+            };
+            at += count;
         }
-        let start = at;
-        while at < blocks.end && !self.is_uptodate(at) {
-            at += 1;
-        }
-        (start < at).then_some(start..at)
+        at.min(blocks.end)
     }
 
     /// Copies bytes from `at` on, up to the first block that is not uptodate; returns how many.
@@ -307,13 +331,17 @@ impl Pages {
         count
     }
 
-    /// Empty buffers for the folios that `blocks`, none of which is uptodate, will be read into.
+    /// Buffers for the folios that `blocks`, none of which is uptodate, will be read into. They may hold anything.
     pub(crate) fn buffers_for(&self, blocks: Blocks) -> Vec<(u64, Arc<[u8]>)> {
         let mut buffers = Vec::new();
         let mut at = blocks.start;
         while at < blocks.end {
             let count = self.gap_blocks(at, blocks.end);
-            buffers.push((at, zeroed(count * self.block_bytes)));
+            let is_largest = count == self.folio_blocks_max;
+            let spare = if is_largest { self.usage.spare.lock().pop() } else { None };
+            let len_bytes = count * self.block_bytes;
+            let spare = spare.filter(|spare| len_u64(spare) == len_bytes);
+            buffers.push((at, spare.unwrap_or_else(|| zeroed(len_bytes))));
             at += count;
         }
         buffers
@@ -521,8 +549,16 @@ impl Pages {
     }
 
     fn remove(&mut self, first: u64) {
-        if let Some(folio) = self.folios.remove(first) {
-            self.usage.cached_bytes.fetch_sub(len_u64(&folio.data), Ordering::Relaxed);
+        let Some(mut folio) = self.folios.remove(first) else { return };
+        let len_bytes = len_u64(&folio.data);
+        self.usage.cached_bytes.fetch_sub(len_bytes, Ordering::Relaxed);
+        let is_largest = len_bytes == self.folio_blocks_max * self.block_bytes;
+        // Nobody else looks at it.
+        if is_largest && Arc::get_mut(&mut folio.data).is_some() {
+            let mut spare = self.usage.spare.lock();
+            if spare.len() < SPARE_MAX {
+                spare.push(folio.data);
+            }
         }
     }
 

@@ -1,7 +1,12 @@
 //! Which reads go on where the last one ended, and how much more to read then.
 
+use std::ops::Range;
+
 /// The first window behind a sequential read, in bytes; it doubles with each further one.
 const WINDOW_FIRST_BYTES: u64 = 64 * 1024;
+
+/// The least that somebody else is asked to read ahead.
+const BESIDE_BYTES_MIN: u64 = 512 * 1024;
 
 /// A read that begins so little behind the end of the last one goes on with it: who copies a file with holes leaves them out.
 const GAP_BYTES_MAX: u64 = 32 * 1024;
@@ -12,12 +17,33 @@ pub(crate) struct Readahead {
     /// Where the last read ended; a first read at the beginning of the file counts as sequential.
     next: u64,
     window_bytes: u64,
+    /// Up to where somebody else was asked to read ahead.
+    asked_end: u64,
+}
+
+/// What to read ahead.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Ahead {
+    /// So many bytes behind the end of the read, together with it, should it have to go to the device.
+    With(u64),
+    /// By somebody else meanwhile.
+    Beside {
+        /// What he is to be asked for; empty if that has been done.
+        wanted: Range<u64>,
+        /// So many bytes behind the end of the read are asked for: who comes before them reads some himself.
+        asked_bytes: u64,
+    },
 }
 
 impl Readahead {
-    /// A read of `start..end` begins. How many bytes behind `end` should be read with it, should it have to go
-    /// to the device.
-    pub(crate) fn read(&mut self, start: u64, end: u64, window_bytes_max: u64) -> u64 {
+    /// A read of `start..end` begins. `is_served` says whether there is somebody else to read ahead.
+    pub(crate) fn read(
+        &mut self,
+        start: u64,
+        end: u64,
+        window_bytes_max: u64,
+        is_served: bool,
+    ) -> Ahead {
         let goes_on = start >= self.next && start - self.next <= GAP_BYTES_MAX;
         self.window_bytes = if goes_on {
             (self.window_bytes * 2).max(WINDOW_FIRST_BYTES).min(window_bytes_max)
@@ -25,7 +51,18 @@ impl Readahead {
             0
         };
         self.next = end;
-        self.window_bytes
+        if !goes_on {
+            self.asked_end = end;
+        }
+        // To wake somebody for little costs more than it saves.
+        if !is_served || self.window_bytes < BESIDE_BYTES_MIN {
+            return Ahead::With(self.window_bytes);
+        }
+        let from = self.asked_end.max(end);
+        let window_end = end.saturating_add(self.window_bytes);
+        let is_due = window_end.saturating_sub(from) >= self.window_bytes / 2;
+        self.asked_end = if is_due { window_end } else { from };
+        Ahead::Beside { wanted: from..self.asked_end, asked_bytes: self.asked_end - end }
     }
 }
 
@@ -37,12 +74,43 @@ mod tests {
     fn sequential_reads_double_the_window_and_a_jump_closes_it() {
         let mut readahead = Readahead::default();
         let max = 256 * 1024;
-        let windows: Vec<u64> =
-            (0..4).map(|at| readahead.read(at * 100, at * 100 + 100, max)).collect();
-        assert_eq!(windows, [64 * 1024, 128 * 1024, max, max]);
-        assert_eq!(readahead.read(7, 10, max), 0);
-        assert_eq!(readahead.read(10, 20, max), 64 * 1024);
-        assert_eq!(readahead.read(4096, 8192, max), 128 * 1024);
-        assert_eq!(readahead.read(8192 + GAP_BYTES_MAX + 1, 1 << 20, max), 0);
+        let windows: Vec<Ahead> =
+            (0..4).map(|at| readahead.read(at * 100, at * 100 + 100, max, false)).collect();
+        assert_eq!(windows, [64 * 1024, 128 * 1024, max, max].map(Ahead::With));
+        let mut read = |start, end| readahead.read(start, end, max, false);
+        assert_eq!(read(7, 10), Ahead::With(0));
+        assert_eq!(read(10, 20), Ahead::With(64 * 1024));
+        assert_eq!(read(4096, 8192), Ahead::With(128 * 1024));
+        assert_eq!(read(8192 + GAP_BYTES_MAX + 1, 1 << 20), Ahead::With(0));
+    }
+
+    /// What somebody else is asked for covers the file without a gap, each part once, ahead of the reads.
+    #[test]
+    fn windows_beside_sequential_reads_touch_and_stay_ahead() {
+        const READ: u64 = 100_000;
+        let mut readahead = Readahead::default();
+        let max = 4 << 20;
+        let mut covered = None;
+        for at in 0..1000 {
+            let end = (at + 1) * READ;
+            match readahead.read(at * READ, end, max, true) {
+                Ahead::With(bytes) => {
+                    assert!(covered.is_none() && bytes < BESIDE_BYTES_MIN);
+                }
+                Ahead::Beside { wanted: asked, asked_bytes } => {
+                    assert_eq!(asked_bytes, readahead.asked_end - end);
+                    let before = covered.unwrap_or(end);
+                    if !asked.is_empty() {
+                        assert_eq!(asked.start, before.max(end));
+                        assert!(asked.end - asked.start >= BESIDE_BYTES_MIN / 2);
+                        covered = Some(asked.end);
+                    }
+                    assert!(covered.unwrap() >= end + readahead.window_bytes / 2);
+                }
+            }
+        }
+        // A jump: what lies behind it was not asked for.
+        assert_eq!(readahead.read(1 << 40, (1 << 40) + 1, max, true), Ahead::With(0));
+        assert_eq!(readahead.asked_end, (1 << 40) + 1);
     }
 }

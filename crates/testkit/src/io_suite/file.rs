@@ -117,7 +117,7 @@ impl<F: FileSystem> DataFile for OpenFile<F> {
     }
 
     fn flush(&self, range: FileRange) {
-        self.space().flush(range);
+        self.space().flush(range).expect("nothing keeps it from being written");
     }
 
     fn load(&self, range: FileRange, at: FileOffset, buffer: &mut [u8]) -> Result<(), F::Error> {

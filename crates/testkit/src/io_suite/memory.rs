@@ -76,7 +76,7 @@ impl Harness for MemoryHarness {
         match error {
             Failure::Request(error) => Refusal::Request(error.clone()),
             Failure::NoSpace => Refusal::NoSpace,
-            Failure::Io => Refusal::Io,
+            Failure::Io | Failure::NotNow => Refusal::Io,
         }
     }
 
@@ -101,7 +101,7 @@ impl Harness for MemoryHarness {
         to_start: FileOffset,
     ) -> Done {
         let (source, target) = (self.space(from), self.space(to));
-        source.flush(range);
+        source.flush(range).expect("nothing keeps it from being written");
         let to_range = FileRange::with_len(to_start, range.len_bytes());
         let blocks = range.start.bytes() / BLOCK..range.end.bytes() / BLOCK;
         let clone = || {

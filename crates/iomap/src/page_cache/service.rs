@@ -1,0 +1,132 @@
+//! Work beside those who read and write, in threads that the owner lends: what is dirty goes to the medium while more is
+//! written, and what will be read next comes while the last is looked at.
+//!
+//! Without such a thread all is done by the callers themselves, in time.
+//!
+//! Lock order: none of the locks here is held while a file is asked for anything.
+
+use std::collections::VecDeque;
+use std::sync::Weak;
+use std::time::Duration;
+
+use ubtrfs_rt::{AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
+
+use super::{CachedFile, PageCache};
+use crate::offset::FileRange;
+
+/// Requests that wait at most: who reads further on than these were for has read them himself.
+const REQUESTS_MAX: usize = 64;
+/// A look at least so often, as time passes and others write, too.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// At most so often where what should be written cannot be at the moment, or is on its way by others.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Tells services of a [`PageCache`] to end, by [`PageCache::end_services()`].
+#[derive(Debug, Default)]
+pub struct ServiceEnd(AtomicBool);
+
+impl ServiceEnd {
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// What is to be read ahead.
+#[derive(Default)]
+pub(super) struct AheadQueue {
+    requests: Mutex<VecDeque<AheadRequest>>,
+    came: Condvar,
+    server_count: AtomicUsize,
+}
+
+struct AheadRequest {
+    file: Weak<dyn CachedFile>,
+    range: FileRange,
+}
+
+impl PageCache {
+    /// Reads ahead for those who read sequentially, until told to end. Threads may serve together.
+    pub fn serve_readahead(&self, end: &ServiceEnd) {
+        self.ahead.server_count.fetch_add(1, Ordering::Relaxed);
+        while let Some(request) = self.next_request(end) {
+            if let Some(file) = request.file.upgrade() {
+                file.read_ahead(request.range);
+            }
+        }
+        self.ahead.server_count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Does [`PageCache::background_pass()`] whenever there is something for it to do, until told to end. `now_ms` is the clock.
+    pub fn serve_writeback(&self, end: &ServiceEnd, now_ms: impl Fn() -> u64) {
+        while !end.is_set() {
+            let now = now_ms();
+            let (written_bytes, next_due) = self.pass(now, || end.is_set());
+            let mut dirty = self.dirty.lock();
+            if end.is_set() {
+                break;
+            }
+            let is_too_much = self.usage.dirty_bytes() > self.options.dirty_bytes_background;
+            let wait = match next_due {
+                _ if is_too_much && written_bytes > 0 => continue,
+                _ if is_too_much => LOOK_AGAIN,
+                Some(due) => {
+                    Duration::from_millis(due.saturating_sub(now)).clamp(LOOK_AGAIN, LOOK_EVERY)
+                }
+                None => LOOK_EVERY,
+            };
+            // Woken too early it finds nothing to do, which harms nobody.
+            let _ = self.became_due.wait_for(&mut dirty, wait);
+        }
+    }
+
+    /// Ends the services that were given `end`, after what they are at.
+    pub fn end_services(&self, end: &ServiceEnd) {
+        end.0.store(true, Ordering::Release);
+        // Under the locks, so that nobody is between his look and his wait.
+        let requests = self.ahead.requests.lock();
+        self.ahead.came.notify_all();
+        drop(requests);
+        let dirty = self.dirty.lock();
+        self.became_due.notify_all();
+        drop(dirty);
+    }
+
+    /// Whether somebody reads ahead if asked to.
+    pub(crate) fn has_readahead_service(&self) -> bool {
+        self.ahead.server_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Asks for a range to be read before it is needed.
+    pub(crate) fn ask_readahead(&self, file: Weak<dyn CachedFile>, range: FileRange) {
+        let mut requests = self.ahead.requests.lock();
+        let oldest = if requests.len() < REQUESTS_MAX { None } else { requests.pop_front() };
+        requests.push_back(AheadRequest { file, range });
+        drop(requests);
+        drop(oldest);
+        self.ahead.came.notify_one();
+    }
+
+    /// So much more is dirty. Called with a file's pages locked.
+    pub(crate) fn add_dirty(&self, len_bytes: u64) {
+        let before = self.usage.add_dirty(len_bytes);
+        let limit = self.options.dirty_bytes_background;
+        if before <= limit && before.saturating_add(len_bytes) > limit {
+            let dirty = self.dirty.lock();
+            self.became_due.notify_all();
+            drop(dirty);
+        }
+    }
+
+    fn next_request(&self, end: &ServiceEnd) -> Option<AheadRequest> {
+        let mut requests = self.ahead.requests.lock();
+        loop {
+            if end.is_set() {
+                return None;
+            }
+            if let Some(request) = requests.pop_front() {
+                return Some(request);
+            }
+            self.ahead.came.wait(&mut requests);
+        }
+    }
+}
