@@ -6,7 +6,8 @@
 //! leaf that splits finds room above it.
 //!
 //! A [`Finger`] remembers the key range of a dirty leaf reached lately: a key in that range needs
-//! no walk. Anything that changes which leaf holds which keys forgets all fingers.
+//! no walk. Anything that changes which dirty leaf holds which keys forgets all fingers. The copying of a
+//! clean block does not: no leaf below it was dirty.
 
 use smallvec::SmallVec;
 use ubtrfs_ondisk::block::{Block, ITEM_BYTES, LEVEL_COUNT_MAX, Leaf, NewBlock, Node};
@@ -20,8 +21,9 @@ use super::tree::{Tree, TreeState};
 use crate::alloc::Allocator;
 use crate::error::{Error, Result};
 
-/// Leaves remembered for keys near the last ones.
-pub(super) const FINGER_COUNT: usize = 4;
+/// Leaves remembered for keys near the last ones: of two threads that make files each the end of a
+/// directory, their last inodes, and some for names, which lie anywhere.
+pub(super) const FINGER_COUNT: usize = 6;
 /// Children that a leaf's split may add to its parent.
 const SPLIT_CHILDREN_MAX: usize = 2;
 
@@ -34,6 +36,8 @@ pub(crate) struct Finger {
     high: Option<Key>,
     /// The key last inserted through this finger: one right behind it is part of a run.
     last: Option<Key>,
+    /// When it was of use last, by [`TreeState::finger_clock`].
+    used: u64,
 }
 
 /// Blocks from root (first) to leaf (last), with the slot taken in each.
@@ -79,7 +83,9 @@ impl<'a> Editor<'a> {
     ) -> Result<()> {
         let mut last = None;
         if let Some(at) = self.finger_for(&key) {
+            let used = self.state.tick_fingers();
             let finger = self.state.fingers[at].as_mut().expect("just found");
+            finger.used = used;
             last = finger.last.replace(key);
             let leaf = finger.leaf;
             let leaf = self.leaf_mut(leaf);
@@ -301,8 +307,12 @@ impl<'a> Editor<'a> {
     }
 
     #[inline]
-    fn finger_addr(&self, key: &Key) -> Option<LogicalAddr> {
-        self.state.fingers[self.finger_for(key)?].as_ref().map(|finger| finger.leaf)
+    fn finger_addr(&mut self, key: &Key) -> Option<LogicalAddr> {
+        let at = self.finger_for(key)?;
+        let used = self.state.tick_fingers();
+        let finger = self.state.fingers[at].as_mut()?;
+        finger.used = used;
+        Some(finger.leaf)
     }
 
     #[inline]
@@ -322,7 +332,6 @@ impl<'a> Editor<'a> {
         if !self.state.is_dirty(&ptr) {
             ptr = self.cow(&ptr, None)?;
             self.state.root = ptr;
-            self.forget_fingers();
         }
         let (mut low, mut high) = (Key::MIN, None);
         loop {
@@ -359,7 +368,6 @@ impl<'a> Editor<'a> {
                     ptr.addr,
                     ptr.generation,
                 );
-                self.forget_fingers();
             }
             if is_lowered {
                 self.node_mut(path.last().expect("just pushed").0).set_key(slot, *key);
@@ -368,9 +376,14 @@ impl<'a> Editor<'a> {
         }
         let known = self.state.fingers.iter().flatten().any(|finger| finger.leaf == ptr.addr);
         if !known {
-            let next = self.state.next_finger;
-            self.state.fingers[next] = Some(Finger { leaf: ptr.addr, low, high, last: None });
-            self.state.next_finger = (next + 1) % FINGER_COUNT;
+            let used = self.state.tick_fingers();
+            let oldest = self
+                .state
+                .fingers
+                .iter_mut()
+                .min_by_key(|finger| finger.as_ref().map_or(0, |finger| finger.used));
+            let place = oldest.expect("there is room for some");
+            *place = Some(Finger { leaf: ptr.addr, low, high, last: None, used });
         }
         Ok(path)
     }

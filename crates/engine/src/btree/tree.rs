@@ -37,7 +37,8 @@ pub(crate) struct TreeState {
     /// Bytes of all blocks of the tree, as its root item says.
     pub(crate) bytes_used: u64,
     pub(crate) fingers: [Option<Finger>; FINGER_COUNT],
-    pub(crate) next_finger: usize,
+    /// Counts the uses of fingers.
+    finger_clock: u64,
 }
 
 /// The blocks from the root (last) to a leaf (first), each with the slot taken.
@@ -50,6 +51,13 @@ pub(crate) struct Miss {
 }
 
 impl TreeState {
+    /// The time of a use of a finger, above all before.
+    #[inline]
+    pub(super) fn tick_fingers(&mut self) -> u64 {
+        self.finger_clock += 1;
+        self.finger_clock
+    }
+
     /// The block, if it is in memory.
     #[inline]
     pub(crate) fn block(
@@ -120,7 +128,7 @@ impl Tree {
             dirty: FxHashMap::default(),
             bytes_used: 0,
             fingers: Default::default(),
-            next_finger: 0,
+            finger_clock: 0,
         };
         Self {
             id,

@@ -29,7 +29,7 @@ use std::sync::OnceLock;
 
 use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{Generation, RootId};
-use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime, lock_brief};
 
 use crate::alloc::{self, Allocator};
 use crate::btree::Roots;
@@ -140,14 +140,14 @@ impl Core {
     /// handles: a transaction that takes more than `bytes_max` of memory, which is not 0, is refused
     /// instead. [`Core::release_commits`] follows.
     pub(crate) fn hold_commits(&self, bytes_max: u64) {
-        let mut gate = self.gate.lock();
+        let mut gate = lock_brief(&self.gate);
         gate.holders += 1;
         self.held_bytes_max.store(bytes_max, Ordering::Relaxed);
     }
 
     /// Takes one [`Core::hold_commits`] back.
     pub(crate) fn release_commits(&self) {
-        let mut gate = self.gate.lock();
+        let mut gate = lock_brief(&self.gate);
         gate.holders -= 1;
         if gate.holders == 0 {
             self.held_bytes_max.store(0, Ordering::Relaxed);
@@ -162,12 +162,13 @@ impl Core {
     pub(crate) fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
         let held_bytes_max = self.held_bytes_max.load(Ordering::Relaxed);
         let is_held = held_bytes_max > 0;
-        if is_held && self.pending_bytes() > held_bytes_max {
+        let pending = self.alloc.pending();
+        let pending_bytes = pending.memory_bytes();
+        if is_held && pending_bytes > held_bytes_max {
             return Err(Error::Limit {
                 what: format!("a transaction that must not grow beyond {held_bytes_max} bytes"),
             });
         }
-        let pending_bytes = self.pending_bytes();
         if !is_held && pending_bytes > self.commit_bytes {
             self.commit_unless_held()?;
         } else {
@@ -183,7 +184,7 @@ impl Core {
             let held_back =
                 self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
             let tree_bytes = self.bookkeeping_bytes()?;
-            let used_bytes = self.alloc.metadata_used_bytes();
+            let used_bytes = pending.metadata_used_bytes;
             let csum_tree_bytes = match reservation.frees() {
                 0 => 0,
                 _ => self.csum_tree_bytes()?,
@@ -232,7 +233,7 @@ impl Core {
     pub(crate) fn begin_alone(&self, reservation: Reservation) -> Result<Handle<'_>> {
         loop {
             let handle = self.begin(reservation)?;
-            let mut gate = self.gate.lock();
+            let mut gate = lock_brief(&self.gate);
             if gate.is_closed {
                 // Somebody waits for this handle to end.
                 drop(gate);
@@ -255,7 +256,7 @@ impl Core {
     }
 
     fn enter(&self) -> Result<Handle<'_>> {
-        let mut gate = self.gate.lock();
+        let mut gate = lock_brief(&self.gate);
         while gate.is_closed {
             self.changed.wait(&mut gate);
         }
@@ -266,7 +267,7 @@ impl Core {
     }
 
     fn leave(&self, was_alone: bool) {
-        let mut gate = self.gate.lock();
+        let mut gate = lock_brief(&self.gate);
         gate.open_handles -= 1;
         if was_alone {
             gate.is_closed = false;
@@ -316,16 +317,9 @@ impl Core {
         !self.is_held() && self.alloc.frees_by_commit()
     }
 
-    /// Memory that the running transaction takes.
-    fn pending_bytes(&self) -> u64 {
-        let (blocks, extents) = self.alloc.pending();
-        let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
-        blocks * nodesize + extents as u64 * EXTENT_MEMORY_BYTES
-    }
-
     /// Stops all further changes; reads go on. Returns what every later call will fail with.
     pub(crate) fn abort(&self, cause: Error) -> Error {
-        self.gate.lock().abort(cause)
+        lock_brief(&self.gate).abort(cause)
     }
 
     /// Whether changes are possible.
@@ -333,12 +327,9 @@ impl Core {
     /// # Errors
     /// `ReadOnly` or `Aborted`.
     pub(crate) fn check_writable(&self) -> Result<()> {
-        self.gate.lock().check()
+        lock_brief(&self.gate).check()
     }
 }
-
-/// Memory that a pending delayed ref takes, about.
-const EXTENT_MEMORY_BYTES: u64 = 256;
 
 impl Gate {
     fn abort(&mut self, cause: Error) -> Error {
