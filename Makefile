@@ -15,6 +15,19 @@ test:
 	scripts/setup test
 	scripts/run-tests
 
+# Orders of threads, chosen by an explorer of interleavings; a part of `make test`.
+.PHONY: explore
+explore:
+	scripts/setup build
+	scripts/explore
+
+# Two million random operations on open files beside arrays, and the stale-data race, 100,000 rounds.
+.PHONY: io-suite
+io-suite:
+	scripts/setup test
+	UBTRFS_IOMAP_SEEDS=215 UBTRFS_RACE_ROUNDS=100000 \
+		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2
+
 # A million random operations beside a model, a fifth of them with the power cuts of each commit, millions
 # of states, cuts of what follows a cut, and failing devices; the kernel and `btrfs check` judge a sample
 # of more than 500. Then several threads at one filesystem. SIM_SEED is the first seed.

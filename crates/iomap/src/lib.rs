@@ -29,6 +29,8 @@ mod buffered_read;
 mod buffered_write;
 mod direct;
 mod error;
+#[cfg(all(test, ubtrfs_explore))]
+mod explore;
 pub mod extent_state;
 mod fiemap;
 mod iter;

@@ -4,10 +4,16 @@
 //! can be reproduced byte for byte.
 #![forbid(unsafe_code)]
 
+#[cfg(ubtrfs_explore)]
+mod explore;
 mod source;
+#[cfg(not(ubtrfs_explore))]
 mod sync;
 
+#[cfg(ubtrfs_explore)]
+use explore as sync;
 pub use source::{Clock, Executor, Identifiers, Runtime, Service, Time, monotonic_ns};
+
 pub use sync::{
     Arc, AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, RwLock,
     RwLockReadGuard, RwLockWriteGuard, lock_brief, yield_now,

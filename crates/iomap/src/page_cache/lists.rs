@@ -71,6 +71,8 @@ pub(super) struct DirtyFiles {
     next: u64,
     /// Files that somebody took to write them back.
     taken_count: usize,
+    /// How often more became dirty than the background lets be.
+    pub(super) due_count: u64,
 }
 
 impl DirtyFiles {

@@ -60,14 +60,17 @@ impl PageCache {
     pub fn serve_writeback(&self, end: &ServiceEnd, now_ms: impl Fn() -> u64) {
         while !end.is_set() {
             let now = now_ms();
+            let due_count = self.dirty.lock().due_count;
             let (written_bytes, next_due) = self.pass(now, || end.is_set());
             let mut dirty = self.dirty.lock();
             if end.is_set() {
                 break;
             }
             let is_too_much = self.usage.dirty_bytes() > self.options.dirty_bytes_background;
+            // What became due during the pass it may have missed, and the wake-up as well.
+            let goes_on = written_bytes > 0 || dirty.due_count != due_count;
             let wait = match next_due {
-                _ if is_too_much && written_bytes > 0 => continue,
+                _ if is_too_much && goes_on => continue,
                 _ if is_too_much => LOOK_AGAIN,
                 Some(due) => {
                     Duration::from_millis(due.saturating_sub(now)).clamp(LOOK_AGAIN, LOOK_EVERY)
@@ -111,7 +114,8 @@ impl PageCache {
         let before = self.usage.add_dirty(len_bytes);
         let limit = self.options.dirty_bytes_background;
         if before <= limit && before.saturating_add(len_bytes) > limit {
-            let dirty = self.dirty.lock();
+            let mut dirty = self.dirty.lock();
+            dirty.due_count += 1;
             self.became_due.notify_all();
             drop(dirty);
         }
