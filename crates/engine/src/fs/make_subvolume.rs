@@ -45,6 +45,10 @@ impl Handle<'_> {
         // In this order, unlike where a file is made: as Linux.
         check_flags(dir, dir_flags, true)?;
         let new = self.permissions_of_subvolume(dir, new)?;
+        // All that may fail for what it reads comes before the first change.
+        let from = InodeId::root_of(dir.root);
+        let flags_there = names.hold(core, from)?.item.flags.get();
+        let property = self.fs.xattr(from, COMPRESSION_XATTR)?;
         let root = names.take_root(core)?;
         let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);
         let entry = EntryBytes::new(location, transid, FileType::Directory, name);
@@ -75,9 +79,11 @@ impl Handle<'_> {
         parent.count_name(name.len(), transid, now);
         files.mark_dirty(&mut self.txn, dir, parent)?;
         let id = InodeId::root_of(root);
-        let from = InodeId::root_of(dir.root);
-        let flags_there = names.hold(core, from)?.item.flags.get();
-        self.inherit_from_subvolume(from, flags_there, id, &mut directory)?;
+        if let Some(value) = property {
+            let compression = flags::COMPRESS | flags::NOCOMPRESS;
+            directory.flags = (flags_there & compression).into();
+            self.put_compression(id, &directory, &value)?;
+        }
         names.hold_new_directory(id, directory);
         Ok(id)
     }
@@ -86,20 +92,11 @@ impl Handle<'_> {
 impl Handle<'_> {
     /// Gives a new subvolume the compression that was set by name for the one that it is made in:
     /// in Linux that counts, not the directory.
-    fn inherit_from_subvolume(
-        &mut self,
-        from: InodeId,
-        flags_there: u64,
-        id: InodeId,
-        directory: &mut InodeItem,
-    ) -> Result<()> {
-        let Some(value) = self.fs.xattr(from, COMPRESSION_XATTR)? else { return Ok(()) };
-        let compression = flags::COMPRESS | flags::NOCOMPRESS;
-        directory.flags = (flags_there & compression).into();
+    fn put_compression(&mut self, id: InodeId, directory: &InodeItem, value: &[u8]) -> Result<()> {
         let txn = &mut self.txn;
         txn.replace(id.root, id.key(KeyType::INODE_ITEM, 0), directory.as_bytes())
             .map_err(|error| txn.abort(error))?;
-        self.put_xattr(id, COMPRESSION_XATTR, &value).map_err(|error| self.txn.abort(error))
+        self.put_xattr(id, COMPRESSION_XATTR, value).map_err(|error| self.txn.abort(error))
     }
 }
 

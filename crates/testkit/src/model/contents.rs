@@ -70,6 +70,16 @@ impl Model {
         if !bytes.len_bytes().is_multiple_of(sector_bytes) {
             return Err(Refusal::Unsupported);
         }
+        let mut end = bytes.len_bytes();
+        for piece in pieces {
+            if !piece.offset.is_multiple_of(sector_bytes) || piece.offset < end {
+                return Err(Refusal::InvalidArgument);
+            }
+            end = piece.offset + len_of(&piece.bytes);
+        }
+        if size_bytes < end {
+            return Err(Refusal::InvalidArgument);
+        }
         let bytes = self.bytes_mut(id);
         for piece in pieces {
             bytes.write(piece.offset, &piece.bytes);

@@ -41,6 +41,20 @@ fn model_refuses_as_a_filesystem_does() {
     assert_eq!(model.node(dir).unwrap().mtime, NOW);
 }
 
+/// A file that was longer than the operations knew, as some before had failed, took what the engine refuses.
+#[test]
+fn append_before_the_end_is_refused() {
+    let mut model = empty();
+    let file = model.create(Id::root_of(TOP_LEVEL), b"file", &new(0o100_600), 257).unwrap();
+    let piece = |offset, len| [Piece { offset, bytes: vec![1; len] }];
+    assert_eq!(model.append(file, &piece(1, 9), 10), Err(Refusal::InvalidArgument));
+    assert_eq!(model.append(file, &piece(0, 9), 8), Err(Refusal::InvalidArgument));
+    model.append(file, &piece(0, 9), 4096).unwrap();
+    assert_eq!(model.append(file, &piece(0, 9), 9000), Err(Refusal::InvalidArgument));
+    model.append(file, &piece(4096, 9), 9000).unwrap();
+    assert_eq!(model.append(file, &piece(12_288, 9), 20_000), Err(Refusal::Unsupported));
+}
+
 #[test]
 fn sparse_bytes_random_changes_are_those_of_a_vector() {
     let mut prng = Prng::new(5);

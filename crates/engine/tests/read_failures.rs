@@ -1,0 +1,224 @@
+//! Each operation with each of its reads failing: it then changes nothing, or the transaction is aborted. A subvolume was once
+//! entered and committed half made, when the look for what it inherits failed after its first change.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::snapshot;
+use ubtrfs_engine::{
+    Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData, RenameMode,
+    Reservation, SetAttributes, SnapshotOptions, mkfs,
+};
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_ondisk::{FileOffset, RootId};
+use ubtrfs_rt::{Runtime, Time};
+use ubtrfs_testkit::Compare;
+use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimDevice};
+use ubtrfs_volume::{Device, Volume, VolumeOptions};
+
+const FILES: u64 = 300;
+const COMPRESSION: (&[u8], &[u8]) = (b"btrfs.compression", b"zstd");
+
+/// Keeps nearly no block in memory, so that whatever is looked at is read.
+fn open(device: &Arc<SimDevice>) -> Filesystem {
+    let devices = vec![Arc::clone(device) as Arc<dyn Device>];
+    let volume = Volume::open(devices, &VolumeOptions::default()).unwrap();
+    let options =
+        OpenOptions { runtime: Arc::new(Runtime::simulated(1)), ..OpenOptions::default() };
+    Filesystem::open(volume, options).unwrap()
+}
+
+fn new(mode: u32) -> NewInode {
+    NewInode::new(mode, Time { sec: 1_700_000_000, nsec: 0 })
+}
+
+fn file(fs: &Filesystem, dir: InodeId, name: &[u8], len: usize) -> InodeId {
+    let mut handle = fs.begin(Reservation::create(1).and(Reservation::extents(4))).unwrap();
+    let id = handle.create(dir, name, &new(0o100_644)).unwrap();
+    handle.set_xattr(id, b"user.name", &[name, &[b'x'; 150][..]].concat()).unwrap();
+    let data = PreparedData::new(vec![7; len], &fs.write_options(None));
+    handle.write_file(id, vec![(FileOffset(0), data)], len as u64).unwrap();
+    id
+}
+
+/// Directories, files inline and not, a subvolume and its snapshot, in leaves so small that each operation reads several; metadata
+/// is there once.
+fn made() -> Image {
+    let device = Arc::new(SimDevice::new(256 << 20));
+    let options = MkfsOptions {
+        nodesize_bytes: 4096,
+        metadata_profile: Some(BlockGroupFlags::default()),
+        ..MkfsOptions::default()
+    };
+    let runtime = Arc::new(Runtime::simulated(1));
+    drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
+    let fs = open(&device);
+    let top = fs.top_level();
+    fs.begin(Reservation::items(4)).unwrap().set_xattr(top, COMPRESSION.0, COMPRESSION.1).unwrap();
+    // So many that the one above lies in another leaf than the inode.
+    for at in 0..12 {
+        let name = format!("user.{at}");
+        let mut handle = fs.begin(Reservation::items(4)).unwrap();
+        handle.set_xattr(top, name.as_bytes(), &[1; 900]).unwrap();
+    }
+    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+    let sub = handle.create_subvolume(top, b"sub", &new(0o040_755)).unwrap();
+    drop(handle);
+    for dir in [top, sub] {
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        let below = handle.create(dir, b"dir", &new(0o040_755)).unwrap();
+        drop(handle);
+        for at in 0..FILES {
+            let len = if at.is_multiple_of(3) { 9000 } else { 90 };
+            file(
+                &fs,
+                if at.is_multiple_of(2) { dir } else { below },
+                format!("{at}").as_bytes(),
+                len,
+            );
+        }
+    }
+    fs.snapshot(RootId(256), top, b"snap", &SnapshotOptions { read_only: false }).unwrap();
+    fs.sync().unwrap();
+    drop(fs);
+    device.image()
+}
+
+/// An operation under one handle, or of one transaction, that succeeds where no read fails.
+type Operation = fn(&Filesystem) -> Result<(), Error>;
+
+fn path(fs: &Filesystem, path: &str) -> Result<InodeId, Error> {
+    fs.resolve(fs.top_level(), path.as_bytes())
+}
+
+const OPERATIONS: [(&str, Operation); 17] = [
+    ("create", |fs| {
+        let dir = path(fs, "dir")?;
+        fs.begin(Reservation::create(1))?.create(dir, b"new", &new(0o100_644)).map(drop)
+    }),
+    ("mkdir in a snapshot", |fs| {
+        let dir = path(fs, "snap/dir")?;
+        fs.begin(Reservation::create(1))?.create(dir, b"new", &new(0o040_755)).map(drop)
+    }),
+    ("symlink", |fs| {
+        let dir = path(fs, "dir")?;
+        let mut handle = fs.begin(Reservation::create(1))?;
+        handle.symlink(dir, b"new", b"target", &new(0o777)).map(drop)
+    }),
+    ("create_unlinked", |fs| {
+        let dir = path(fs, "dir")?;
+        let mut handle = fs.begin(Reservation::create(1))?;
+        let id = handle.create_unlinked(dir, &new(0o100_644))?;
+        handle.link(dir, b"new", id)
+    }),
+    ("link", |fs| {
+        let (dir, id) = (path(fs, "dir")?, path(fs, "100")?);
+        fs.begin(Reservation::create(1))?.link(dir, b"new", id)
+    }),
+    ("unlink", |fs| fs.unlink_deferred(path(fs, "sub/dir")?, b"99").map(drop)),
+    ("rmdir", |fs| match fs.rmdir_deferred(path(fs, "sub")?, b"dir") {
+        Err(Error::NotEmpty { .. }) => Ok(()),
+        other => other.map(drop),
+    }),
+    ("rename over another", |fs| {
+        let (from, to) = (path(fs, "snap")?, path(fs, "snap/dir")?);
+        fs.rename_deferred(from, b"150", to, b"151", RenameMode::Replace).map(drop)
+    }),
+    ("exchange", |fs| {
+        let (from, to) = (fs.top_level(), path(fs, "dir")?);
+        fs.rename_deferred(from, b"200", to, b"201", RenameMode::Exchange).map(drop)
+    }),
+    ("whiteout", |fs| {
+        let (from, to) = (fs.top_level(), path(fs, "dir")?);
+        fs.rename_deferred(from, b"202", to, b"new", RenameMode::Whiteout).map(drop)
+    }),
+    ("set_xattr", |fs| {
+        let id = path(fs, "snap/dir/77")?;
+        fs.begin(Reservation::items(4))?.set_xattr(id, b"user.other", &[1; 900])
+    }),
+    ("remove_xattr", |fs| {
+        let id = path(fs, "dir/77")?;
+        fs.begin(Reservation::items(4))?.remove_xattr(id, b"user.name")
+    }),
+    ("set_attributes", |fs| {
+        let id = path(fs, "snap/dir/33")?;
+        let attributes = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+        fs.begin(Reservation::items(4))?.set_attributes(id, &attributes)
+    }),
+    ("create_subvolume", |fs| {
+        let dir = path(fs, "dir")?;
+        let mut handle = fs.begin(Reservation::create_subvolume())?;
+        handle.create_subvolume(dir, b"new", &new(0o040_755)).map(drop)
+    }),
+    ("snapshot", |fs| {
+        let dir = path(fs, "dir")?;
+        let options = SnapshotOptions { read_only: true };
+        fs.snapshot(RootId(256), dir, b"new", &options).map(drop)
+    }),
+    ("delete_subvolume", |fs| fs.delete_subvolume(fs.top_level(), b"snap").map(drop)),
+    ("write_file", |fs| {
+        let dir = path(fs, "snap/dir")?;
+        let mut handle = fs.begin(Reservation::create(1).and(Reservation::extents(4)))?;
+        let id = handle.create(dir, b"new", &new(0o100_644))?;
+        let data = PreparedData::new(vec![9; 20_000], &fs.write_options(None));
+        handle.write_file(id, vec![(FileOffset(0), data)], 20_000)
+    }),
+];
+
+#[test]
+fn operation_whose_nth_read_fails_changes_nothing_or_aborts() {
+    let image = made();
+    let device = Arc::new(SimDevice::of_image(image.clone()));
+    let before = {
+        let fs = open(&device);
+        snapshot(&fs, fs.top_level())
+    };
+    for (name, operation) in OPERATIONS {
+        let mut failures = 0;
+        for nth in 0.. {
+            let device = Arc::new(SimDevice::of_image(image.clone()));
+            let fs = open(&device);
+            let request = Request::Read;
+            device.plan(Fault {
+                device: None,
+                request,
+                after: nth,
+                effect: Effect::Fail,
+                stays: false,
+            });
+            let result = operation(&fs);
+            device.forget_faults();
+            let Err(error) = result else { break };
+            failures += 1;
+            assert!(nth < 200, "{name}: {error}");
+            match fs.commit() {
+                Err(Error::Aborted { .. }) => continue,
+                Err(error) => panic!("{name}, read {nth}: {error}"),
+                Ok(()) => {}
+            }
+            if name == "write_file" {
+                // Two operations under one handle: the first may be there, and nothing of the second.
+                let size = path(&fs, "snap/dir/new").map(|id| fs.inode(id).unwrap().size_bytes);
+                assert!(
+                    matches!(size, Err(Error::NotFound { .. }) | Ok(0)),
+                    "read {nth}: {size:?}"
+                );
+                continue;
+            }
+            drop(fs);
+            let fs = open(&device);
+            println!("{name}, read {nth}: {error}");
+            snapshot(&fs, fs.top_level()).assert_same(&before, &Compare::same_filesystem());
+            drop(fs);
+            let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+            let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+            let volume = Volume::open(devices, &options).unwrap();
+            let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default());
+            let report = report.unwrap();
+            let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+            assert!(report.is_clean(), "{name}, read {nth}: {errors:#?}");
+        }
+        assert!(failures > 2, "{name}: {failures} reads");
+    }
+}
