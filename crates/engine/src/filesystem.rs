@@ -14,6 +14,8 @@ use ubtrfs_volume::Volume;
 
 use crate::alloc::{AllocOptions, Allocator};
 use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
+use crate::data::MAX_INLINE_BYTES_DEFAULT;
+use crate::data::compression::Method;
 use crate::error::{Error, Result};
 use crate::fs::{FileState, InodeId, OpenFiles, log_replay};
 use crate::txn::{self, Core, Flush, Reservation};
@@ -35,6 +37,15 @@ pub struct OpenOptions {
     pub grow_device: bool,
     /// Give freed space back to the devices after each commit: an image file gets holes.
     pub discard: bool,
+    /// How data is compressed of files that say nothing else, as Linux's mount option `compress` has it: a property
+    /// chooses another algorithm, at this level as far as it has that, and a file's flags refuse. For open files and
+    /// [`Filesystem::write`]; data that is prepared apart has its own ([`Filesystem::write_options`]).
+    pub compression: Option<Method>,
+    /// Compress what files refuse and what does not look like it would shrink, too, as `compress-force` does.
+    pub force_compression: bool,
+    /// Most bytes of a file, as they are stored, that are kept inline in a tree block; 0 for none. Never more than a
+    /// block holds, and less than a sector.
+    pub max_inline_bytes: usize,
     /// How the memory for file data is used, where that is not what follows from
     /// [`OpenOptions::cache_bytes`], of which half is for file data. To measure what mechanisms save.
     #[doc(hidden)]
@@ -53,6 +64,9 @@ impl Default for OpenOptions {
             runtime: Arc::new(Runtime::system()),
             grow_device: false,
             discard: false,
+            compression: None,
+            force_compression: false,
+            max_inline_bytes: MAX_INLINE_BYTES_DEFAULT,
             page_cache: None,
             cache_free_space_form: true,
         }
@@ -408,7 +422,11 @@ impl Filesystem {
         let mut noted = self.inner.files.take_uncleaned();
         while let Some(root) = noted.pop() {
             if let Err(error) = self.clean_orphans_or_later(root) {
-                self.inner.files.names().note_uncleaned(noted);
+                let mut names = self.inner.files.names();
+                if matches!(error, Error::Limit { .. }) {
+                    names.note_late(root);
+                }
+                names.note_uncleaned(noted);
                 return Err(error);
             }
         }
@@ -447,7 +465,9 @@ impl Filesystem {
         for root in late {
             match self.clean_orphans(root) {
                 Ok(cleaned) => count += cleaned,
-                Err(Error::NoSpace { .. }) => self.inner.files.names().note_late(root),
+                Err(Error::NoSpace { .. } | Error::Limit { .. }) => {
+                    self.inner.files.names().note_late(root);
+                }
                 Err(error @ Error::Aborted { .. }) => return Err(error),
                 // The commit is done; they go at the next open.
                 Err(_) => {}

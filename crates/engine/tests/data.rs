@@ -5,15 +5,19 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use common::{judge, open_for_writing};
 use ubtrfs_engine::{
-    Error, Filesystem, InodeId, MappingKind, NewInode, Reservation, SetAttributes, SnapshotOptions,
+    Error, Filesystem, InodeId, MappingKind, Method, NewInode, OpenOptions, Reservation,
+    SetAttributes, SnapshotOptions,
 };
+use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{FileOffset, RootId};
 use ubtrfs_rt::Time;
 use ubtrfs_testkit::{MkfsBtrfs, Oracle, Prng, oracle};
+use ubtrfs_volume::{FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const SECTOR: u64 = 4096;
 
@@ -263,4 +267,70 @@ fn extent_that_is_reused_in_its_transaction_is_decoded_again() {
         fs.unlink(fs.top_level(), b"file").unwrap();
     }
     assert_eq!(seen[0], seen[1], "the address was to be used again");
+}
+
+/// As Linux's `compress`, `compress-force` and `max_inline`: who says nothing follows the option, a property chooses another
+/// algorithm, a flag refuses unless it is forced; what does not look like it would shrink is left alone unless it is forced.
+#[test]
+fn options_at_opening_choose_compression_and_inline_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = make(dir.path(), "");
+    let zstd = Method::new(Compression::Zstd, 1);
+    let lzo = Method::new(Compression::Lzo, 0);
+    let (none, z, l, d) =
+        (Compression::None, Compression::Zstd, Compression::Lzo, Compression::Zlib);
+    // Said nothing, refused, property zlib, flag alone; and what looks like noise.
+    let cases = [
+        (None, false, [none, none, d, d, none]),
+        (Some(zstd), false, [z, none, d, z, none]),
+        (Some(lzo), false, [l, none, d, l, none]),
+        (Some(lzo), true, [l, l, d, l, none]),
+    ];
+    let (text, noise) = (Prng::new(1).text(300_000), Prng::new(2).bytes(300_000));
+    for (index, (compression, force_compression, expect)) in cases.into_iter().enumerate() {
+        let options = OpenOptions { compression, force_compression, ..OpenOptions::default() };
+        let fs = open_with(&image, options);
+        for (at, expect) in expect.into_iter().enumerate() {
+            for is_open in [false, true] {
+                let id = create(&fs, &format!("{index} {at} {is_open}"));
+                let mut handle = fs.begin(Reservation::items(4)).unwrap();
+                let flag = |bits| SetAttributes { flags: Some(bits), ..SetAttributes::default() };
+                match at {
+                    1 => handle.set_attributes(id, &flag(flags::NOCOMPRESS)).unwrap(),
+                    2 => handle.set_xattr(id, b"btrfs.compression", b"zlib").unwrap(),
+                    3 => handle.set_attributes(id, &flag(flags::COMPRESS)).unwrap(),
+                    _ => {}
+                }
+                drop(handle);
+                let bytes = if at == 4 { &noise } else { &text };
+                if is_open {
+                    let file = fs.open_data(id).unwrap();
+                    file.write(ubtrfs_iomap::FileOffset::ZERO, bytes).unwrap();
+                    file.fsync().unwrap();
+                } else {
+                    fs.write(id, FileOffset(0), bytes).unwrap();
+                }
+                let extents = fs.file_extents(id, FileOffset(0)).unwrap();
+                let mut found: Vec<_> = extents.map(|m| m.unwrap().compression).collect();
+                found.dedup();
+                assert_eq!(found, [expect], "case {index}, file {at}, open: {is_open}");
+            }
+        }
+        fs.sync().unwrap();
+    }
+    for (max_inline_bytes, is_inline) in [(0, false), (99, false), (100, true), (1 << 20, true)] {
+        let fs = open_with(&image, OpenOptions { max_inline_bytes, ..OpenOptions::default() });
+        let id = create(&fs, &format!("inline {max_inline_bytes}"));
+        fs.write(id, FileOffset(0), &text[..100]).unwrap();
+        let mapping = fs.file_extents(id, FileOffset(0)).unwrap().next().unwrap().unwrap();
+        assert_eq!(mapping.kind == MappingKind::Inline, is_inline, "{max_inline_bytes}");
+        fs.sync().unwrap();
+    }
+    judge(&image);
+}
+
+fn open_with(image: &Path, options: OpenOptions) -> Filesystem {
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, options).unwrap()
 }

@@ -10,11 +10,12 @@ use ubtrfs_engine::{
     Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData, RenameMode,
     Reservation, SetAttributes, SnapshotOptions, mkfs,
 };
+use ubtrfs_iomap::{FileOffset as Offset, Reach};
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::{FileOffset, RootId};
 use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::Compare;
-use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimDevice};
+use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimArray, SimDevice};
 use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
 const FILES: u64 = 300;
@@ -83,6 +84,114 @@ fn made() -> Image {
     fs.sync().unwrap();
     drop(fs);
     device.image()
+}
+
+/// Files of many small extents, some preallocated, whose holes have items; the file ends inside of a leaf of its own.
+fn made_of_extents() -> Image {
+    let device = Arc::new(SimDevice::new(256 << 20));
+    let options = MkfsOptions {
+        nodesize_bytes: 4096,
+        no_holes: false,
+        block_group_tree: false,
+        metadata_profile: Some(BlockGroupFlags::default()),
+        ..MkfsOptions::default()
+    };
+    let runtime = Arc::new(Runtime::simulated(1));
+    drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
+    let fs = open(&device);
+    let top = fs.top_level();
+    for name in [b"a", b"b"] {
+        let mut handle = fs.begin(Reservation::create(1)).unwrap();
+        let id = handle.create(top, name, &new(0o100_644)).unwrap();
+        drop(handle);
+        let file = fs.open_data(id).unwrap();
+        file.allocate(Offset::ZERO, BLOCKS * BLOCK, Reach::Extends).unwrap();
+        for at in (0..BLOCKS).step_by(2) {
+            file.write(Offset::new(at * BLOCK), &[1; BLOCK as usize]).unwrap();
+            if at % 64 == 0 {
+                file.fsync().unwrap();
+            }
+        }
+    }
+    fs.sync().unwrap();
+    drop(fs);
+    device.image()
+}
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 400;
+/// Blocks that are written: preallocated ones far apart, so that each lies in another leaf, and one behind the end.
+fn written(first: u64) -> impl Iterator<Item = u64> {
+    (first..BLOCKS).step_by(64).chain([BLOCKS + 20])
+}
+
+fn write_back(fs: &Filesystem, first: u64, byte: u8) -> Result<(), Error> {
+    for name in [&b"a"[..], b"b"] {
+        let file = fs.open_data(fs.lookup(fs.top_level(), name)?)?;
+        for at in written(first) {
+            file.write(Offset::new(at * BLOCK + 9), &[byte; 2000])?;
+        }
+    }
+    fs.sync()
+}
+
+fn check(device: &Arc<SimDevice>, what: &str) {
+    let devices = vec![Arc::clone(device) as Arc<dyn Device>];
+    let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+    let volume = Volume::open(devices, &options).unwrap();
+    let options = ubtrfs_check::CheckOptions { data: true, ..Default::default() };
+    let report = ubtrfs_check::check(&volume, &options).unwrap();
+    let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+    assert!(report.is_clean(), "{what}: {errors:#?}");
+}
+
+/// What was not written when reads fail is written when it is asked for again, or the transaction is aborted; nothing is entered half.
+#[test]
+fn writeback_whose_nth_read_fails_can_be_repeated() {
+    let image = made_of_extents();
+    for first in (1..64).step_by(2) {
+        for stays in [false, true] {
+            let mut nth = 0;
+            while fails(&image, first, nth, stays) {
+                nth += 1;
+            }
+            assert!(nth > 10, "{nth}");
+        }
+    }
+}
+
+/// Whether there was such a read.
+fn fails(image: &Image, first: u64, nth: u64, stays: bool) -> bool {
+    let array = SimArray::of_images(vec![image.clone()]);
+    let device = Arc::new(array.device(0));
+    let fs = open(&device);
+    let request = Request::Read;
+    device.plan(Fault { device: None, request, after: nth, effect: Effect::Fail, stays });
+    let result = write_back(&fs, first, 7);
+    let is_over = array.strikes().is_empty();
+    device.forget_faults();
+    if is_over {
+        result.unwrap();
+        return false;
+    }
+    let what = format!("from block {first}, read {nth}: {result:?}");
+    let again = write_back(&fs, first, 8);
+    drop(fs);
+    check(&device, &what);
+    match again {
+        Err(Error::Aborted { .. }) => return true,
+        other => other.unwrap_or_else(|error| panic!("{what}: {error}")),
+    }
+    let fs = open(&device);
+    for name in [&b"a"[..], b"b"] {
+        let id = fs.lookup(fs.top_level(), name).unwrap();
+        let mut bytes = vec![0; 2000];
+        for at in written(first) {
+            fs.read(id, FileOffset(at * BLOCK + 9), &mut bytes).unwrap();
+            assert!(bytes == [8; 2000], "{what}: block {at}");
+        }
+    }
+    true
 }
 
 /// An operation under one handle, or of one transaction, that succeeds where no read fails.
@@ -211,13 +320,7 @@ fn operation_whose_nth_read_fails_changes_nothing_or_aborts() {
             println!("{name}, read {nth}: {error}");
             snapshot(&fs, fs.top_level()).assert_same(&before, &Compare::same_filesystem());
             drop(fs);
-            let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
-            let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
-            let volume = Volume::open(devices, &options).unwrap();
-            let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default());
-            let report = report.unwrap();
-            let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
-            assert!(report.is_clean(), "{name}, read {nth}: {errors:#?}");
+            check(&device, &format!("{name}, read {nth}"));
         }
         assert!(failures > 2, "{name}: {failures} reads");
     }

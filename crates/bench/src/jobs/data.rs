@@ -7,12 +7,13 @@ use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use ubtrfs_engine::{
-    Background, BackgroundOptions, DataFile, Error as EngineError, Filesystem, MkfsOptions,
+    Background, BackgroundOptions, DataFile, Error as EngineError, Filesystem, Method, MkfsOptions,
     NewInode, OpenOptions, Reservation, mkfs,
 };
 use ubtrfs_iomap::{
     CacheAblation, CacheOptions, Error as IoError, FiemapSync, FileOffset, FileRange, Reach,
 };
+use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_rt::{Arc, Time};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
@@ -22,8 +23,6 @@ use crate::error::{Error, Result};
 
 /// The file.
 const NAME: &str = "data";
-/// What makes a file compressed, and how.
-const PROPERTY: (&[u8], &[u8]) = (b"btrfs.compression", b"zstd");
 /// Extents that one FIEMAP tells.
 const FIEMAP_EXTENTS: usize = 1000;
 
@@ -115,11 +114,7 @@ impl Engine {
         let top = fs.top_level();
         let id = if is_new {
             let new = NewInode::new(0o100_644, Time { sec: 1_600_000_000, nsec: 0 });
-            let id = fs.begin(Reservation::create(0))?.create(top, NAME.as_bytes(), &new)?;
-            if args.compress {
-                fs.begin(Reservation::items(4))?.set_xattr(id, PROPERTY.0, PROPERTY.1)?;
-            }
-            id
+            fs.begin(Reservation::create(0))?.create(top, NAME.as_bytes(), &new)?
         } else {
             fs.lookup(top, NAME.as_bytes())?
         };
@@ -153,7 +148,8 @@ fn open_options(args: &Args) -> OpenOptions {
         cache.dirty_bytes_background = bytes;
         cache.dirty_age_max_ms = u64::MAX;
     }
-    OpenOptions { page_cache: Some(cache), ..args.open_options() }
+    let compression = args.compress.map(|level| Method::new(Compression::Zstd, level));
+    OpenOptions { page_cache: Some(cache), compression, ..args.open_options() }
 }
 
 impl Seen {

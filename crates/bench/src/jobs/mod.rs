@@ -263,9 +263,9 @@ pub(crate) struct Args {
     /// A mechanism to turn off
     #[arg(long, value_enum)]
     ablate: Option<Ablate>,
-    /// The file is compressed, by zstd
-    #[arg(long)]
-    compress: bool,
+    /// The file is compressed, by zstd of this level
+    #[arg(long, value_name = "LEVEL")]
+    compress: Option<i32>,
 }
 
 /// Runs the job that the arguments name and prints its [`Outcome`].
@@ -448,7 +448,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
         for place in
-            [format!("{path}/a"), format!("{path}/b --compress"), format!("{path} --system")]
+            [format!("{path}/a"), format!("{path}/b --compress 1"), format!("{path} --system")]
         {
             for phase in ["make", "look"] {
                 job(&format!("sequential {place} 3 --phase {phase}")).unwrap();

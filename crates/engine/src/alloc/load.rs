@@ -48,6 +48,8 @@ impl Allocator {
         let devices = self.load_devices(roots)?;
         let mut state = self.state();
         state.devices = devices.into_iter().collect();
+        // What a try before this one loaded is loaded again.
+        state.spaces = Default::default();
         state.groups = groups.into_iter().map(|group| (group.start, group)).collect();
         state.count_metadata();
         drop(state);

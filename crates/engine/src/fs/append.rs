@@ -9,7 +9,7 @@ use super::entry::check_flags;
 use super::inode::InodeId;
 use crate::data::append::{self, Target, misplaced};
 use crate::data::compression::Method;
-use crate::data::prepare::{Extents, MAX_INLINE_BYTES_DEFAULT, PreparedData, WriteOptions};
+use crate::data::prepare::{Extents, PreparedData, WriteOptions};
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::Reservation;
@@ -51,15 +51,15 @@ struct Tail {
 }
 
 impl Filesystem {
-    /// How data is written here: with the filesystem's checksum, inline up to 2048 bytes, and
-    /// compressed if asked for.
+    /// How data is written here: with the filesystem's checksum, inline up to
+    /// [`OpenOptions::max_inline_bytes`](crate::OpenOptions::max_inline_bytes), and compressed if asked for.
     pub fn write_options(&self, compression: Option<Method>) -> WriteOptions {
         WriteOptions {
             csum: Some(self.csum_type()),
             compression,
-            force_compression: false,
+            force_compression: self.inner.options.force_compression,
             sectorsize_bytes: self.inner.core.roots.store.geometry().sectorsize_bytes,
-            max_inline_bytes: MAX_INLINE_BYTES_DEFAULT,
+            max_inline_bytes: self.inner.options.max_inline_bytes,
         }
     }
 

@@ -180,7 +180,7 @@ impl Handle<'_> {
         let txn = &mut self.txn;
         txn.close_tree(root).map_err(|error| txn.abort(error))?;
         names.forget_subvolume(root);
-        self.detach(dir, name, &named)?;
+        self.detach(dir, name, &named).map_err(|error| self.txn.abort(error))?;
         let txn = &mut self.txn;
         txn.change_root_item(root, |item| {
             item.refs = 0.into();

@@ -470,10 +470,10 @@ impl Handle<'_> {
             Some(mode) => self.acl_with_mode(id, mode)?,
             None => None,
         };
-        if let Some(acl) = acl {
-            self.put_xattr(id, ACCESS_XATTR, &acl)?;
+        if let Some(acl) = &acl {
+            self.put_xattr(id, ACCESS_XATTR, acl)?;
         }
-        self.change_inode_under(&mut names, id, |item| {
+        let changed = self.change_inode_under(&mut names, id, |item| {
             touch(item, transid, now);
             if let Some(mode) = attributes.mode {
                 let kept = item.mode.get() & MODE_TYPE_MASK;
@@ -499,7 +499,8 @@ impl Handle<'_> {
                     *place = timespec(time);
                 }
             }
-        })?;
+        });
+        changed.map_err(|error| if acl.is_some() { self.txn.abort(error) } else { error })?;
         if let Some(flags) = attributes.flags {
             fs.note_flags(id, flags);
         }

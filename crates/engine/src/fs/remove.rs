@@ -102,13 +102,17 @@ impl Filesystem {
     /// As [`Filesystem::evict`], after the name went: where there is no room for that just now, the
     /// inode goes after the next commit, or at the next open, and the name is gone all the same.
     pub(super) fn evict_now_or_later(&self, id: InodeId) -> Result<()> {
-        match self.evict(id) {
-            Err(Error::NoSpace { .. }) => {
-                let mut names = self.inner.files.names();
-                names.begin_eviction(id);
-                names.note_late(id.root);
-                Ok(())
-            }
+        let evicted = self.evict(id);
+        if let Err(error) = &evicted
+            && !matches!(error, Error::Aborted { .. })
+        {
+            let mut names = self.inner.files.names();
+            names.begin_eviction(id);
+            names.note_late(id.root);
+        }
+        match evicted {
+            // A transaction that must not grow any more has no room, either.
+            Err(Error::NoSpace { .. } | Error::Limit { .. }) => Ok(()),
             other => other,
         }
     }

@@ -416,20 +416,30 @@ impl Filesystem {
         Incompat(superblock.incompat_flags.get()).contains(Incompat::NO_HOLES)
     }
 
-    /// How new data of a file is compressed, by its property and flags.
+    /// How new data of a file is compressed, by its property and flags and by what the filesystem was opened with.
+    /// The rules are Linux's `inode_need_compress()` and `compress_file_range()`.
     ///
     /// # Errors
     /// Damaged items, or the device's error.
     pub(crate) fn compression_of(&self, inode: &Inode) -> Result<Option<Method>> {
-        if inode.flags & flags::COMPRESS == 0 || inode.flags & flags::NOCOMPRESS != 0 {
+        let options = &self.inner.options;
+        let (asked, is_forced) = (options.compression, options.force_compression);
+        let is_refused = inode.flags & flags::NOCOMPRESS != 0 && !(is_forced && asked.is_some());
+        let is_chosen = inode.flags & flags::COMPRESS != 0;
+        if is_refused || !is_chosen && asked.is_none() {
             return Ok(None);
         }
-        let property = self.xattr(inode.id, COMPRESSION_XATTR)?;
+        // Who has a property has the flag.
+        let property = match is_chosen {
+            true => self.xattr(inode.id, COMPRESSION_XATTR)?,
+            false => None,
+        };
         let compression = match property.as_deref() {
+            Some(value) if value.starts_with(b"zlib") => Compression::Zlib,
             Some(value) if value.starts_with(b"zstd") => Compression::Zstd,
             Some(value) if value.starts_with(b"lzo") => Compression::Lzo,
-            _ => Compression::Zlib,
+            _ => asked.map_or(Compression::Zlib, |method| method.compression),
         };
-        Ok(Some(Method::with_default_level(compression)))
+        Ok(Some(Method::new(compression, asked.map_or(0, |method| method.level))))
     }
 }

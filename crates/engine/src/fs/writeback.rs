@@ -277,20 +277,26 @@ impl Job<'_> {
         }
         let _change = self.io.change(fs);
         let geometry = core.roots.store.geometry();
+        let mut is_changed = false;
         for (part, (at, kind)) in parts.iter().zip(&places) {
             if *kind != MappingKind::Prealloc {
                 continue;
             }
+            let (txn, range) = (&mut handle.txn, part.range());
+            // Before its checksums are kept, which nobody would take back.
+            match prealloc::mark_written(txn, &self.target, &range, tree.last_snapshot()) {
+                Err(error) if is_changed => return Err(txn.abort(error)),
+                other => other?,
+            }
+            is_changed = true;
             if self.target.has_csums {
-                let csums = self.csums_of(&[part])?.concat();
+                let csums = self.csums_of(&[part]).map_err(|error| handle.txn.abort(error))?;
                 let sector = geometry.sectorsize_bytes as u64;
-                fs.inner.files.csums.add(*at, &csums, geometry.csum, sector);
+                fs.inner.files.csums.add(*at, &csums.concat(), geometry.csum, sector);
                 if fs.inner.files.csums.is_full() {
                     fs.inner.files.csums.flush(&mut handle.txn)?;
                 }
             }
-            let (txn, range) = (&mut handle.txn, part.range());
-            prealloc::mark_written(txn, &self.target, &range, tree.last_snapshot())?;
         }
         let end = parts.last().map_or(0, |part| part.range().end);
         self.count(&mut handle, 0, 0, end.min(self.size))?;
@@ -476,7 +482,9 @@ impl Handle<'_> {
         size: impl Fn(u64) -> u64,
     ) -> Result<()> {
         if !self.fs.has_no_holes() {
-            let old = self.fs.disk_inode(io.id)?.size_bytes;
+            // The file's extents are others by now.
+            let inode = self.fs.disk_inode(io.id).map_err(|error| self.txn.abort(error))?;
+            let old = inode.size_bytes;
             let sector = self.fs.sectorsize_bytes();
             let gap = old.next_multiple_of(sector)..size(old).next_multiple_of(sector);
             // What the file grows over needs items, if only of holes.

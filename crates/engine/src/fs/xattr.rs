@@ -84,9 +84,10 @@ impl Handle<'_> {
         let fs = self.fs;
         let mut names = fs.inner.files.names();
         let mode = self.check_xattrs(&mut names, id)?;
-        if name == COMPRESSION_XATTR {
-            self.set_compression_flags(&mut names, id, mode, Some(value))?;
-        }
+        let bits = match name {
+            COMPRESSION_XATTR => Some(compression_bits(id, mode, Some(value))?),
+            _ => None,
+        };
         match SetAcl::of(mode, name, value)? {
             SetAcl::No => self.put_xattr(id, name, value)?,
             SetAcl::Default(stored) => self.put_or_remove(id, name, stored.as_deref())?,
@@ -99,6 +100,7 @@ impl Handle<'_> {
                 }
             }
         }
+        self.set_compression_flags(&mut names, id, bits)?;
         self.touch_for_xattr(&mut names, id)
     }
 
@@ -124,39 +126,31 @@ impl Handle<'_> {
             let what = format!("attribute {:?} of {id}", String::from_utf8_lossy(name));
             return Err(Error::not_found(what));
         }
+        let bits = match name {
+            COMPRESSION_XATTR => Some(compression_bits(id, mode, None)?),
+            _ => None,
+        };
         self.remove_part(id, id.key(KeyType::XATTR_ITEM, name_hash(name)), name)?;
-        if name == COMPRESSION_XATTR {
-            self.set_compression_flags(&mut names, id, mode, None)
-                .map_err(|error| self.txn.abort(error))?;
-        }
+        self.set_compression_flags(&mut names, id, bits)?;
         self.touch_for_xattr(&mut names, id)
     }
 
-    /// Sets the flags that go with the property that names an inode's compression, as Linux does.
+    /// Sets the flags that go with the property that names an inode's compression, as Linux does, if that was changed.
+    ///
+    /// # Errors
+    /// Any aborts the transaction: the property is another by now.
     fn set_compression_flags(
         &mut self,
         names: &mut Names,
         id: InodeId,
-        mode: u32,
-        value: Option<&[u8]>,
+        bits: Option<u64>,
     ) -> Result<()> {
-        let what = || format!("compression of {id}");
-        if !matches!(FileType::from_mode(mode), FileType::Regular | FileType::Directory) {
-            return Err(Error::InvalidArgument { what: what() });
-        }
-        let bits = match value {
-            None => 0,
-            Some(b"" | b"none" | b"no") => flags::NOCOMPRESS,
-            Some(value) if is_compression(value) => flags::COMPRESS,
-            Some(value) => {
-                let value = String::from_utf8_lossy(value);
-                return Err(Error::InvalidArgument { what: format!("{} {value:?}", what()) });
-            }
-        };
-        self.change_inode_under(names, id, |item| {
+        let Some(bits) = bits else { return Ok(()) };
+        let changed = self.change_inode_under(names, id, |item| {
             let kept = item.flags.get() & !(flags::COMPRESS | flags::NOCOMPRESS);
             item.flags = (kept | bits).into();
-        })
+        });
+        changed.map_err(|error| self.txn.abort(error))
     }
 
     /// Returns the inode's mode.
@@ -206,6 +200,23 @@ impl Handle<'_> {
             return Err(Error::Limit { what: format!("attributes of one hash of {id}") });
         }
         self.txn.replace(id.root, key, &changed)
+    }
+}
+
+/// The flags of an inode whose property says so, or that has none any more.
+fn compression_bits(id: InodeId, mode: u32, value: Option<&[u8]>) -> Result<u64> {
+    let what = || format!("compression of {id}");
+    if !matches!(FileType::from_mode(mode), FileType::Regular | FileType::Directory) {
+        return Err(Error::InvalidArgument { what: what() });
+    }
+    match value {
+        None => Ok(0),
+        Some(b"" | b"none" | b"no") => Ok(flags::NOCOMPRESS),
+        Some(value) if is_compression(value) => Ok(flags::COMPRESS),
+        Some(value) => {
+            let value = String::from_utf8_lossy(value);
+            Err(Error::InvalidArgument { what: format!("{} {value:?}", what()) })
+        }
     }
 }
 

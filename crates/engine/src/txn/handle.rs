@@ -150,7 +150,7 @@ impl<'a> Handle<'a> {
     /// here.
     ///
     /// # Errors
-    /// As [`Handle::insert`].
+    /// Any aborts the transaction.
     pub(crate) fn create_tree(&mut self, root: RootId, item: &RootItem) -> Result<Arc<Tree>> {
         let alloc = &self.core.alloc;
         let result = alloc.allocate_block(root, 0, Key::MIN);
@@ -168,7 +168,7 @@ impl<'a> Handle<'a> {
             ..*item
         };
         let key = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);
-        self.insert(RootId::ROOT_TREE, key, item.as_bytes())?;
+        self.insert(RootId::ROOT_TREE, key, item.as_bytes()).map_err(|error| self.abort(error))?;
         Ok(tree)
     }
 
