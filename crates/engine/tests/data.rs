@@ -318,12 +318,23 @@ fn options_at_opening_choose_compression_and_inline_data() {
         }
         fs.sync().unwrap();
     }
-    for (max_inline_bytes, is_inline) in [(0, false), (99, false), (100, true), (1 << 20, true)] {
+    let limits = [(0, false), (99, false), (100, true), (1 << 20, true), (usize::MAX, true)];
+    for (max_inline_bytes, is_inline) in limits {
         let fs = open_with(&image, OpenOptions { max_inline_bytes, ..OpenOptions::default() });
         let id = create(&fs, &format!("inline {max_inline_bytes}"));
         fs.write(id, FileOffset(0), &text[..100]).unwrap();
         let mapping = fs.file_extents(id, FileOffset(0)).unwrap().next().unwrap().unwrap();
         assert_eq!(mapping.kind == MappingKind::Inline, is_inline, "{max_inline_bytes}");
+        // Beside others it cannot stay inline, nor in a file that ends behind its sector, whatever the limit.
+        let other = create(&fs, &format!("grown {max_inline_bytes}"));
+        fs.write(other, FileOffset(0), &text[..100]).unwrap();
+        fs.write(id, FileOffset(8192), &text[..100]).unwrap();
+        fs.truncate(other, 1 << 40).unwrap();
+        for id in [id, other] {
+            let mut extents = fs.file_extents(id, FileOffset(0)).unwrap();
+            assert!(extents.all(|m| m.unwrap().kind != MappingKind::Inline), "{max_inline_bytes}");
+        }
+        fs.truncate(other, 1 << 20).unwrap();
         fs.sync().unwrap();
     }
     judge(&image);

@@ -6,7 +6,7 @@ use ubtrfs_ondisk::file_extent::FileExtent;
 use ubtrfs_ondisk::{FileOffset, KeyType};
 
 use super::entry::check_flags;
-use super::inode::InodeId;
+use super::inode::{Inode, InodeId};
 use crate::data::append::{self, Target, misplaced};
 use crate::data::compression::Method;
 use crate::data::prepare::{Extents, PreparedData, WriteOptions};
@@ -54,13 +54,27 @@ impl Filesystem {
     /// How data is written here: with the filesystem's checksum, inline up to
     /// [`OpenOptions::max_inline_bytes`](crate::OpenOptions::max_inline_bytes), and compressed if asked for.
     pub fn write_options(&self, compression: Option<Method>) -> WriteOptions {
+        let sectorsize_bytes = self.inner.core.roots.store.geometry().sectorsize_bytes;
         WriteOptions {
             csum: Some(self.csum_type()),
             compression,
-            force_compression: self.inner.options.force_compression,
-            sectorsize_bytes: self.inner.core.roots.store.geometry().sectorsize_bytes,
-            max_inline_bytes: self.inner.options.max_inline_bytes,
+            force_compression: false,
+            sectorsize_bytes,
+            // What is longer lies in extents, whatever was asked for.
+            max_inline_bytes: self.inner.options.max_inline_bytes.min(sectorsize_bytes - 1),
         }
+    }
+
+    /// How new data of a file is written that says itself, or for which the filesystem's options say, how it is compressed.
+    ///
+    /// # Errors
+    /// As [`Filesystem::compression_of`].
+    pub(super) fn write_options_of(&self, inode: &Inode) -> Result<WriteOptions> {
+        let options = &self.inner.options;
+        Ok(WriteOptions {
+            force_compression: options.force_compression && options.compression.is_some(),
+            ..self.write_options(self.compression_of(inode)?)
+        })
     }
 
     /// Appends to the regular file `id`, which is empty or ends with a whole sector.

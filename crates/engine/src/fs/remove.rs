@@ -143,7 +143,11 @@ impl Filesystem {
     pub(crate) fn clean_orphans_or_later(&self, root: RootId) -> Result<()> {
         match self.clean_orphans(root) {
             // Or they went with their subvolume.
-            Ok(_) | Err(Error::NoSpace { .. } | Error::NotFound { .. }) => Ok(()),
+            Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(Error::NoSpace { .. }) => {
+                self.inner.files.names().note_late(root);
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

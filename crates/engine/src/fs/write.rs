@@ -179,7 +179,7 @@ impl<'a> Locked<'a> {
 
     /// How the file's data is written.
     pub(super) fn write_options(&self) -> Result<WriteOptions> {
-        Ok(self.fs.write_options(self.fs.compression_of(&self.inode)?))
+        self.fs.write_options_of(&self.inode)
     }
 
     pub(super) fn no_holes(&self) -> bool {
@@ -424,7 +424,10 @@ impl Filesystem {
     pub(crate) fn compression_of(&self, inode: &Inode) -> Result<Option<Method>> {
         let options = &self.inner.options;
         let (asked, is_forced) = (options.compression, options.force_compression);
-        let is_refused = inode.flags & flags::NOCOMPRESS != 0 && !(is_forced && asked.is_some());
+        // Data that is written in place, or has no checksums, cannot be compressed.
+        let is_plain = inode.flags & (flags::NODATACOW | flags::NODATASUM) != 0;
+        let is_refused =
+            is_plain || inode.flags & flags::NOCOMPRESS != 0 && !(is_forced && asked.is_some());
         let is_chosen = inode.flags & flags::COMPRESS != 0;
         if is_refused || !is_chosen && asked.is_none() {
             return Ok(None);

@@ -89,7 +89,7 @@ impl Filesystem {
     ) -> Result<()> {
         let Some(last) = runs.last() else { return Ok(()) };
         let inode = self.disk_inode(io.id)?;
-        let options = self.write_options(self.compression_of(&inode)?);
+        let options = self.write_options_of(&inode)?;
         let target = io.target(inode.has_csums());
         let space = match from {
             From::Memory => self.inner.open_files.find(io.id),

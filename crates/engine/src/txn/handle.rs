@@ -51,6 +51,11 @@ impl<'a> Handle<'a> {
         self
     }
 
+    #[cfg(test)]
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.reserved_bytes
+    }
+
     pub(super) fn with_reserved(mut self, bytes: u64) -> Self {
         self.reserved_bytes = bytes;
         self

@@ -162,8 +162,7 @@ impl Core {
     pub(crate) fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
         let held_bytes_max = self.held_bytes_max.load(Ordering::Relaxed);
         let is_held = held_bytes_max > 0;
-        let pending = self.alloc.pending();
-        let pending_bytes = pending.memory_bytes();
+        let pending_bytes = self.alloc.pending().memory_bytes();
         if is_held && pending_bytes > held_bytes_max {
             return Err(Error::Limit {
                 what: format!("a transaction that must not grow beyond {held_bytes_max} bytes"),
@@ -184,7 +183,8 @@ impl Core {
             let held_back =
                 self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
             let tree_bytes = self.bookkeeping_bytes()?;
-            let used_bytes = pending.metadata_used_bytes;
+            // Once it is loaded, and under the handle: what comes after is dirty, and is not copied.
+            let used_bytes = self.alloc.pending().metadata_used_bytes;
             let csum_tree_bytes = match reservation.frees() {
                 0 => 0,
                 _ => self.csum_tree_bytes()?,

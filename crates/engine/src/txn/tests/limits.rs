@@ -35,3 +35,20 @@ fn orphan_of_the_largest_number_is_no_panic() {
     drop(handle);
     let _ = fs.clean_orphans(RootId::FS_TREE);
 }
+
+/// The first handle of an opened filesystem was reckoned before it was known how much metadata is in use, so without copies of any block.
+#[test]
+fn first_handle_reserves_as_much_as_later_ones() {
+    let mut random = Prng::of_test(77);
+    let device = Arc::new(MemDevice::new(256 << 20));
+    let fs = mkfs_on(&device, &MkfsOptions::default());
+    for at in 0..20_000 {
+        insert(&fs, key(at, 0), &random.bytes(300));
+    }
+    fs.commit().unwrap();
+    drop(fs);
+    let fs = open_on(device);
+    let reserved = || fs.inner.core.begin(Reservation::removals(20)).unwrap().reserved_bytes();
+    let first = reserved();
+    assert_eq!(first, reserved());
+}
