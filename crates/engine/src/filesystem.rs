@@ -422,11 +422,7 @@ impl Filesystem {
         let mut noted = self.inner.files.take_uncleaned();
         while let Some(root) = noted.pop() {
             if let Err(error) = self.clean_orphans_or_later(root) {
-                let mut names = self.inner.files.names();
-                if matches!(error, Error::Limit { .. }) {
-                    names.note_late(root);
-                }
-                names.note_uncleaned(noted);
+                self.inner.files.names().note_uncleaned(noted);
                 return Err(error);
             }
         }

@@ -30,6 +30,20 @@ fn open(device: &Arc<SimDevice>) -> Filesystem {
     Filesystem::open(volume, options).unwrap()
 }
 
+/// One whose leaves are so small that each operation reads several; metadata is there once.
+fn empty(options: &MkfsOptions) -> (Arc<SimDevice>, Filesystem) {
+    let device = Arc::new(SimDevice::new(256 << 20));
+    let options = MkfsOptions {
+        nodesize_bytes: 4096,
+        metadata_profile: Some(BlockGroupFlags::default()),
+        ..options.clone()
+    };
+    let runtime = Arc::new(Runtime::simulated(1));
+    drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
+    let fs = open(&device);
+    (device, fs)
+}
+
 fn new(mode: u32) -> NewInode {
     NewInode::new(mode, Time { sec: 1_700_000_000, nsec: 0 })
 }
@@ -43,18 +57,9 @@ fn file(fs: &Filesystem, dir: InodeId, name: &[u8], len: usize) -> InodeId {
     id
 }
 
-/// Directories, files inline and not, a subvolume and its snapshot, in leaves so small that each operation reads several; metadata
-/// is there once.
+/// Directories, files inline and not, a subvolume and its snapshot.
 fn made() -> Image {
-    let device = Arc::new(SimDevice::new(256 << 20));
-    let options = MkfsOptions {
-        nodesize_bytes: 4096,
-        metadata_profile: Some(BlockGroupFlags::default()),
-        ..MkfsOptions::default()
-    };
-    let runtime = Arc::new(Runtime::simulated(1));
-    drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
-    let fs = open(&device);
+    let (device, fs) = empty(&MkfsOptions::default());
     let top = fs.top_level();
     fs.begin(Reservation::items(4)).unwrap().set_xattr(top, COMPRESSION.0, COMPRESSION.1).unwrap();
     // So many that the one above lies in another leaf than the inode.
@@ -88,17 +93,9 @@ fn made() -> Image {
 
 /// Files of many small extents, some preallocated, whose holes have items; the file ends inside of a leaf of its own.
 fn made_of_extents() -> Image {
-    let device = Arc::new(SimDevice::new(256 << 20));
-    let options = MkfsOptions {
-        nodesize_bytes: 4096,
-        no_holes: false,
-        block_group_tree: false,
-        metadata_profile: Some(BlockGroupFlags::default()),
-        ..MkfsOptions::default()
-    };
-    let runtime = Arc::new(Runtime::simulated(1));
-    drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
-    let fs = open(&device);
+    let options =
+        MkfsOptions { no_holes: false, block_group_tree: false, ..MkfsOptions::default() };
+    let (device, fs) = empty(&options);
     let top = fs.top_level();
     for name in [b"a", b"b"] {
         let mut handle = fs.begin(Reservation::create(1)).unwrap();

@@ -124,27 +124,6 @@ struct State {
     allocated_blocks: u64,
 }
 
-/// What a running transaction has done so far: what decides when it is large enough.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pending {
-    /// Of blocks allocated since it began.
-    block_bytes: u64,
-    /// Changes of references of extents with references still to run.
-    ref_count: usize,
-    /// Bytes of metadata in use as of the last commit, and of blocks allocated since.
-    pub(crate) metadata_used_bytes: u64,
-}
-
-/// Memory that a pending delayed ref takes, about.
-const REF_MEMORY_BYTES: u64 = 256;
-
-impl Pending {
-    /// Memory that the transaction takes.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.block_bytes + self.ref_count as u64 * REF_MEMORY_BYTES
-    }
-}
-
 impl Allocator {
     /// An allocator that has loaded nothing yet. `chunk_tree_uuid` is what block headers carry.
     pub(crate) fn new(
@@ -411,22 +390,23 @@ impl Allocator {
         self.state().refs.change(start, len_bytes, ExtentKind::Data, reference, 1);
     }
 
+    /// Bytes of metadata in use as of the last commit, and of blocks allocated since.
+    pub(crate) fn metadata_used_bytes(&self) -> u64 {
+        let state = self.state();
+        state.metadata_used_bytes + state.allocated_blocks * self.nodesize_bytes()
+    }
+
     /// Whether anything waits for a commit to become free.
     pub(crate) fn frees_by_commit(&self) -> bool {
         let state = self.state();
         !state.pinned.is_empty() || state.refs.len() > 0
     }
 
-    /// What the running transaction has done so far.
-    pub(crate) fn pending(&self) -> Pending {
-        let nodesize_bytes = self.nodesize_bytes();
+    /// Blocks allocated since the transaction began, and changes of references of extents with references still to run:
+    /// what decides when a transaction is large enough.
+    pub(crate) fn pending(&self) -> (u64, usize) {
         let state = self.state();
-        Pending {
-            block_bytes: state.allocated_blocks * nodesize_bytes,
-            ref_count: state.refs.change_count(),
-            metadata_used_bytes: state.metadata_used_bytes
-                + state.allocated_blocks * nodesize_bytes,
-        }
+        (state.allocated_blocks, state.refs.change_count())
     }
 }
 

@@ -82,10 +82,7 @@ impl<'a> Editor<'a> {
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
         let mut last = None;
-        if let Some(at) = self.finger_for(&key) {
-            let used = self.state.tick_fingers();
-            let finger = self.state.fingers[at].as_mut().expect("just found");
-            finger.used = used;
+        if let Some(finger) = self.finger_for(&key) {
             last = finger.last.replace(key);
             let leaf = finger.leaf;
             let leaf = self.leaf_mut(leaf);
@@ -296,23 +293,23 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Index of the finger whose leaf `key` belongs to.
+    /// The finger whose leaf `key` belongs to, which is of use now.
     #[inline]
-    fn finger_for(&self, key: &Key) -> Option<usize> {
-        self.state.fingers.iter().position(|finger| {
-            finger.as_ref().is_some_and(|finger| {
-                finger.low <= *key && finger.high.is_none_or(|high| *key < high)
-            })
-        })
+    fn finger_for(&mut self, key: &Key) -> Option<&mut Finger> {
+        let used = self.state.tick_fingers();
+        let finger = self
+            .state
+            .fingers
+            .iter_mut()
+            .flatten()
+            .find(|finger| finger.low <= *key && finger.high.is_none_or(|high| *key < high))?;
+        finger.used = used;
+        Some(finger)
     }
 
     #[inline]
     fn finger_addr(&mut self, key: &Key) -> Option<LogicalAddr> {
-        let at = self.finger_for(key)?;
-        let used = self.state.tick_fingers();
-        let finger = self.state.fingers[at].as_mut()?;
-        finger.used = used;
-        Some(finger.leaf)
+        self.finger_for(key).map(|finger| finger.leaf)
     }
 
     #[inline]

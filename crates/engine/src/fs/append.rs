@@ -65,7 +65,7 @@ impl Filesystem {
         }
     }
 
-    /// How new data of a file is written that says itself, or for which the filesystem's options say, how it is compressed.
+    /// How new data of a file is written: compressed as the file says, or the options that the filesystem was opened with.
     ///
     /// # Errors
     /// As [`Filesystem::compression_of`].

@@ -111,7 +111,6 @@ impl Filesystem {
             names.note_late(id.root);
         }
         match evicted {
-            // A transaction that must not grow any more has no room, either.
             Err(Error::NoSpace { .. } | Error::Limit { .. }) => Ok(()),
             other => other,
         }
@@ -144,7 +143,8 @@ impl Filesystem {
         match self.clean_orphans(root) {
             // Or they went with their subvolume.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(Error::NoSpace { .. }) => {
+            // A transaction that must not grow any more has no room, either.
+            Err(Error::NoSpace { .. } | Error::Limit { .. }) => {
                 self.inner.files.names().note_late(root);
                 Ok(())
             }

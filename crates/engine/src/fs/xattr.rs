@@ -84,10 +84,7 @@ impl Handle<'_> {
         let fs = self.fs;
         let mut names = fs.inner.files.names();
         let mode = self.check_xattrs(&mut names, id)?;
-        let bits = match name {
-            COMPRESSION_XATTR => Some(compression_bits(id, mode, Some(value))?),
-            _ => None,
-        };
+        let bits = compression_bits(id, mode, name, Some(value))?;
         match SetAcl::of(mode, name, value)? {
             SetAcl::No => self.put_xattr(id, name, value)?,
             SetAcl::Default(stored) => self.put_or_remove(id, name, stored.as_deref())?,
@@ -126,10 +123,7 @@ impl Handle<'_> {
             let what = format!("attribute {:?} of {id}", String::from_utf8_lossy(name));
             return Err(Error::not_found(what));
         }
-        let bits = match name {
-            COMPRESSION_XATTR => Some(compression_bits(id, mode, None)?),
-            _ => None,
-        };
+        let bits = compression_bits(id, mode, name, None)?;
         self.remove_part(id, id.key(KeyType::XATTR_ITEM, name_hash(name)), name)?;
         self.set_compression_flags(&mut names, id, bits)?;
         self.touch_for_xattr(&mut names, id)
@@ -203,16 +197,24 @@ impl Handle<'_> {
     }
 }
 
-/// The flags of an inode whose property says so, or that has none any more.
-fn compression_bits(id: InodeId, mode: u32, value: Option<&[u8]>) -> Result<u64> {
+/// The flags that go with a property of compression, or with none any more; `None` for other attributes.
+fn compression_bits(
+    id: InodeId,
+    mode: u32,
+    name: &[u8],
+    value: Option<&[u8]>,
+) -> Result<Option<u64>> {
+    if name != COMPRESSION_XATTR {
+        return Ok(None);
+    }
     let what = || format!("compression of {id}");
     if !matches!(FileType::from_mode(mode), FileType::Regular | FileType::Directory) {
         return Err(Error::InvalidArgument { what: what() });
     }
     match value {
-        None => Ok(0),
-        Some(b"" | b"none" | b"no") => Ok(flags::NOCOMPRESS),
-        Some(value) if is_compression(value) => Ok(flags::COMPRESS),
+        None => Ok(Some(0)),
+        Some(b"" | b"none" | b"no") => Ok(Some(flags::NOCOMPRESS)),
+        Some(value) if is_compression(value) => Ok(Some(flags::COMPRESS)),
         Some(value) => {
             let value = String::from_utf8_lossy(value);
             Err(Error::InvalidArgument { what: format!("{} {value:?}", what()) })

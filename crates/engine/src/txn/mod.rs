@@ -162,7 +162,7 @@ impl Core {
     pub(crate) fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
         let held_bytes_max = self.held_bytes_max.load(Ordering::Relaxed);
         let is_held = held_bytes_max > 0;
-        let pending_bytes = self.alloc.pending().memory_bytes();
+        let pending_bytes = self.pending_bytes();
         if is_held && pending_bytes > held_bytes_max {
             return Err(Error::Limit {
                 what: format!("a transaction that must not grow beyond {held_bytes_max} bytes"),
@@ -184,7 +184,7 @@ impl Core {
                 self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
             let tree_bytes = self.bookkeeping_bytes()?;
             // Once it is loaded, and under the handle: what comes after is dirty, and is not copied.
-            let used_bytes = self.alloc.pending().metadata_used_bytes;
+            let used_bytes = self.alloc.metadata_used_bytes();
             let csum_tree_bytes = match reservation.frees() {
                 0 => 0,
                 _ => self.csum_tree_bytes()?,
@@ -317,6 +317,13 @@ impl Core {
         !self.is_held() && self.alloc.frees_by_commit()
     }
 
+    /// Memory that the running transaction takes.
+    fn pending_bytes(&self) -> u64 {
+        let (blocks, extents) = self.alloc.pending();
+        let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
+        blocks * nodesize + extents as u64 * EXTENT_MEMORY_BYTES
+    }
+
     /// Stops all further changes; reads go on. Returns what every later call will fail with.
     pub(crate) fn abort(&self, cause: Error) -> Error {
         lock_brief(&self.gate).abort(cause)
@@ -330,6 +337,9 @@ impl Core {
         lock_brief(&self.gate).check()
     }
 }
+
+/// Memory that a pending delayed ref takes, about.
+const EXTENT_MEMORY_BYTES: u64 = 256;
 
 impl Gate {
     fn abort(&mut self, cause: Error) -> Error {
