@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::oracle;
 use crate::run::{command, transcript};
 
-pub use devices::assert_checks_clean_whatever_it_holds;
+pub use devices::{assert_checks_clean_whatever_it_holds, clear_free_space_tree};
 pub use extended_refs::{assert_checks_clean_but_for_extended_refs, has_extended_refs};
 pub use half_dropped::{assert_checks_clean_but_for_half_dropped, half_dropped_roots};
 

@@ -32,7 +32,7 @@ pub mod snapshot;
 pub use check::{
     CheckMode, CheckOutcome, assert_checks_clean, assert_checks_clean_but_for_extended_refs,
     assert_checks_clean_but_for_half_dropped, assert_checks_clean_whatever_it_holds, btrfs_check,
-    half_dropped_roots, has_extended_refs,
+    clear_free_space_tree, half_dropped_roots, has_extended_refs,
 };
 pub use isolate::{Ending, Limits, run_limited};
 pub use mkfs::MkfsBtrfs;

@@ -1,6 +1,7 @@
 //! `btrfs check` on filesystems that lie on several devices, and whichever of the known false
 //! alarms an image may raise.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -111,12 +112,27 @@ fn check_with_comparable_modes(images: &[PathBuf]) {
     }
 }
 
-/// Loop devices over images, that with the newest superblock first: `btrfs check` believes the superblock of the device
-/// that it is given, and a power cut may leave others a commit behind.
+/// Has btrfs-progs take a filesystem's free space tree away, which Linux then makes anew when it
+/// mounts it with `space_cache=v2`.
+///
+/// # Panics
+/// With what was said, if it does not.
+pub fn clear_free_space_tree(images: &[PathBuf]) {
+    let devices = attach_for(images, false);
+    let options = ["check", "--clear-space-cache", "v2"].map(OsStr::new);
+    run("btrfs", options.into_iter().chain([devices[0].path().as_os_str()]));
+}
+
 fn attach(images: &[PathBuf]) -> Vec<LoopDevice> {
+    attach_for(images, true)
+}
+
+/// Loop devices over images, that with the newest superblock first: btrfs-progs believes the
+/// superblock of the device that it is given, and a power cut may leave others a commit behind.
+fn attach_for(images: &[PathBuf], read_only: bool) -> Vec<LoopDevice> {
     let mut images: Vec<&PathBuf> = images.iter().collect();
     images.sort_by_cached_key(|image| std::cmp::Reverse(generation(image)));
-    images.into_iter().map(|image| LoopDevice::attach(image, true)).collect()
+    images.into_iter().map(|image| LoopDevice::attach(image, read_only)).collect()
 }
 
 /// The generation in an image's primary superblock; 0 if it has none.
