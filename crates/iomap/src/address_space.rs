@@ -65,6 +65,8 @@ pub struct AddressSpace<F: FileSystem> {
     pub(crate) block_bytes: u64,
     /// Who read it last came before what he wanted was in memory.
     pub(crate) wants_readahead: AtomicBool,
+    /// A read found encoded data, which several threads decode faster than the reader.
+    pub(crate) is_encoded: AtomicBool,
     size: AtomicU64,
     me: Weak<Self>,
 }
@@ -100,6 +102,7 @@ impl<F: FileSystem> AddressSpace<F> {
             errors: Mutex::new(WritebackErrors::default()),
             block_bytes,
             wants_readahead: AtomicBool::new(false),
+            is_encoded: AtomicBool::new(false),
             size: AtomicU64::new(size.bytes()),
             me: Weak::clone(me),
         })
@@ -205,7 +208,11 @@ impl<F: FileSystem> AddressSpace<F> {
         let range = self.range_of(&blocks);
         self.cache.make_room(range.len_bytes());
         self.cache.usage().count_fill();
-        let result = self.read_blocks(range, &mut buffers);
+        let into = buffers
+            .iter_mut()
+            .map(|(_, data)| Arc::get_mut(data).expect("nobody else has seen the new buffers"))
+            .collect();
+        let result = self.mappings(range).and_then(|told| self.read_blocks(range, &told, into));
         let mut pages = self.pages.lock();
         let is_valid = pages.end_read(id);
         self.ended.notify_all();
@@ -231,15 +238,15 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(pages)
     }
 
-    /// Reads what mappings say the range holds. A cookie by which the mappings were still the same after the data was
+    /// Reads what `mappings` say the range holds. A cookie by which the mappings were still the same after the data was
     /// read; `None` if they were not.
-    fn read_blocks(
+    pub(crate) fn read_blocks(
         &self,
         range: FileRange,
-        buffers: &mut [(u64, Arc<[u8]>)],
+        mappings: &[Mapping],
+        buffers: Vec<&mut [u8]>,
     ) -> Result<Option<Cookie>, F::Error> {
-        let mappings = self.mappings(range)?;
-        let result = self.read_mapped(range, &mappings, buffers);
+        let result = self.read_mapped(range, mappings, buffers);
         let first = mappings.first().map(|mapping| mapping.cookie);
         if let Some(cookie) = first.filter(|cookie| self.is_current(*cookie)) {
             return result.map(|()| Some(cookie));
@@ -248,7 +255,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let cookie = self.cookie();
         let now = self.mappings(range)?;
         let is_same = now.len() == mappings.len()
-            && now.iter().zip(&mappings).all(|(now, then)| now.is_same_place(then));
+            && now.iter().zip(mappings).all(|(now, then)| now.is_same_place(then));
         if is_same { result.map(|()| Some(cookie)) } else { Ok(None) }
     }
 
@@ -293,12 +300,9 @@ impl<F: FileSystem> AddressSpace<F> {
         &self,
         range: FileRange,
         mappings: &[Mapping],
-        buffers: &mut [(u64, Arc<[u8]>)],
+        buffers: Vec<&mut [u8]>,
     ) -> Result<(), F::Error> {
-        let mut rest: Vec<&mut [u8]> = buffers
-            .iter_mut()
-            .map(|(_, data)| Arc::get_mut(data).expect("nobody else has seen the new buffers"))
-            .collect();
+        let mut rest = buffers;
         rest.reverse();
         let mut pieces = Vec::new();
         let mut at = range.start;

@@ -8,7 +8,7 @@ use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::LockMode;
 use crate::mapping::FileSystem;
 use crate::offset::{FileOffset, FileRange};
-use crate::page_cache::Ahead;
+use crate::page_cache::{Ahead, AheadOptions};
 
 /// How much is copied before others have their turn at the pages.
 const COPY_STEP_BYTES: usize = 256 * 1024;
@@ -18,6 +18,15 @@ const FILL_BYTES_MAX: u64 = 4 << 20;
 
 /// What is read ahead at once, beside who reads.
 const AHEAD_STEP_BYTES: u64 = 1 << 20;
+
+/// How a read gets what is not in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Misses {
+    /// Into memory, with so many bytes behind the end of the read.
+    Cached { ahead_bytes: u64 },
+    /// What is long enough, straight into the reader's buffer; the rest into memory.
+    Straight,
+}
 
 /// Where a read ends at the latest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +42,7 @@ impl<F: FileSystem> OpenFile<F> {
     /// meanwhile is read in whole or not at all.
     ///
     /// # Errors
-    /// What the filesystem said when data could not be read.
+    /// What the filesystem said when the first byte could not be read. Where a later one cannot, the read ends before its block.
     pub fn read(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
         let len_bytes = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
         let range = FileRange::with_len(offset, len_bytes);
@@ -41,18 +50,23 @@ impl<F: FileSystem> OpenFile<F> {
         // What is read ahead would go at once where nothing clean is kept.
         let window_max = if options.keeps_clean { options.readahead_bytes_max } else { 0 };
         let (start, end) = (range.start.bytes(), range.end.bytes());
-        let is_served = self.space.cache.has_readahead_service()
-            && self.space.wants_readahead.load(Ordering::Relaxed);
-        let ahead_bytes = match self.readahead.lock().read(start, end, window_max, is_served) {
-            Ahead::With(bytes) => bytes,
+        let ahead = AheadOptions {
+            window_bytes_max: window_max,
+            is_served: self.space.cache.has_readahead_service()
+                && self.space.wants_readahead.load(Ordering::Relaxed),
+            may_be_straight: self.space.may_read_straight(len_bytes),
+        };
+        let misses = match self.readahead.lock().read(start, end, ahead) {
+            Ahead::With(bytes) => Misses::Cached { ahead_bytes: bytes },
             Ahead::Beside { wanted, asked_bytes } => {
                 self.space.ask_readahead(&wanted);
-                asked_bytes.min(AHEAD_STEP_BYTES)
+                Misses::Cached { ahead_bytes: asked_bytes.min(AHEAD_STEP_BYTES) }
             }
+            Ahead::Straight => Misses::Straight,
         };
         let whole = range.round_out(self.space.block_bytes);
         let _locked = self.space.states.lock(whole, LockMode::Shared);
-        self.space.read_range(offset, buffer, ahead_bytes, End::File)
+        self.space.read_range(offset, buffer, misses, End::File)
     }
 }
 
@@ -106,10 +120,16 @@ impl<F: FileSystem> AddressSpace<F> {
         &self,
         offset: FileOffset,
         buffer: &mut [u8],
-        ahead_bytes: u64,
+        misses: Misses,
         limit: End,
     ) -> Result<usize, F::Error> {
+        let ahead_bytes = match misses {
+            Misses::Cached { ahead_bytes } => ahead_bytes,
+            Misses::Straight => 0,
+        };
         let mut done = 0;
+        // Something could not be read: from then on one block at a time, so that what is wanted and whole is had.
+        let mut is_careful = false;
         let mut pages = self.pages.lock();
         loop {
             let size = match limit {
@@ -136,8 +156,34 @@ impl<F: FileSystem> AddressSpace<F> {
             let Some(missing) = pages.missing(self.blocks(FileRange::new(at, upto))) else {
                 continue;
             };
-            self.wants_readahead.store(true, Ordering::Relaxed);
-            pages = self.fill(pages, missing)?;
+            let straight = match misses {
+                Misses::Straight if !is_careful => self.straight_blocks(at, &missing, rest),
+                _ => None,
+            };
+            let (is_one, result) = if let Some(blocks) = straight {
+                (false, self.read_straight(pages, blocks, &mut buffer[done..]))
+            } else {
+                self.wants_readahead.store(true, Ordering::Relaxed);
+                let blocks = match is_careful {
+                    true => missing.start..missing.start + 1,
+                    false => missing,
+                };
+                let is_one = blocks.end - blocks.start == 1;
+                (is_one, self.fill(pages, blocks).map(|pages| (pages, 0)))
+            };
+            match result {
+                Ok((after, read)) => {
+                    pages = after;
+                    done += read;
+                }
+                Err(_) if !is_one => {
+                    is_careful = true;
+                    pages = self.pages.lock();
+                }
+                // The next read, from there on, is told.
+                Err(_) if done > 0 && limit == End::File => return Ok(done),
+                Err(error) => return Err(error),
+            }
         }
         if !self.cache.options().keeps_clean {
             pages.drop_clean(&self.blocks(FileRange::with_len(

@@ -43,6 +43,7 @@ mod replace;
 mod report;
 mod seek;
 mod seek_window;
+mod straight_read;
 mod truncate;
 mod unshare;
 mod writeback;

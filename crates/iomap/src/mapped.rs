@@ -4,7 +4,7 @@
 //! else: it is zeroed when the block is written back, and before the file grows over it.
 
 use crate::address_space::{AddressSpace, OpenFile, Reach};
-use crate::buffered_read::End;
+use crate::buffered_read::{End, Misses};
 use crate::error::Error;
 use crate::extent_state::{LockMode, LockedRange};
 use crate::mapping::FileSystem;
@@ -46,7 +46,8 @@ impl<F: FileSystem> MappedRange<'_, F> {
     /// filesystem said.
     pub fn load(&self, at: FileOffset, buffer: &mut [u8]) -> Result<(), F::Error> {
         let (range, _locked) = self.lock(at, buffer.len(), LockMode::Shared)?;
-        let len = self.file.space.read_range(at, buffer, 0, End::LastBlock)?;
+        let misses = Misses::Cached { ahead_bytes: 0 };
+        let len = self.file.space.read_range(at, buffer, misses, End::LastBlock)?;
         debug_assert_eq!(len, buffer.len(), "{range} lies in the file's blocks");
         Ok(())
     }

@@ -189,6 +189,74 @@ fn sequential_reads_are_read_ahead_and_random_ones_are_not() {
     assert!(reads() >= 90);
 }
 
+/// A file that memory cannot keep is read past it, once the reads have gone on for a window; what is dirty in it is seen, and other
+/// files stay in memory.
+#[test]
+fn long_sequential_reads_leave_memory_to_others() {
+    const READ: u64 = MIB / 2;
+    for straight_bytes_min in [MIB / 8, u64::MAX] {
+        let fs = MemoryFs::new();
+        let options = CacheOptions {
+            cached_bytes_max: 4 * MIB,
+            readahead_bytes_max: MIB / 4,
+            straight_bytes_min,
+            ..CacheOptions::default()
+        };
+        let cache = PageCache::new(options);
+        let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+        let (long, short) = (new(), new());
+        let file = long.open();
+        let bytes: Vec<u8> = (0..16 * MIB + 100).map(|place| (place / 1000 % 251) as u8).collect();
+        file.write(at(0), &bytes).unwrap();
+        file.fsync().unwrap();
+        cache.shrink_clean(u64::MAX);
+        short.open().write(at(0), &[7; 1 << 20]).unwrap();
+        short.open().fsync().unwrap();
+        // Dirty in the middle, in blocks and in bytes.
+        let mut expected = bytes;
+        for place in [9 * MIB + 3, 11 * MIB] {
+            file.write(at(place), &[255; 4096]).unwrap();
+            let from = usize::try_from(place).unwrap();
+            expected[from..from + 4096].fill(255);
+        }
+        let reader = long.open();
+        let mut seen = Vec::new();
+        let mut buffer = vec![0; usize::try_from(READ).unwrap()];
+        loop {
+            let len = reader.read(at(seen.len() as u64), &mut buffer).unwrap();
+            seen.extend_from_slice(&buffer[..len]);
+            if len == 0 {
+                break;
+            }
+        }
+        assert!(seen == expected, "straight from {straight_bytes_min} bytes on");
+        let reads = || fs.read_count.swap(0, Ordering::Relaxed);
+        reads();
+        assert_eq!(short.open().read(at(0), &mut vec![0; 1 << 20]), Ok(1 << 20));
+        let is_kept = reads() == 0;
+        assert_eq!(is_kept, straight_bytes_min < u64::MAX);
+        if is_kept {
+            assert!(cache.cached_bytes() < 3 * MIB, "{}", cache.cached_bytes());
+        }
+    }
+}
+
+/// A read that fails says so, whether memory takes part or not, and the next one gets the bytes.
+#[test]
+fn straight_read_that_fails_loses_nothing() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions { keeps_clean: false, ..CacheOptions::default() };
+    let file = new_file(&fs, options).open();
+    file.write(at(0), &vec![5; 1 << 20]).unwrap();
+    file.fsync().unwrap();
+    let mut buffer = vec![0; 1 << 19];
+    fs.reads_left.store(0, Ordering::Relaxed);
+    assert_eq!(file.read(at(0), &mut buffer), Err(Failure::Io));
+    fs.reads_left.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(file.read(at(0), &mut buffer), Ok(1 << 19));
+    assert!(buffer.iter().all(|byte| *byte == 5));
+}
+
 /// A long sequential write comes down as few large runs, whatever the sizes of the writes.
 #[test]
 fn writeback_gives_the_filesystem_long_runs() {
@@ -283,8 +351,16 @@ fn read_ahead_of_a_block_that_is_written_meanwhile_is_void() {
 /// Balance moves data between the look at the mapping and the read, and the old place is given to others.
 #[test]
 fn read_of_data_that_moves_meanwhile_reads_it_where_it_went() {
+    for straight_bytes_min in [BLOCK, u64::MAX] {
+        read_of_data_that_moves(straight_bytes_min);
+    }
+}
+
+fn read_of_data_that_moves(straight_bytes_min: u64) {
     let fs = MemoryFs::new();
-    let space = new_file(&fs, CacheOptions { keeps_clean: false, ..CacheOptions::default() });
+    let options =
+        CacheOptions { keeps_clean: false, straight_bytes_min, ..CacheOptions::default() };
+    let space = new_file(&fs, options);
     let file = space.open();
     file.write(at(0), &vec![1; 8 * 4096]).unwrap();
     file.fsync().unwrap();

@@ -16,6 +16,8 @@ fn little_memory() -> CacheOptions {
         dirty_bytes_background: 4 * BLOCK,
         folio_bytes_max: 4 * BLOCK,
         writeback_bytes_max: 4 * BLOCK,
+        readahead_bytes_max: 4 * BLOCK,
+        straight_bytes_min: 2 * BLOCK,
         ..CacheOptions::default()
     }
 }

@@ -160,6 +160,40 @@ fn read_that_fails_says_so_and_can_be_made_again() {
     assert_eq!(fs.reserved_blocks(), 0);
 }
 
+/// Whole blocks beside one that cannot be read are read, whether they were wanted together with it, or it was only to be read
+/// ahead.
+#[test]
+fn read_beside_a_block_that_cannot_be_read_gives_what_can() {
+    for (keeps_clean, straight_bytes_min) in [(true, u64::MAX), (false, u64::MAX), (false, BLOCK)] {
+        let fs = MemoryFs::new();
+        let options = CacheOptions { keeps_clean, straight_bytes_min, ..CacheOptions::default() };
+        let space = new_file(&fs, options);
+        let file = space.open();
+        file.write(at(0), &[1; 64 * 4096]).unwrap();
+        file.fsync().unwrap();
+        space.cache().shrink_clean(u64::MAX);
+        for block in [7, 8, 20] {
+            fs.spoil(space.inode(), block);
+        }
+        let mut buffer = vec![0; 64 * 4096];
+        let mut read = |place: u64, len: usize| file.read(at(place), &mut buffer[..len]);
+        // With those behind it read ahead.
+        assert_eq!(read(0, 4096), Ok(4096));
+        assert_eq!(read(BLOCK, 4 * 4096), Ok(4 * 4096));
+        assert_eq!(read(5 * BLOCK + 10, 4 * 4096), Ok(2 * 4096 - 10));
+        for bad in [7 * BLOCK, 8 * BLOCK + 1] {
+            assert_eq!(read(bad, 4096), Err(Failure::Io));
+        }
+        assert_eq!(read(9 * BLOCK, 60 * 4096), Ok(11 * 4096));
+        assert_eq!(read(21 * BLOCK, 60 * 4096), Ok(43 * 4096));
+        assert!(buffer[..43 * 4096].iter().all(|byte| *byte == 1));
+        // A load has no short answer.
+        let mapped = file.map(at(0), 64 * BLOCK).unwrap();
+        assert_eq!(mapped.load(at(5 * BLOCK), &mut buffer[..4 * 4096]), Err(Failure::Io));
+        assert_eq!(mapped.load(at(5 * BLOCK), &mut buffer[..2 * 4096]), Ok(()));
+    }
+}
+
 #[test]
 fn write_without_space_is_short_then_refused_and_space_comes_back() {
     let fs = MemoryFs::with_capacity(10);

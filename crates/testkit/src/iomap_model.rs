@@ -1,7 +1,7 @@
 //! A filesystem in memory that plugs in below `iomap`, made to show mistakes above: it writes each block to a new place, and a place that is
 //! given up reads as garbage from then on.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -64,6 +64,8 @@ struct Extents {
 struct Disk {
     blocks: HashMap<u64, Vec<u8>>,
     references: HashMap<u64, u32>,
+    /// Addresses that cannot be read.
+    bad: HashSet<u64>,
     next_address: u64,
     used_blocks: u64,
     reserved_blocks: u64,
@@ -214,6 +216,15 @@ impl MemoryFs {
         extents.size = extents.size.max((to_block + count) * BLOCK);
         to.sequence.changed();
         from.sequence.changed();
+    }
+
+    /// From now on a block that a file has cannot be read.
+    ///
+    /// # Panics
+    /// If the file has none there.
+    pub fn spoil(&self, inode: &MemoryInode, block: u64) {
+        let place = inode.extents.lock().expect(UNPOISONED).places[&block];
+        self.disk.lock().expect(UNPOISONED).bad.insert(place.address);
     }
 
     /// Moves all data of a file elsewhere, as balance does.
@@ -474,7 +485,11 @@ impl FileSystem for MemoryFs {
                 let block = at.bytes_since(mapping.range.start) / BLOCK;
                 let from = usize::try_from(at.bytes() % BLOCK).expect(IN_MEMORY);
                 assert!(from + part.len() <= 4096);
-                match self.disk.lock().expect(UNPOISONED).blocks.get(&(mapping.token + block)) {
+                let disk = self.disk.lock().expect(UNPOISONED);
+                if disk.bad.contains(&(mapping.token + block)) {
+                    return Err(Failure::Io);
+                }
+                match disk.blocks.get(&(mapping.token + block)) {
                     Some(bytes) => part.copy_from_slice(&bytes[from..from + part.len()]),
                     None => part.fill(GARBAGE),
                 }

@@ -33,7 +33,7 @@ pub(crate) use errors::{ErrorMark, WritebackErrors};
 pub(crate) use lists::{DirtyOrder, ListedSlot};
 pub use pages::CacheCounts;
 pub(crate) use pages::{Blocks, FolioPart, Pages, Source, Usage, zeroed};
-pub(crate) use readahead::{Ahead, Readahead};
+pub(crate) use readahead::{Ahead, AheadOptions, Readahead};
 use service::AheadQueue;
 pub use service::ServiceEnd;
 
@@ -52,6 +52,9 @@ pub struct CacheOptions {
     pub folio_bytes_max: u64,
     /// The most that is read beyond what was asked for, in bytes.
     pub readahead_bytes_max: u64,
+    /// A read that has gone on for as long as is read ahead, in a file that memory cannot keep, gets runs of at least this length,
+    /// in bytes, straight into the reader's buffer; `u64::MAX` for never.
+    pub straight_bytes_min: u64,
     /// The most that is given to the filesystem to write back in one call, in bytes.
     pub writeback_bytes_max: u64,
     /// Whether clean folios stay: not where somebody above keeps the data anyway, as the kernel does over FUSE.
@@ -83,6 +86,8 @@ impl Default for CacheOptions {
             folio_bytes_max: MIB / 16,
             // As Linux's btrfs.
             readahead_bytes_max: 4 * MIB,
+            // For a shorter run what a request costs is more than the copy.
+            straight_bytes_min: MIB / 8,
             writeback_bytes_max: 16 * MIB,
             keeps_clean: true,
             ablation: CacheAblation::default(),

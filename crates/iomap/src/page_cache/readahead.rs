@@ -33,17 +33,24 @@ pub(crate) enum Ahead {
         /// So many bytes behind the end of the read are asked for: who comes before them reads some himself.
         asked_bytes: u64,
     },
+    /// Nothing: reads have gone on from each other for so long that what this one finds missing may come straight to it.
+    Straight,
+}
+
+/// How reads ahead may be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AheadOptions {
+    pub(crate) window_bytes_max: u64,
+    /// Whether there is somebody else to read ahead.
+    pub(crate) is_served: bool,
+    /// Whether memory cannot keep the file, so that a read that has gone on for a whole window does without it.
+    pub(crate) may_be_straight: bool,
 }
 
 impl Readahead {
-    /// A read of `start..end` begins. `is_served` says whether there is somebody else to read ahead.
-    pub(crate) fn read(
-        &mut self,
-        start: u64,
-        end: u64,
-        window_bytes_max: u64,
-        is_served: bool,
-    ) -> Ahead {
+    /// A read of `start..end` begins.
+    pub(crate) fn read(&mut self, start: u64, end: u64, options: AheadOptions) -> Ahead {
+        let AheadOptions { window_bytes_max, is_served, may_be_straight } = options;
         let goes_on = start >= self.next && start - self.next <= GAP_BYTES_MAX;
         self.window_bytes = if goes_on {
             (self.window_bytes * 2).max(WINDOW_FIRST_BYTES).min(window_bytes_max)
@@ -53,6 +60,9 @@ impl Readahead {
         self.next = end;
         if !goes_on {
             self.asked_end = end;
+        }
+        if may_be_straight && goes_on && self.window_bytes == window_bytes_max {
+            return Ahead::Straight;
         }
         // To wake somebody for little costs more than it saves.
         if !is_served || self.window_bytes < BESIDE_BYTES_MIN {
@@ -70,14 +80,29 @@ impl Readahead {
 mod tests {
     use super::*;
 
+    const PLAIN: AheadOptions =
+        AheadOptions { window_bytes_max: 4 << 20, is_served: false, may_be_straight: false };
+
+    #[test]
+    fn straight_once_the_window_is_full_and_again_after_a_jump() {
+        let mut readahead = Readahead::default();
+        let options = AheadOptions { may_be_straight: true, ..PLAIN };
+        let mut read = |at: u64| readahead.read(at << 20, (at + 1) << 20, options);
+        let is_straight: Vec<bool> = (0..8).map(|at| read(at) == Ahead::Straight).collect();
+        assert_eq!(is_straight, [false, false, false, false, false, false, true, true]);
+        assert_eq!(read(100), Ahead::With(0));
+        assert_eq!(read(101), Ahead::With(WINDOW_FIRST_BYTES));
+    }
+
     #[test]
     fn sequential_reads_double_the_window_and_a_jump_closes_it() {
         let mut readahead = Readahead::default();
         let max = 256 * 1024;
+        let options = AheadOptions { window_bytes_max: max, ..PLAIN };
         let windows: Vec<Ahead> =
-            (0..4).map(|at| readahead.read(at * 100, at * 100 + 100, max, false)).collect();
+            (0..4).map(|at| readahead.read(at * 100, at * 100 + 100, options)).collect();
         assert_eq!(windows, [64 * 1024, 128 * 1024, max, max].map(Ahead::With));
-        let mut read = |start, end| readahead.read(start, end, max, false);
+        let mut read = |start, end| readahead.read(start, end, options);
         assert_eq!(read(7, 10), Ahead::With(0));
         assert_eq!(read(10, 20), Ahead::With(64 * 1024));
         assert_eq!(read(4096, 8192), Ahead::With(128 * 1024));
@@ -89,11 +114,12 @@ mod tests {
     fn windows_beside_sequential_reads_touch_and_stay_ahead() {
         const READ: u64 = 100_000;
         let mut readahead = Readahead::default();
-        let max = 4 << 20;
+        let options = AheadOptions { is_served: true, ..PLAIN };
         let mut covered = None;
         for at in 0..1000 {
             let end = (at + 1) * READ;
-            match readahead.read(at * READ, end, max, true) {
+            match readahead.read(at * READ, end, options) {
+                Ahead::Straight => unreachable!("it may not be"),
                 Ahead::With(bytes) => {
                     assert!(covered.is_none() && bytes < BESIDE_BYTES_MIN);
                 }
@@ -110,7 +136,7 @@ mod tests {
             }
         }
         // A jump: what lies behind it was not asked for.
-        assert_eq!(readahead.read(1 << 40, (1 << 40) + 1, max, true), Ahead::With(0));
+        assert_eq!(readahead.read(1 << 40, (1 << 40) + 1, options), Ahead::With(0));
         assert_eq!(readahead.asked_end, (1 << 40) + 1);
     }
 }

@@ -154,6 +154,8 @@ pub fn little_memory(block_bytes: u64) -> CacheOptions {
         dirty_bytes_background: 4 * block_bytes,
         folio_bytes_max: 4 * block_bytes,
         writeback_bytes_max: 4 * block_bytes,
+        readahead_bytes_max: 4 * block_bytes,
+        straight_bytes_min: 2 * block_bytes,
         ..CacheOptions::default()
     }
 }
