@@ -251,7 +251,7 @@ impl Filesystem {
         );
         let files = Arc::<FileState>::default();
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
-        let open_files = OpenFiles::new(&options, &files);
+        let open_files = OpenFiles::new(&options, core.roots.store.geometry().csum, &files);
         let cleaning = Mutex::new(());
         let inner = Inner { core, files, options, notices, cleaning, open_files };
         let fs = Self { inner: Arc::new(inner) };

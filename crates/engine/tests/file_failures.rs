@@ -359,3 +359,56 @@ fn preallocated_space_takes_its_data_on_a_full_filesystem() {
     drop(fs);
     judge(&image);
 }
+
+/// Where a block that cannot be read lies in an open file: a read ends before it, and a copy of the file says so. It once went
+/// on with zeros, as a read that ends early was taken for the end of the file.
+#[test]
+fn copy_of_an_open_file_with_a_damaged_block_fails() {
+    const BLOCK: usize = 4096;
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    make(&image, 256 << 20);
+    let fs = open(&image);
+    let file = create(&fs, "source", 0).unwrap();
+    let mut bytes = noise(&mut Prng::new(9), 64 * 4096);
+    bytes[5 * BLOCK..6 * BLOCK].fill(0xa7);
+    file.write(FileOffset::new(0), &bytes).unwrap();
+    file.fsync().unwrap();
+    let target = create(&fs, "target", 0).unwrap().id();
+    let id = file.id();
+    fs.sync().unwrap();
+    drop((file, fs));
+    damage(&image, &[0xa7; BLOCK]);
+    for is_open in [true, false] {
+        let fs = open(&image);
+        let file = is_open.then(|| fs.open_data(id).unwrap());
+        let mut buffer = vec![0; bytes.len()];
+        let disk = ubtrfs_ondisk::FileOffset;
+        if let Some(file) = &file {
+            assert_eq!(file.read(FileOffset::new(1), &mut buffer).unwrap(), 5 * BLOCK - 1);
+            assert!(buffer[..5 * BLOCK - 1] == bytes[1..5 * BLOCK]);
+            let rest = file.read(FileOffset::new(6 * BLOCK as u64), &mut buffer).unwrap();
+            assert!(buffer[..rest] == bytes[6 * BLOCK..]);
+        }
+        let result = fs.read(id, disk(1), &mut buffer);
+        assert!(matches!(result, Err(Error::Corrupt(_))), "{result:?}");
+        // Not of whole blocks, so it is no reflink.
+        let copied = fs.copy_range(id, disk(1)..disk(bytes.len() as u64), target, disk(0));
+        assert!(matches!(copied, Err(Error::Corrupt(_))), "{copied:?}");
+        fs.sync().unwrap();
+    }
+}
+
+/// Changes a byte of the one place in a file that holds `bytes`.
+fn damage(image: &Path, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::options().read(true).write(true).open(image).unwrap();
+    let all = std::fs::read(image).unwrap();
+    let places: Vec<usize> = all
+        .chunks(bytes.len())
+        .enumerate()
+        .filter_map(|(at, chunk)| (chunk == bytes).then_some(at * bytes.len()))
+        .collect();
+    let [place] = places[..] else { panic!("{places:?}") };
+    file.write_all_at(&[!bytes[0]], place as u64 + 100).unwrap();
+}

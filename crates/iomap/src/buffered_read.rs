@@ -39,7 +39,7 @@ pub(crate) enum End {
 
 impl<F: FileSystem> OpenFile<F> {
     /// Reads from `offset` on, up to the end of the file or of the buffer; returns how many bytes. What another call writes
-    /// meanwhile is read in whole or not at all.
+    /// meanwhile is read in whole or not at all. Behind these bytes the buffer may hold anything.
     ///
     /// # Errors
     /// What the filesystem said when the first byte could not be read. Where a later one cannot, the read ends before its block.
@@ -54,7 +54,7 @@ impl<F: FileSystem> OpenFile<F> {
             window_bytes_max: window_max,
             is_served: self.space.cache.has_readahead_service()
                 && self.space.wants_readahead.load(Ordering::Relaxed),
-            may_be_straight: self.space.may_read_straight(len_bytes),
+            may_be_straight: self.space.may_read_straight(range),
         };
         let misses = match self.readahead.lock().read(start, end, ahead) {
             Ahead::With(bytes) => Misses::Cached { ahead_bytes: bytes },
@@ -66,7 +66,29 @@ impl<F: FileSystem> OpenFile<F> {
         };
         let whole = range.round_out(self.space.block_bytes);
         let _locked = self.space.states.lock(whole, LockMode::Shared);
-        self.space.read_range(offset, buffer, misses, End::File)
+        let (result, met_error) = self.space.read_range(offset, buffer, misses, End::File);
+        if met_error {
+            // Or each read that comes near would try the bad block again.
+            self.readahead.lock().stop();
+        }
+        result
+    }
+
+    /// As [`OpenFile::read`], but no shorter than the file: for who takes a short answer for its end.
+    ///
+    /// # Errors
+    /// As there, also where a later byte cannot be read.
+    pub fn read_whole(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
+        let mut done = self.read(offset, buffer)?;
+        while 0 < done && done < buffer.len() {
+            let at = offset.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
+            let more = if at < self.size() { self.read(at, &mut buffer[done..])? } else { 0 };
+            if more == 0 {
+                break;
+            }
+            done += more;
+        }
+        Ok(done)
     }
 }
 
@@ -115,23 +137,19 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(())
     }
 
-    /// Reads from `offset` on, where the caller has the range locked.
+    /// Reads from `offset` on, where the caller has the range locked; also, whether anything on the way could not be read.
     pub(crate) fn read_range(
         &self,
         offset: FileOffset,
         buffer: &mut [u8],
         misses: Misses,
         limit: End,
-    ) -> Result<usize, F::Error> {
-        let ahead_bytes = match misses {
-            Misses::Cached { ahead_bytes } => ahead_bytes,
-            Misses::Straight => 0,
-        };
-        let mut done = 0;
-        // Something could not be read: from then on one block at a time, so that what is wanted and whole is had.
-        let mut is_careful = false;
+    ) -> (Result<usize, F::Error>, bool) {
+        // Up to here one block at a time, so that what is wanted and whole is had: something there could not be read.
+        let mut careful_until = None;
         let mut pages = self.pages.lock();
-        loop {
+        let mut done = 0;
+        let result = loop {
             let size = match limit {
                 End::File => self.size(),
                 End::LastBlock => self.size().round_up(self.block_bytes),
@@ -140,7 +158,7 @@ impl<F: FileSystem> AddressSpace<F> {
             let at = offset.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
             let rest = FileRange::new(at, left.end.min(size));
             if rest.is_empty() {
-                break;
+                break Ok(done);
             }
             let len = usize::try_from(rest.len_bytes()).unwrap_or(usize::MAX).min(COPY_STEP_BYTES);
             let copied = pages.copy_out(at.bytes(), &mut buffer[done..done + len]);
@@ -151,46 +169,64 @@ impl<F: FileSystem> AddressSpace<F> {
                 }
                 continue;
             }
+            let ahead_bytes = match misses {
+                Misses::Cached { ahead_bytes } if careful_until.is_none() => ahead_bytes,
+                _ => 0,
+            };
             let ahead = rest.end.saturating_add(ahead_bytes).min(size);
             let upto = ahead.min(at.saturating_add(FILL_BYTES_MAX));
-            let Some(missing) = pages.missing(self.blocks(FileRange::new(at, upto))) else {
+            let Some(mut missing) = pages.missing(self.blocks(FileRange::new(at, upto))) else {
                 continue;
             };
+            if careful_until.is_some_and(|until| missing.start < until) {
+                missing.end = missing.start + 1;
+            }
             let straight = match misses {
-                Misses::Straight if !is_careful => self.straight_blocks(at, &missing, rest),
-                _ => None,
+                Misses::Straight => self.straight_blocks(at, &missing, rest),
+                Misses::Cached { .. } => None,
             };
-            let (is_one, result) = if let Some(blocks) = straight {
-                (false, self.read_straight(pages, blocks, &mut buffer[done..]))
+            let end = straight.as_ref().map_or(missing.end, |blocks| blocks.end);
+            let is_one = end - missing.start == 1;
+            let result = if let Some(blocks) = straight {
+                drop(pages);
+                let result = self.read_straight(&blocks, &mut buffer[done..]);
+                pages = self.pages.lock();
+                result
             } else {
                 self.wants_readahead.store(true, Ordering::Relaxed);
-                let blocks = match is_careful {
-                    true => missing.start..missing.start + 1,
-                    false => missing,
-                };
-                let is_one = blocks.end - blocks.start == 1;
-                (is_one, self.fill(pages, blocks).map(|pages| (pages, 0)))
+                match self.fill(pages, missing) {
+                    Ok(after) => {
+                        pages = after;
+                        Ok(0)
+                    }
+                    Err(error) => {
+                        pages = self.pages.lock();
+                        Err(error)
+                    }
+                }
             };
             match result {
-                Ok((after, read)) => {
-                    pages = after;
-                    done += read;
-                }
-                Err(_) if !is_one => {
-                    is_careful = true;
-                    pages = self.pages.lock();
-                }
+                Ok(read) => done += read,
+                Err(_) if !is_one => careful_until = Some(end),
                 // The next read, from there on, is told.
-                Err(_) if done > 0 && limit == End::File => return Ok(done),
-                Err(error) => return Err(error),
+                Err(_) if done > 0 && limit == End::File => {
+                    careful_until = Some(end);
+                    break Ok(done);
+                }
+                Err(error) => {
+                    careful_until = Some(end);
+                    break Err(error);
+                }
             }
-        }
+        };
         if !self.cache.options().keeps_clean {
-            pages.drop_clean(&self.blocks(FileRange::with_len(
-                offset,
-                u64::try_from(done).unwrap_or(u64::MAX).saturating_add(ahead_bytes),
-            )));
+            let ahead_bytes = match misses {
+                Misses::Cached { ahead_bytes } => ahead_bytes,
+                Misses::Straight => 0,
+            };
+            let len_bytes = u64::try_from(done).unwrap_or(u64::MAX).saturating_add(ahead_bytes);
+            pages.drop_clean(&self.blocks(FileRange::with_len(offset, len_bytes)));
         }
-        Ok(done)
+        (result, careful_until.is_some())
     }
 }

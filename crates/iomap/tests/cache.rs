@@ -194,7 +194,7 @@ fn sequential_reads_are_read_ahead_and_random_ones_are_not() {
 #[test]
 fn long_sequential_reads_leave_memory_to_others() {
     const READ: u64 = MIB / 2;
-    for straight_bytes_min in [MIB / 8, u64::MAX] {
+    for straight_bytes_min in [0, MIB / 8, u64::MAX] {
         let fs = MemoryFs::new();
         let options = CacheOptions {
             cached_bytes_max: 4 * MIB,

@@ -187,6 +187,8 @@ fn read_beside_a_block_that_cannot_be_read_gives_what_can() {
         assert_eq!(read(9 * BLOCK, 60 * 4096), Ok(11 * 4096));
         assert_eq!(read(21 * BLOCK, 60 * 4096), Ok(43 * 4096));
         assert!(buffer[..43 * 4096].iter().all(|byte| *byte == 1));
+        assert_eq!(file.read_whole(at(9 * BLOCK), &mut buffer[..60 * 4096]), Err(Failure::Io));
+        assert_eq!(file.read_whole(at(21 * BLOCK), &mut buffer[..60 * 4096]), Ok(43 * 4096));
         // A load has no short answer.
         let mapped = file.map(at(0), 64 * BLOCK).unwrap();
         assert_eq!(mapped.load(at(5 * BLOCK), &mut buffer[..4 * 4096]), Err(Failure::Io));

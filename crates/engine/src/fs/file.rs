@@ -42,8 +42,8 @@ impl Iterator for FileExtents {
 impl Filesystem {
     /// Reads a file from `offset` on until `buf` is full or the file ends, and returns how many
     /// bytes that were. What has checksums is compared with them; where one copy of the data is
-    /// damaged another is read. Holes read as zeros. Behind the bytes returned, `buf` may be
-    /// overwritten up to the end of the last sector, with zeros.
+    /// damaged another is read. Holes read as zeros. Behind the bytes returned, `buf` may hold
+    /// anything.
     ///
     /// # Errors
     /// `Corrupt` that names subvolume, inode, file offset and logical address where no copy is
@@ -165,7 +165,7 @@ impl File {
     pub fn read(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
         match self.fs.inner.open_files.find(self.inode.id) {
             // Memory may be ahead of the medium.
-            Some(space) => space.open().read(ubtrfs_iomap::FileOffset::new(offset.0), buf),
+            Some(space) => space.open().read_whole(ubtrfs_iomap::FileOffset::new(offset.0), buf),
             None => self.read_device(offset, buf),
         }
     }

@@ -11,9 +11,9 @@ use rustc_hash::FxHashMap;
 use ubtrfs_iomap::{
     AddressSpace, CacheOptions, FileOffset, FileRange, MappedRange, OpenFile, PageCache, Reach,
 };
-use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
+use ubtrfs_ondisk::{CsumType, RootId};
 use ubtrfs_rt::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
 
 use super::entry::check_flags;
@@ -37,7 +37,7 @@ pub(crate) struct OpenFiles {
 }
 
 impl OpenFiles {
-    pub(crate) fn new(options: &OpenOptions, files: &FileState) -> Self {
+    pub(crate) fn new(options: &OpenOptions, csum: CsumType, files: &FileState) -> Self {
         let cache_options = options.page_cache.clone().unwrap_or_else(|| {
             let bytes = options.cache_bytes as u64;
             let default = CacheOptions::default();
@@ -46,6 +46,11 @@ impl OpenFiles {
                 cached_bytes_max: bytes / 2,
                 dirty_bytes_max: default.dirty_bytes_max.min(bytes / 4),
                 dirty_bytes_background: default.dirty_bytes_background.min(bytes / 8),
+                // Where a checksum costs more than a copy, the threads that read ahead do better.
+                straight_bytes_min: match csum {
+                    CsumType::Crc32c | CsumType::Xxhash => default.straight_bytes_min,
+                    _ => u64::MAX,
+                },
                 ..default
             }
         });

@@ -52,7 +52,7 @@ pub struct CacheOptions {
     pub folio_bytes_max: u64,
     /// The most that is read beyond what was asked for, in bytes.
     pub readahead_bytes_max: u64,
-    /// A read that has gone on for as long as is read ahead, in a file that memory cannot keep, gets runs of at least this length,
+    /// A read that has gone on for as long as is read ahead, in a file longer than `cached_bytes_max`, gets runs of at least this length,
     /// in bytes, straight into the reader's buffer; `u64::MAX` for never.
     pub straight_bytes_min: u64,
     /// The most that is given to the filesystem to write back in one call, in bytes.

@@ -48,6 +48,11 @@ pub(crate) struct AheadOptions {
 }
 
 impl Readahead {
+    /// Something could not be read: the next reads begin with little again.
+    pub(crate) fn stop(&mut self) {
+        self.window_bytes = 0;
+    }
+
     /// A read of `start..end` begins.
     pub(crate) fn read(&mut self, start: u64, end: u64, options: AheadOptions) -> Ahead {
         let AheadOptions { window_bytes_max, is_served, may_be_straight } = options;
