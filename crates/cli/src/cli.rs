@@ -11,12 +11,12 @@ use crate::commands::{self, change};
 use crate::failure::{Exit, Failure, Result};
 use crate::output::{Output, quote};
 
-const ABOUT: &str = "btrfs in user space: make, fill and read btrfs images without root";
+const ABOUT: &str = "btrfs in user space: make, fill, mount and read btrfs images";
 
 const LONG_ABOUT: &str = "\
 btrfs in user space. ubtrfs opens a btrfs filesystem that lies in an image file, in a partition of
-one, or on block devices, and makes, fills, lists, reads, changes and checks it, with no root, no
-mount and no kernel driver. What it writes, Linux mounts; what Linux writes, it opens.
+one, or on block devices, and makes, fills, lists, reads, changes, checks and mounts it, with no
+kernel driver for btrfs. What it writes, Linux mounts; what Linux writes, it opens.
 
 IMAGE is an image file or a block device. A PATH inside it is written as from the root of the
 mounted filesystem, with or without a leading slash.";
@@ -30,6 +30,7 @@ Examples:
   ubtrfs put disk.img notes.txt /             bring in a file
   ubtrfs subvolume snapshot disk.img / /snap  make a snapshot
   ubtrfs export disk.img / backup.tar.zst     get everything out again
+  ubtrfs mount disk.img /mnt                  use it as a directory
 
 More:
   ubtrfs help COMMAND      what a command does and takes
@@ -59,6 +60,8 @@ enum Command {
     Mkfs(commands::mkfs::Args),
     Import(Box<commands::import::Args>),
     Export(commands::export::Args),
+    Mount(commands::mount::Args),
+    Umount(commands::umount::Args),
     Ls(commands::ls::Args),
     Tree(commands::tree::Args),
     Cat(commands::cat::Args),
@@ -96,6 +99,8 @@ impl Command {
             Self::Mkfs(args) => commands::mkfs::run(&args, out),
             Self::Import(args) => commands::import::run(&args, out),
             Self::Export(args) => commands::export::run(&args, out),
+            Self::Mount(args) => commands::mount::run(&args),
+            Self::Umount(args) => commands::umount::run(&args),
             Self::Ls(args) => commands::ls::run(&args, out),
             Self::Tree(args) => commands::tree::run(&args, out),
             Self::Cat(args) => commands::cat::run(&args, out),

@@ -99,6 +99,19 @@ impl ImageArgs {
         Image::new(filesystem, &self.path, &self.start)
     }
 
+    /// Opens it to be mounted, with options of the engine as `change` has them.
+    pub fn open_with(
+        &self,
+        mode: OpenMode,
+        is_degraded: bool,
+        change: impl FnOnce(&mut OpenOptions),
+    ) -> Result<Image> {
+        let mut open = self.open.clone();
+        open.degraded |= is_degraded;
+        let filesystem = open.filesystem_with(&self.path, mode, change)?;
+        Image::new(filesystem, &self.path, &self.start)
+    }
+
     /// Whether this is an image of a command line, without options.
     pub fn has_options(&self) -> bool {
         self.start.subvolid.is_some() || self.open.is_given()
@@ -209,12 +222,22 @@ impl OpenArgs {
 
     /// Opens the filesystem and passes on what its user should know.
     pub fn filesystem(&self, path: &Path, mode: OpenMode) -> Result<Filesystem> {
+        self.filesystem_with(path, mode, |_| ())
+    }
+
+    fn filesystem_with(
+        &self,
+        path: &Path,
+        mode: OpenMode,
+        change: impl FnOnce(&mut OpenOptions),
+    ) -> Result<Filesystem> {
         let volume = self.volume(path, mode)?;
         let superblock = volume.superblock();
         // No two runs on one filesystem draw the same identifiers.
         let seed = format!("{} {}", Uuid(superblock.fsid), superblock.generation);
         let runtime = epoch::runtime(&seed)?;
-        let options = self.engine_options(mode == OpenMode::ReadOnly, runtime)?;
+        let mut options = self.engine_options(mode == OpenMode::ReadOnly, runtime)?;
+        change(&mut options);
         let filesystem = Filesystem::open(volume, options)
             .map_err(|error| Failure::engine("opening", error).at_path(path))?;
         for notice in filesystem.notices() {

@@ -3,6 +3,7 @@
 
 mod cli;
 mod commands;
+mod compress;
 mod edit;
 mod epoch;
 mod facts;

@@ -15,7 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("engine", &["iomap", "volume", "ondisk", "rt"]),
     ("check", &["volume", "ondisk", "rt"]),
     ("archive", &["engine", "ondisk", "rt"]),
-    ("fuse", &["engine", "rt"]),
+    ("fuse", &["engine", "iomap", "ondisk", "rt"]),
     ("testkit", &["volume", "ondisk", "iomap"]),
     ("sim", &["engine", "check", "testkit", "volume", "ondisk", "rt"]),
     (

@@ -11,12 +11,12 @@ use ubtrfs_archive::FileId;
 use ubtrfs_archive::import::{self, ImportOptions};
 use ubtrfs_archive::progress::Summary;
 use ubtrfs_archive::sink::tree::Owner;
-use ubtrfs_engine::{Filesystem, Method};
-use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_engine::Filesystem;
 use ubtrfs_rt::Arc;
 use ubtrfs_volume::OpenMode;
 
 use crate::commands::mkfs::MakeArgs;
+use crate::compress::{self, Compress};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, OpenArgs, StartArgs};
 use crate::output::Output;
@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long)]
     shrink: bool,
     /// Compress: zlib, lzo or zstd, with a level if wanted (zstd:9)
-    #[arg(long, value_name = "METHOD[:LEVEL]", value_parser = parse_compression)]
+    #[arg(long, value_name = "METHOD[:LEVEL]", value_parser = compress::parse)]
     compress: Option<Compress>,
     /// Make this directory of SOURCE a subvolume; repeat for each
     #[arg(long, value_name = "PATH")]
@@ -92,33 +92,6 @@ fn parse_owner(text: &str) -> Result<Owner, String> {
 }
 
 /// A method, or none although one might be the default.
-#[derive(Clone, Copy)]
-struct Compress(Option<Method>);
-
-fn parse_compression(text: &str) -> Result<Compress, String> {
-    let (name, level) = match text.split_once(':') {
-        Some((name, level)) => (name, Some(level)),
-        None => (text, None),
-    };
-    let (compression, levels) = match name {
-        "none" | "no" => return Ok(Compress(None)),
-        "zlib" => (Compression::Zlib, 1..=9),
-        "lzo" => (Compression::Lzo, 0..=0),
-        "zstd" => (Compression::Zstd, -15..=15),
-        _ => return Err("zlib, lzo and zstd are known".into()),
-    };
-    let Some(level) = level else {
-        return Ok(Compress(Some(Method::with_default_level(compression))));
-    };
-    match level.parse::<i32>() {
-        Ok(level) if levels.contains(&level) && level != 0 => {
-            Ok(Compress(Some(Method::new(compression, level))))
-        }
-        _ if compression == Compression::Lzo => Err("lzo has no levels".into()),
-        _ => Err(format!("{name} has the levels {} to {}", levels.start(), levels.end())),
-    }
-}
-
 /// Brings it in.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     check(args)?;

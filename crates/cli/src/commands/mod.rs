@@ -15,6 +15,8 @@ pub mod import;
 pub mod inspect;
 pub mod ls;
 pub mod mkfs;
+pub mod mount;
 pub mod stat;
 pub mod subvolume;
 pub mod tree;
+pub mod umount;

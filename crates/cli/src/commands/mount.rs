@@ -1,0 +1,343 @@
+//! `ubtrfs mount`: a filesystem as a directory.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clap::ArgAction;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use ubtrfs_engine::{BackgroundOptions, Filesystem, InodeId, OpenOptions};
+use ubtrfs_fuse::{FuseDevice, MountOptions, Server, Transport};
+use ubtrfs_iomap::CacheOptions;
+use ubtrfs_ondisk::InodeNo;
+use ubtrfs_ondisk::RootId;
+use ubtrfs_rt::Arc;
+use ubtrfs_volume::OpenMode;
+
+use crate::compress::{self, Compress};
+use crate::failure::{Exit, Failure, Result};
+use crate::image::{Image, ImageArgs};
+
+/// Set for the process that serves; it says on its standard output when it does.
+const SERVES: &str = "UBTRFS_MOUNT_SERVES";
+const READY: &str = "ready";
+
+/// Mount the filesystem in an image on a directory
+///
+/// Returns when the directory shows it; a process in the background serves it until it is
+/// unmounted. What was not synced is durable after 30 seconds, and when it is unmounted.
+#[derive(clap::Args)]
+#[command(
+    verbatim_doc_comment,
+    disable_help_flag = true,
+    after_help = "\
+Options for -o, as of mount(8):
+  ro, rw               nothing can be written; or it can (the default)
+  subvol=PATH          mount this subvolume, not the default one
+  subvolid=ID          likewise, by its number
+  compress[=METHOD[:LEVEL]], compress-force[=...]
+                       compress what is written: zlib, lzo or zstd [zlib]
+  commit=SECONDS       what is changed is durable after so long [30]
+  max_inline=BYTES     keep files of up to so many bytes beside their inode [2048]
+  cache=SIZE           memory for tree blocks and file data
+  discard              give freed space back to the image file or device
+  degraded             mount although devices are missing
+  allow_other          other users see it, too (as they do in any case where root mounts)
+  noatime, default_permissions
+                       as it is in any case
+
+Examples:
+  ubtrfs mount disk.img /mnt
+  ubtrfs mount -o ro,subvol=snapshots/monday disk.img /mnt
+  ubtrfs umount /mnt"
+)]
+pub struct Args {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Where to mount it
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// Options, separated by commas
+    #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]
+    options: Vec<String>,
+    /// Serve it in this process, until it is unmounted or interrupted
+    #[arg(short, long)]
+    foreground: bool,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+/// What `-o` says.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Wanted {
+    read_only: bool,
+    allow_other: bool,
+    degraded: bool,
+    discard: bool,
+    subvol: Option<String>,
+    subvolid: Option<u64>,
+    compress: Option<Compress>,
+    force_compression: bool,
+    commit_seconds: Option<u64>,
+    max_inline_bytes: Option<usize>,
+    cache_bytes: Option<usize>,
+}
+
+impl Wanted {
+    fn parse(options: &[String]) -> Result<Self> {
+        let mut wanted = Self::default();
+        for option in options {
+            let (name, value) = match option.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (option.as_str(), None),
+            };
+            wanted.take(name, value).map_err(|why| Failure::usage("-o", why).at(option))?;
+        }
+        Ok(wanted)
+    }
+
+    fn take(&mut self, name: &str, value: Option<&str>) -> std::result::Result<(), String> {
+        let number =
+            |value: &str| value.parse::<u64>().map_err(|_| "a number is wanted".to_owned());
+        let size = |value: &str| {
+            let bytes = crate::size::parse(value)?;
+            usize::try_from(bytes).map_err(|_| "too large".to_owned())
+        };
+        match (name, value) {
+            ("ro", None) => self.read_only = true,
+            ("rw", None) => self.read_only = false,
+            ("allow_other", None) => self.allow_other = true,
+            ("degraded", None) => self.degraded = true,
+            ("discard", None) => self.discard = true,
+            // As it is in any case.
+            ("noatime" | "default_permissions" | "defaults", None) => {}
+            ("subvol", Some(path)) => self.subvol = Some(path.to_owned()),
+            ("subvolid", Some(value)) => self.subvolid = Some(number(value)?),
+            ("compress" | "compress-force", _) => {
+                self.compress = Some(compress::parse(value.unwrap_or("zlib"))?);
+                self.force_compression = name == "compress-force";
+            }
+            ("commit", Some(value)) => self.commit_seconds = Some(number(value)?.max(1)),
+            ("max_inline", Some(value)) => self.max_inline_bytes = Some(size(value)?),
+            ("cache", Some(value)) => self.cache_bytes = Some(size(value)?),
+            _ => return Err("no such option, or not in this form".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn apply(&self, options: &mut OpenOptions) {
+        if let Some(bytes) = self.cache_bytes {
+            options.cache_bytes = bytes;
+        }
+        if let Some(bytes) = self.max_inline_bytes {
+            options.max_inline_bytes = bytes;
+        }
+        options.discard = self.discard;
+        options.compression = self.compress.and_then(|compress| compress.0);
+        options.force_compression = self.force_compression;
+        // The kernel keeps what was read and written; here only what is dirty stays.
+        let default = CacheOptions::default();
+        let bytes = options.cache_bytes as u64;
+        options.page_cache = Some(CacheOptions {
+            cached_bytes_max: bytes / 2,
+            dirty_bytes_max: default.dirty_bytes_max.min(bytes / 4),
+            dirty_bytes_background: default.dirty_bytes_background.min(bytes / 8),
+            keeps_clean: false,
+            ..default
+        });
+    }
+
+    fn background(&self) -> BackgroundOptions {
+        let mut options = BackgroundOptions::default();
+        if let Some(seconds) = self.commit_seconds {
+            options.commit_every = Duration::from_secs(seconds);
+        }
+        options
+    }
+}
+
+/// Mounts it.
+pub fn run(args: &Args) -> Result<Exit> {
+    let wanted = Wanted::parse(&args.options)?;
+    if args.foreground || std::env::var_os(SERVES).is_some() {
+        serve(args, &wanted)
+    } else {
+        start_server(args)
+    }
+}
+
+/// Starts the same command in the background, and waits until it serves.
+fn start_server(args: &Args) -> Result<Exit> {
+    const WHAT: &str = "starting the process that serves";
+    let program = std::env::current_exe().map_err(|error| Failure::io(WHAT, &error))?;
+    let mut child = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env(SERVES, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| Failure::io(WHAT, &error))?;
+    let mut line = String::new();
+    if let Some(said) = child.stdout.take() {
+        // It ends without a word where it fails; it has said why on the standard error then.
+        let _ = BufReader::new(said).read_line(&mut line);
+    }
+    if line.trim_end() == READY {
+        return Ok(Exit::Done);
+    }
+    let status = child.wait().map_err(|error| Failure::io(WHAT, &error))?;
+    match status.code().filter(|code| *code != 0) {
+        Some(code) => std::process::exit(code),
+        None => Err(Failure::new(Exit::Io, WHAT, "it ended").at_path(&args.directory)),
+    }
+}
+
+fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
+    let directory = std::fs::canonicalize(&args.directory)
+        .map_err(|error| Failure::io("mounting", &error).at_path(&args.directory))?;
+    let source = std::fs::canonicalize(args.image.path())
+        .map_err(|error| Failure::io("opening", &error).at_path(args.image.path()))?;
+    let mode = if wanted.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let image = args.image.open_with(mode, wanted.degraded, |options| wanted.apply(options))?;
+    let root = root_of(&image, wanted)?;
+    let fs = image.filesystem().clone();
+    let background = (!wanted.read_only).then(|| fs.run_in_background(wanted.background()));
+    let background = background.transpose().map_err(|error| Failure::io("starting", &error))?;
+    let options = MountOptions {
+        source: source.display().to_string(),
+        read_only: wanted.read_only,
+        // Who is root mounts for all, as with any other filesystem: permissions are checked.
+        allow_other: wanted.allow_other || rustix::process::geteuid().is_root(),
+    };
+    let device = ubtrfs_fuse::mount(&directory, &options)
+        .map_err(|error| Failure::new(Exit::Io, "mounting", error).at_path(&directory))?;
+    watch_signals(directory.clone(), fs.clone());
+    let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device));
+    let is_background = !args.foreground;
+    let served = Server::new(fs.clone(), root).run(&transport, || {
+        if is_background {
+            leave_terminal();
+        }
+    });
+    if let Some(background) = background {
+        // What stopped it was met by the commit, too, or can wait for the next mount.
+        let _ = background.stop();
+    }
+    drop((fs, image));
+    served
+        .map(|()| Exit::Done)
+        .map_err(|error| Failure::new(Exit::Io, "serving", error).at_path(&directory))
+}
+
+/// Says that the directory can be used, and leaves the terminal to others.
+fn leave_terminal() {
+    let _ = rustix::process::setsid();
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
+    if let Ok(nowhere) = std::fs::File::options().read(true).write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(&nowhere);
+        let _ = rustix::stdio::dup2_stderr(&nowhere);
+    }
+    let _ = std::env::set_current_dir("/");
+}
+
+/// A signal that ends the process unmounts the filesystem; what is in use can be used until it is closed.
+fn watch_signals(directory: PathBuf, fs: Filesystem) {
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+    let _ = std::thread::Builder::new().spawn(move || {
+        for _ in signals.forever() {
+            let _ = fs.sync();
+            let _ = ubtrfs_fuse::unmount(&directory)
+                .or_else(|_| ubtrfs_fuse::unmount_when_unused(&directory));
+        }
+    });
+}
+
+/// The directory that is mounted.
+fn root_of(image: &Image, wanted: &Wanted) -> Result<InodeId> {
+    let fs = image.filesystem();
+    let failure = |error| Failure::engine("finding the subvolume", error).at_path(image.path());
+    if let Some(id) = wanted.subvolid {
+        fs.subvolume(RootId(id)).map_err(failure)?;
+        return Ok(InodeId::root_of(RootId(id)));
+    }
+    let Some(path) = &wanted.subvol else { return Ok(image.start()) };
+    let id = fs
+        .resolve(fs.top_level(), path.as_bytes())
+        .map_err(|error| image.failure("finding the subvolume", path.as_bytes(), error))?;
+    if id.inode == InodeNo::SUBVOLUME_ROOT {
+        return Ok(id);
+    }
+    let why = "no subvolume, but a file or directory in one";
+    Err(Failure::usage("-o subvol", why).at_name(path.as_bytes()).at_path(image.path()))
+}
+
+/// The image that is mounted on a directory with this command, if one is.
+pub fn source_of(directory: &Path) -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let of_line = |line: &str| {
+        let (front, back) = line.split_once(" - ")?;
+        let place = unescape(front.split(' ').nth(4)?);
+        let mut back = back.split(' ');
+        let is_ours = back.next()? == "fuse.ubtrfs" && Path::new(&place) == directory;
+        is_ours.then(|| PathBuf::from(unescape(back.next().unwrap_or_default())))
+    };
+    // The last one lies on top.
+    mounts.lines().rev().find_map(of_line)
+}
+
+/// Undoes the octal escapes of `/proc`.
+fn unescape(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once('\\') {
+        plain.push_str(before);
+        let byte = behind.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match byte {
+            Some(byte) => {
+                plain.push(char::from(byte));
+                rest = &behind[3..];
+            }
+            None => {
+                plain.push('\\');
+                rest = behind;
+            }
+        }
+    }
+    plain.push_str(rest);
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Wanted> {
+        Wanted::parse(&text.split(',').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn options_known_are_taken_and_others_refused() {
+        let wanted = parse("ro,subvol=a/b,compress=zstd:3,commit=5,max_inline=0,noatime").unwrap();
+        assert!(wanted.read_only);
+        assert_eq!(wanted.subvol.as_deref(), Some("a/b"));
+        assert_eq!((wanted.commit_seconds, wanted.max_inline_bytes), (Some(5), Some(0)));
+        assert!(wanted.compress.is_some() && !wanted.force_compression);
+        assert!(parse("compress-force=lzo").unwrap().force_compression);
+        assert!(!parse("ro,rw").unwrap().read_only);
+        for bad in
+            ["writeback", "ro=1", "subvol", "commit=soon", "compress=rar", "compress=zstd:99"]
+        {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_of_proc_are_read() {
+        assert_eq!(unescape(r"/a\040b\134c\x"), r"/a b\c\x");
+        assert_eq!(unescape("/plain"), "/plain");
+    }
+}

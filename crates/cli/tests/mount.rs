@@ -1,0 +1,203 @@
+//! `ubtrfs mount` and `umount`, as root and as somebody else.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use ubtrfs_testkit::{Oracle, assert_checks_clean_whatever_it_holds, oracle};
+
+/// Who is nobody.
+const NOBODY: u32 = 65_534;
+
+struct Place {
+    _scratch: tempfile::TempDir,
+    image: PathBuf,
+    directory: PathBuf,
+    is_root: bool,
+}
+
+impl Place {
+    fn new(is_root: bool) -> Option<Self> {
+        if !oracle::require_all(&[Oracle::Root, Oracle::KernelBtrfs, Oracle::BtrfsProgs]) {
+            return None;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (image, directory) = (scratch.path().join("image"), scratch.path().join("a b"));
+        fs::create_dir(&directory).unwrap();
+        File::create(&image).unwrap().set_len(512 << 20).unwrap();
+        if !is_root {
+            // As distributions have it.
+            fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+            for path in [&image, &directory] {
+                chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+            }
+        }
+        let place = Self { _scratch: scratch, image, directory, is_root };
+        place.done(&["mkfs"], &[&place.image]);
+        if !is_root {
+            place.done(&["chown"], &[&place.image, Path::new(&NOBODY.to_string()), Path::new("/")]);
+        }
+        Some(place)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        if self.is_root {
+            return Command::new(program);
+        }
+        let mut command = Command::new("setpriv");
+        let who = NOBODY.to_string();
+        command.args(["--reuid", &who, "--regid", &who, "--clear-groups", program]);
+        command
+    }
+
+    fn run(&self, words: &[&str], paths: &[&Path]) -> Output {
+        self.command(env!("CARGO_BIN_EXE_ubtrfs")).args(words).args(paths).output().unwrap()
+    }
+
+    fn done(&self, words: &[&str], paths: &[&Path]) -> String {
+        let output = self.run(words, paths);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words:?}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn mount(&self, options: &[&str]) {
+        self.done(&[&["mount"], options].concat(), &[&self.image, &self.directory]);
+    }
+
+    fn umount(&self) {
+        self.done(&["umount"], &[&self.directory]);
+    }
+
+    fn is_mounted(&self) -> bool {
+        let place = self.directory.display().to_string().replace(' ', "\\040");
+        fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&format!(" {place} "))
+    }
+
+    /// The process that serves.
+    fn server(&self) -> String {
+        let image = self.image.display().to_string();
+        let output =
+            Command::new("pgrep").args(["-f", &format!("mount.*{image}")]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.server()]).status().unwrap();
+        assert!(status.success());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
+        }
+    }
+}
+
+#[test]
+fn mounted_by_root_and_by_another_user() {
+    for is_root in [true, false] {
+        let Some(place) = Place::new(is_root) else { return };
+        place.mount(&["-o", "compress=zstd,commit=5"]);
+        let file = place.directory.join("file");
+        let status = place
+            .command("dd")
+            .args(["if=/dev/zero", "bs=100000", "count=30", "status=none"])
+            .arg(format!("of={}", file.display()))
+            .status();
+        assert!(status.unwrap().success());
+        // Root is not let in where another user mounted.
+        assert_eq!(fs::metadata(&file).is_ok(), is_root);
+        let output = place.run(&["ls"], &[&place.image]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("in use"), "{said}");
+        place.umount();
+        assert!(!place.is_mounted());
+        assert!(place.done(&["ls", "-l"], &[&place.image]).contains("3000000"));
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.mount(&["-o", "ro"]);
+        let status = place.command("rm").arg(&file).stderr(std::process::Stdio::null()).status();
+        assert!(!status.unwrap().success());
+        place.umount();
+        for (words, why) in [
+            (vec!["mount", "-o", "writeback"], "no such option"),
+            (vec!["mount", "-o", "subvol=none"], "none: no such file"),
+            (vec!["mount", "-o", "subvol=file"], "no subvolume"),
+            (vec!["umount"], "nothing mounted"),
+        ] {
+            let paths: Vec<&Path> = match words[0] {
+                "mount" => vec![&place.image, &place.directory],
+                _ => vec![&place.directory],
+            };
+            let output = place.run(&words, &paths);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success() && said.contains(why), "{words:?}: {said}");
+            assert!(!place.is_mounted());
+        }
+    }
+}
+
+#[test]
+fn process_that_is_asked_to_end_loses_nothing() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    fs::write(place.directory.join("file"), b"not synced").unwrap();
+    place.signal("-TERM");
+    // As the next opener: it waits for the lock.
+    File::open(&place.image).unwrap().lock_shared().unwrap();
+    assert!(!place.is_mounted());
+    assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+}
+
+/// Killed under load, again and again: what was synced is there, and the image is clean. UBTRFS_KILLS says how often.
+#[test]
+fn process_that_is_killed_loses_nothing_that_was_synced() {
+    let Some(place) = Place::new(true) else { return };
+    let rounds = std::env::var("UBTRFS_KILLS").map_or(3, |count| count.parse().unwrap());
+    let mut synced = Vec::new();
+    for round in 0..rounds {
+        place.mount(&[]);
+        for (name, bytes) in &synced {
+            assert!(fs::read(place.directory.join(name)).unwrap() == *bytes, "{name}");
+        }
+        std::thread::scope(|scope| {
+            let directory = &place.directory;
+            let loads: Vec<_> = (0..2)
+                .map(|thread| {
+                    scope.spawn(move || {
+                        // Until the server is gone.
+                        for at in 0..u64::MAX {
+                            let path = directory.join(format!("load {thread} {}", at % 50));
+                            if fs::write(&path, vec![1; 50_000]).is_err()
+                                || at % 3 == 0 && fs::remove_file(&path).is_err()
+                            {
+                                return;
+                            }
+                        }
+                    })
+                })
+                .collect();
+            for at in 0..5_u8 {
+                let name = format!("synced {round} {at}");
+                let bytes = vec![at; 10_000 * usize::from(at)];
+                let mut file = File::create(place.directory.join(&name)).unwrap();
+                file.write_all(&bytes).unwrap();
+                file.sync_all().unwrap();
+                synced.push((name, bytes));
+            }
+            std::thread::sleep(Duration::from_millis(20 * round % 100));
+            place.signal("-KILL");
+            loads.into_iter().for_each(|load| load.join().unwrap());
+        });
+        assert!(Command::new("umount").arg("-l").arg(&place.directory).status().unwrap().success());
+        File::open(&place.image).unwrap().lock_shared().unwrap();
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    }
+}

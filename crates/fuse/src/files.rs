@@ -1,0 +1,129 @@
+//! Regular files that are in use. The kernel does not say when it opens and closes one, which saves two requests each time; so those used
+//! last stay open.
+
+use rustc_hash::FxHashMap;
+use rustix::io::Errno;
+use ubtrfs_engine::{DataFile, Filesystem, InodeId};
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
+
+use crate::message::Result;
+
+/// Files that stay open at most.
+const OPEN_MAX: usize = 1024;
+
+/// A file in use.
+#[derive(Debug)]
+pub(crate) struct UsedFile {
+    pub(crate) data: DataFile,
+    /// It has no capabilities that a write would have to take from it, as far as is known.
+    is_without_capabilities: AtomicBool,
+    is_immutable: AtomicBool,
+}
+
+impl UsedFile {
+    /// Refuses to change one that is immutable. Linux does so where it is opened, which the kernel does not tell here; so who
+    /// has it open when it becomes immutable is refused, too.
+    pub(crate) fn check_mutable(&self) -> Result {
+        if self.is_immutable.load(Ordering::Acquire) { Err(Errno::PERM) } else { Ok(()) }
+    }
+
+    /// Its flags are these now.
+    pub(crate) fn note_flags(&self, bits: u64) {
+        self.is_immutable.store(bits & flags::IMMUTABLE != 0, Ordering::Release);
+    }
+
+    /// Whether it may have capabilities, or was never asked.
+    pub(crate) fn may_have_capabilities(&self) -> bool {
+        !self.is_without_capabilities.load(Ordering::Acquire)
+    }
+
+    /// It has none.
+    pub(crate) fn note_without_capabilities(&self) {
+        self.is_without_capabilities.store(true, Ordering::Release);
+    }
+
+    /// Somebody gives it some.
+    pub(crate) fn note_capabilities(&self) {
+        self.is_without_capabilities.store(false, Ordering::Release);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    files: FxHashMap<InodeId, (u64, Arc<UsedFile>)>,
+    clock: u64,
+}
+
+/// The files of a mount.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    table: Mutex<Table>,
+}
+
+impl Files {
+    /// The file, opened if it is not.
+    ///
+    /// # Errors
+    /// As [`Filesystem::open_data`].
+    pub(crate) fn open(
+        &self,
+        fs: &Filesystem,
+        id: InodeId,
+    ) -> ubtrfs_engine::Result<Arc<UsedFile>> {
+        if let Some(file) = self.find(id) {
+            return Ok(file);
+        }
+        let data = fs.open_data(id)?;
+        let bits = data.inode()?.flags;
+        let new = Arc::new(UsedFile {
+            data,
+            is_without_capabilities: AtomicBool::new(false),
+            is_immutable: AtomicBool::new(bits & flags::IMMUTABLE != 0),
+        });
+        let mut table = self.table.lock();
+        table.clock += 1;
+        let now = table.clock;
+        let gone = if table.files.len() < OPEN_MAX { Vec::new() } else { table.take_oldest() };
+        let (used, file) = table.files.entry(id).or_insert((now, new));
+        *used = now;
+        let file = Arc::clone(file);
+        drop(table);
+        // To close one may take its time.
+        drop(gone);
+        Ok(file)
+    }
+
+    /// The file, if it is open.
+    pub(crate) fn find(&self, id: InodeId) -> Option<Arc<UsedFile>> {
+        let mut table = self.table.lock();
+        table.clock += 1;
+        let now = table.clock;
+        let (used, file) = table.files.get_mut(&id)?;
+        *used = now;
+        Some(Arc::clone(file))
+    }
+
+    /// It is not used any more.
+    pub(crate) fn close(&self, id: InodeId) {
+        let file = self.table.lock().files.remove(&id);
+        drop(file);
+    }
+
+    /// None is used any more.
+    pub(crate) fn close_all(&self) {
+        let files = std::mem::take(&mut self.table.lock().files);
+        drop(files);
+    }
+}
+
+impl Table {
+    /// Takes out the half that was not used for longest.
+    fn take_oldest(&mut self) -> Vec<Arc<UsedFile>> {
+        let mut times: Vec<u64> = self.files.values().map(|(used, _)| *used).collect();
+        let middle = times.len() / 2;
+        let limit = *times.select_nth_unstable(middle).1;
+        let old = self.files.extract_if(|_, (used, _)| *used < limit);
+        old.map(|(_, (_, file))| file).collect()
+    }
+}

@@ -1,0 +1,26 @@
+//! A btrfs filesystem mounted through FUSE: the kernel's requests to engine calls, errors to numbers.
+//!
+//! - `abi`, `message`: the protocol's structs, and taking them apart. A protocol layer of our own, as nodes must differ from inode
+//!   numbers (`docs/adr/0003-own-fuse-protocol.md`).
+//! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`.
+//! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
+//! - [`Server`] and `ops`: what each request does.
+//! - `mount`: mounting and unmounting.
+//!
+//! Writes go through at once: the kernel keeps what it wrote for reading only. What fsync returned for is durable; the rest
+//! with the next commit.
+#![forbid(unsafe_code)]
+
+mod abi;
+mod errno;
+mod files;
+mod message;
+mod mount;
+mod nodes;
+mod ops;
+mod server;
+mod transport;
+
+pub use mount::{MountError, MountOptions, mount, unmount, unmount_when_unused};
+pub use server::{RequestCounts, ServeError, Server};
+pub use transport::{FuseDevice, Transport};

@@ -1,0 +1,168 @@
+//! Taking requests apart and putting answers together.
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::abi::{InHeader, OutHeader};
+
+/// Longest name of an entry; the kernel lets longer ones through.
+const NAME_BYTES_MAX: usize = 255;
+
+/// What an operation comes to: an answer, or a number of the system's.
+pub(crate) type Result<T = ()> = std::result::Result<T, Errno>;
+
+/// A request.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub(crate) header: InHeader,
+    body: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    /// One as it was received; `None` if it is cut off.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (header, rest) = InHeader::read_from_prefix(bytes).ok()?;
+        let len = usize::try_from(header.len).ok()?.checked_sub(size_of::<InHeader>())?;
+        Some(Self { header, body: rest.get(..len)? })
+    }
+
+    /// Takes the next argument off the front.
+    pub(crate) fn take<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Result<T> {
+        let (value, rest) = T::read_from_prefix(self.body).map_err(|_| Errno::INVAL)?;
+        self.body = rest;
+        Ok(value)
+    }
+
+    /// Takes the next name off, which a zero ends.
+    pub(crate) fn take_name(&mut self) -> Result<&'a [u8]> {
+        let len = self.body.iter().position(|byte| *byte == 0).ok_or(Errno::INVAL)?;
+        let (name, rest) = self.body.split_at(len);
+        self.body = &rest[1..];
+        Ok(name)
+    }
+
+    /// As [`Request::take_name`], of an entry of a directory, which can be no longer than btrfs has it.
+    pub(crate) fn take_entry_name(&mut self) -> Result<&'a [u8]> {
+        let name = self.take_name()?;
+        if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
+    }
+
+    /// Takes so many bytes off.
+    pub(crate) fn take_bytes(&mut self, len: u32) -> Result<&'a [u8]> {
+        let len = usize::try_from(len).map_err(|_| Errno::INVAL)?;
+        let (bytes, rest) = self.body.split_at_checked(len).ok_or(Errno::INVAL)?;
+        self.body = rest;
+        Ok(bytes)
+    }
+}
+
+/// The memory in which a thread puts its answers together, one after the other.
+pub(crate) struct Answer {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+const HEADER_BYTES: usize = size_of::<OutHeader>();
+
+impl Answer {
+    /// For answers of up to so many bytes.
+    pub(crate) fn with_room(len_max: usize) -> Self {
+        Self { bytes: vec![0; HEADER_BYTES + len_max], len: HEADER_BYTES }
+    }
+
+    /// Forgets what was put in.
+    pub(crate) fn clear(&mut self) {
+        self.len = HEADER_BYTES;
+    }
+
+    /// Appends a struct.
+    pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, value: &T) {
+        self.put_bytes(value.as_bytes());
+    }
+
+    /// Appends bytes.
+    pub(crate) fn put_bytes(&mut self, bytes: &[u8]) {
+        let end = self.len + bytes.len();
+        if end > self.bytes.len() {
+            self.bytes.resize(end, 0);
+        }
+        self.bytes[self.len..end].copy_from_slice(bytes);
+        self.len = end;
+    }
+
+    /// Lets `fill` put up to `len_max` bytes behind, and say how many.
+    pub(crate) fn fill<E>(
+        &mut self,
+        len_max: usize,
+        fill: impl FnOnce(&mut [u8]) -> std::result::Result<usize, E>,
+    ) -> std::result::Result<(), E> {
+        let end = self.len + len_max;
+        if end > self.bytes.len() {
+            self.bytes.resize(end, 0);
+        }
+        self.len += fill(&mut self.bytes[self.len..end])?;
+        Ok(())
+    }
+
+    /// Bytes put in so far.
+    pub(crate) fn body_len(&self) -> usize {
+        self.len - HEADER_BYTES
+    }
+
+    /// The whole answer to a request: what was put in, or an error.
+    pub(crate) fn finish(&mut self, unique: u64, result: Result) -> &[u8] {
+        let error = match result {
+            Ok(()) => 0,
+            Err(errno) => {
+                self.clear();
+                -errno.raw_os_error()
+            }
+        };
+        let len = u32::try_from(self.len).expect("an answer is short");
+        let header = OutHeader { len, error, unique };
+        self.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+        &self.bytes[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_takes_what_is_there_and_refuses_what_is_cut_off() {
+        let mut bytes =
+            InHeader { len: 40 + 8 + 5, opcode: 9, ..InHeader::default() }.as_bytes().to_vec();
+        bytes.extend([1, 0, 0, 0, 2, 0, 0, 0]);
+        bytes.extend(b"ab\0cd");
+        let mut request = Request::parse(&bytes).unwrap();
+        assert_eq!(request.take::<[u32; 2]>().unwrap(), [1, 2]);
+        assert_eq!(request.take_name().unwrap(), b"ab");
+        assert_eq!(request.take_name(), Err(Errno::INVAL));
+        assert_eq!(request.take_bytes(3), Err(Errno::INVAL));
+        assert_eq!(request.take_bytes(2).unwrap(), b"cd");
+        assert!(Request::parse(&bytes[..52]).is_none());
+        assert!(Request::parse(&bytes[..39]).is_none());
+        bytes[0] = 39;
+        assert!(Request::parse(&bytes).is_none());
+    }
+
+    #[test]
+    fn answer_holds_what_was_put_or_only_the_error() {
+        let mut answer = Answer::with_room(4);
+        answer.put(&7_u64);
+        answer
+            .fill(3, |bytes| {
+                bytes[0] = 9;
+                Ok::<usize, ()>(1)
+            })
+            .unwrap();
+        assert_eq!(answer.body_len(), 9);
+        let bytes = answer.finish(5, Ok(())).to_vec();
+        assert_eq!(bytes.len(), 25);
+        assert_eq!((bytes[0], bytes[8], bytes[16], bytes[24]), (25, 5, 7, 9));
+        let bytes = answer.finish(6, Err(Errno::NOENT));
+        assert_eq!((bytes.len(), bytes[0]), (16, 16));
+        assert_eq!(i32::from_ne_bytes(bytes[4..8].try_into().unwrap()), -2);
+    }
+}

@@ -1,0 +1,148 @@
+//! Mounting and unmounting.
+
+use std::ffi::CString;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, FdFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+/// How a filesystem is mounted.
+#[derive(Clone, Debug, Default)]
+pub struct MountOptions {
+    /// What `mount` and `/proc/mounts` show as the device.
+    pub source: String,
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// Other users see it, too.
+    pub allow_other: bool,
+}
+
+/// Why a directory could not be mounted on.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {errno}")]
+pub struct MountError {
+    /// What was tried.
+    pub what: &'static str,
+    /// What the system said.
+    pub errno: Errno,
+}
+
+fn failed(what: &'static str) -> impl Fn(Errno) -> MountError {
+    move |errno| MountError { what, errno }
+}
+
+/// Mounts on a directory; returns the device from which requests come. As root by a system call, otherwise by `fusermount3`.
+///
+/// # Errors
+/// The system's.
+pub fn mount(directory: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    if rustix::process::geteuid().is_root() {
+        mount_as_root(directory, options)
+    } else {
+        mount_as_user(directory, options)
+    }
+}
+
+fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open("/dev/fuse", flags, Mode::empty());
+    let device = device.map_err(failed("opening /dev/fuse"))?;
+    let about = rustix::fs::stat(directory).map_err(failed("looking at the directory"))?;
+    let mut data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        about.st_mode & 0o170_000,
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let data = CString::new(data).expect("no zero in it");
+    let mut flags = MountFlags::NOATIME;
+    if options.read_only {
+        flags |= MountFlags::RDONLY;
+    }
+    let source = options.source.as_str();
+    rustix::mount::mount(source, directory, "fuse.ubtrfs", flags, Some(data.as_c_str()))
+        .map_err(failed("mounting"))?;
+    Ok(device)
+}
+
+/// `fusermount3`, which may mount, opens the device and hands it over through a socket whose number it is told.
+fn mount_as_user(directory: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    const WHAT: &str = "mounting with fusermount3";
+    let io_failed = |error: std::io::Error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        failed(match errno {
+            Errno::NOENT => "looking for fusermount3, which mounts for who is not root",
+            _ => WHAT,
+        })(errno)
+    };
+    let (ours, theirs) = UnixStream::pair().map_err(io_failed)?;
+    rustix::io::fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed(WHAT))?;
+    let source = options.source.replace('\\', "\\\\").replace(',', "\\,");
+    let mut words = format!("fsname={source},subtype=ubtrfs,noatime,default_permissions");
+    words.push_str(if options.read_only { ",ro" } else { ",rw" });
+    if options.allow_other {
+        words.push_str(",allow_other");
+    }
+    let status = Command::new("fusermount3")
+        .args(["-o", &words, "--"])
+        .arg(directory)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .status()
+        .map_err(io_failed)?;
+    drop(theirs);
+    if !status.success() {
+        // It has said why.
+        return Err(failed(WHAT)(Errno::PERM));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let into = &mut [IoSliceMut::new(&mut byte)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    rustix::net::recvmsg(&ours, into, &mut control, flags).map_err(failed(WHAT))?;
+    let mut received = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut devices) => devices.next(),
+        _ => None,
+    });
+    received.next().ok_or_else(|| failed(WHAT)(Errno::NODEV))
+}
+
+/// Unmounts a directory. What is in use stays.
+///
+/// # Errors
+/// The system's.
+pub fn unmount(directory: &Path) -> Result<(), MountError> {
+    unmount_with(directory, UnmountFlags::empty(), "-u")
+}
+
+/// Takes a directory's mount away from all who do not use it yet; it ends when nobody uses it any more.
+///
+/// # Errors
+/// The system's.
+pub fn unmount_when_unused(directory: &Path) -> Result<(), MountError> {
+    unmount_with(directory, UnmountFlags::DETACH, "-uz")
+}
+
+fn unmount_with(directory: &Path, flags: UnmountFlags, option: &str) -> Result<(), MountError> {
+    const WHAT: &str = "unmounting";
+    if rustix::process::geteuid().is_root() {
+        return rustix::mount::unmount(directory, flags).map_err(failed(WHAT));
+    }
+    let status = Command::new("fusermount3").arg(option).arg("--").arg(directory).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err(failed(WHAT)(Errno::BUSY)),
+        Err(error) => Err(failed(WHAT)(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
+    }
+}

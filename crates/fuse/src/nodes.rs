@@ -1,0 +1,132 @@
+//! Which inodes the kernel knows, and by what number.
+//!
+//! The kernel names an inode by a node, which it learns with a name and forgets later; an inode's own number would not do, as each
+//! subvolume counts from the same one. An inode without a name stays as long as its node is known.
+
+use rustc_hash::FxHashMap;
+use ubtrfs_engine::InodeId;
+use ubtrfs_rt::Mutex;
+
+use crate::abi::ROOT_NODE;
+
+#[derive(Debug)]
+struct Node {
+    id: InodeId,
+    /// How often the kernel was told of it, and has not forgotten it yet.
+    count: u64,
+    has_no_name: bool,
+}
+
+#[derive(Debug)]
+struct Table {
+    by_number: FxHashMap<u64, Node>,
+    by_inode: FxHashMap<InodeId, u64>,
+    next: u64,
+}
+
+/// The nodes of a mount.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    table: Mutex<Table>,
+}
+
+impl Nodes {
+    /// With the directory that is mounted.
+    pub(crate) fn new(root: InodeId) -> Self {
+        let node = Node { id: root, count: 1, has_no_name: false };
+        let mut table = Table {
+            by_number: FxHashMap::default(),
+            by_inode: FxHashMap::default(),
+            next: ROOT_NODE + 1,
+        };
+        table.by_number.insert(ROOT_NODE, node);
+        table.by_inode.insert(root, ROOT_NODE);
+        Self { table: Mutex::new(table) }
+    }
+
+    /// The inode of a node.
+    pub(crate) fn inode(&self, number: u64) -> Option<InodeId> {
+        self.table.lock().by_number.get(&number).map(|node| node.id)
+    }
+
+    /// The node of an inode, of which the kernel will be told once more.
+    pub(crate) fn remember(&self, id: InodeId) -> u64 {
+        let mut table = self.table.lock();
+        if let Some(number) = table.by_inode.get(&id).copied() {
+            if let Some(node) = table.by_number.get_mut(&number) {
+                node.count += 1;
+            }
+            return number;
+        }
+        let number = table.next;
+        table.next += 1;
+        table.by_number.insert(number, Node { id, count: 1, has_no_name: false });
+        table.by_inode.insert(id, number);
+        number
+    }
+
+    /// The kernel forgot a node so many times. Returns its inode if that is to go now.
+    pub(crate) fn forget(&self, number: u64, count: u64) -> Option<InodeId> {
+        let mut table = self.table.lock();
+        let node = table.by_number.get_mut(&number)?;
+        node.count = node.count.saturating_sub(count);
+        if node.count > 0 || number == ROOT_NODE {
+            return None;
+        }
+        let node = table.by_number.remove(&number)?;
+        table.by_inode.remove(&node.id);
+        node.has_no_name.then_some(node.id)
+    }
+
+    /// An inode lost its last name. Returns whether it is to go now, as the kernel does not know it.
+    pub(crate) fn lost_name(&self, id: InodeId) -> bool {
+        let mut table = self.table.lock();
+        let number = table.by_inode.get(&id).copied();
+        match number.and_then(|number| table.by_number.get_mut(&number)) {
+            Some(node) => {
+                node.has_no_name = true;
+                false
+            }
+            None => true,
+        }
+    }
+
+    /// What is to go, now that the kernel knows nothing any more.
+    pub(crate) fn take_nameless(&self) -> Vec<InodeId> {
+        let mut table = self.table.lock();
+        let nodes = std::mem::take(&mut table.by_number);
+        table.by_inode.clear();
+        nodes.into_values().filter(|node| node.has_no_name).map(|node| node.id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ubtrfs_ondisk::{InodeNo, RootId};
+
+    fn id(root: u64, inode: u64) -> InodeId {
+        InodeId { root: RootId(root), inode: InodeNo(inode) }
+    }
+
+    #[test]
+    fn inode_without_name_goes_when_the_kernel_forgets_it() {
+        let nodes = Nodes::new(id(5, 256));
+        let (one, same) = (nodes.remember(id(5, 257)), nodes.remember(id(5, 257)));
+        let other = nodes.remember(id(256, 257));
+        assert_eq!(one, same);
+        assert_ne!(one, other);
+        assert_eq!(nodes.inode(other), Some(id(256, 257)));
+        assert_eq!(nodes.forget(other, 1), None);
+        assert_eq!(nodes.inode(other), None);
+        assert!(nodes.lost_name(id(256, 257)));
+        assert!(!nodes.lost_name(id(5, 257)));
+        assert_eq!(nodes.forget(one, 1), None);
+        assert_eq!(nodes.forget(one, 1), Some(id(5, 257)));
+        assert_eq!(nodes.forget(one, 1), None);
+        // The number of what is gone is not given again.
+        assert_ne!(nodes.remember(id(5, 257)), one);
+        assert_eq!(nodes.forget(ROOT_NODE, 7), None);
+        assert_eq!(nodes.inode(ROOT_NODE), Some(id(5, 256)));
+    }
+}

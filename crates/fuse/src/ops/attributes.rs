@@ -1,0 +1,168 @@
+//! `stat`, `chmod`, `chown`, `utimes`, `truncate`, `statfs`.
+
+use ubtrfs_engine::{Inode, InodeId, Reservation, SetAttributes};
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_rt::Time;
+
+use crate::abi::{self, AttrOut, StatxOut, StatxTime, fattr};
+use crate::errno::errno;
+use crate::message::{Answer, Request, Result};
+use crate::server::{Server, VALID_SECONDS, offset};
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o10;
+/// STATX_BASIC_STATS and STATX_BTIME.
+const STATX_BASIC_AND_BIRTH: u32 = 0xfff;
+const CAPABILITY: &[u8] = b"security.capability";
+/// Items that a change of attributes changes at most: the inode, and access control lists.
+const ATTRIBUTE_ITEMS: u64 = 3;
+
+impl Server {
+    pub(crate) fn getattr(&self, id: InodeId, answer: &mut Answer) -> Result {
+        self.put_attr(&self.inode(id)?, answer);
+        Ok(())
+    }
+
+    fn put_attr(&self, inode: &Inode, answer: &mut Answer) {
+        let attr = self.attr(inode);
+        answer.put(&AttrOut { attr_valid: VALID_SECONDS, attr, ..AttrOut::default() });
+    }
+
+    pub(crate) fn statx(&self, id: InodeId, answer: &mut Answer) -> Result {
+        let inode = self.inode(id)?;
+        let attr = self.attr(&inode);
+        let time = |time: Time| StatxTime { sec: time.sec, nsec: time.nsec, reserved: 0 };
+        let (rdev_major, rdev_minor) = inode.device();
+        answer.put(&StatxOut {
+            attr_valid: VALID_SECONDS,
+            mask: STATX_BASIC_AND_BIRTH,
+            blksize: attr.blksize,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            mode: u16::try_from(attr.mode & 0xffff).unwrap_or(0),
+            ino: attr.ino,
+            size: attr.size,
+            blocks: attr.blocks,
+            atime: time(inode.atime),
+            btime: time(inode.otime),
+            ctime: time(inode.ctime),
+            mtime: time(inode.mtime),
+            rdev_major,
+            rdev_minor,
+            ..StatxOut::default()
+        });
+        Ok(())
+    }
+
+    pub(crate) fn setattr(
+        &self,
+        id: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let new: abi::SetattrIn = request.take()?;
+        let has = |bit: u32| new.valid & bit != 0;
+        if has(fattr::SIZE) {
+            let (file, size) = (self.file(id)?, offset(new.size)?);
+            file.check_mutable()?;
+            if has(fattr::KILL_SUIDGID) {
+                self.drop_privileges(id)?;
+            }
+            self.drop_capabilities(id)?;
+            file.data.truncate(size).map_err(|error| errno(&error))?;
+        }
+        let now = self.now();
+        let time = |bit: u32, now_bit: u32, sec: u64, nsec: u32| match has(bit) {
+            true if has(now_bit) => Some(now),
+            true => Some(Time { sec: i64::from_ne_bytes(sec.to_ne_bytes()), nsec }),
+            false => None,
+        };
+        let mut attributes = SetAttributes {
+            mode: has(fattr::MODE).then_some(new.mode),
+            uid: has(fattr::UID).then_some(new.uid),
+            gid: has(fattr::GID).then_some(new.gid),
+            atime: time(fattr::ATIME, fattr::ATIME_NOW, new.atime, new.atimensec),
+            mtime: time(fattr::MTIME, fattr::MTIME_NOW, new.mtime, new.mtimensec),
+            ctime: time(fattr::CTIME, 0, new.ctime, new.ctimensec),
+            ..SetAttributes::default()
+        };
+        if has(fattr::UID) || has(fattr::GID) {
+            let inode = self.inode(id)?;
+            if !inode.is_dir() && attributes.mode.is_none() {
+                attributes.mode = mode_without_privileges(&inode);
+            }
+            self.drop_capabilities(id)?;
+        }
+        if attributes != SetAttributes::default() {
+            self.set_attributes(id, &attributes)?;
+        }
+        self.getattr(id, answer)
+    }
+
+    pub(crate) fn set_attributes(&self, id: InodeId, attributes: &SetAttributes) -> Result {
+        self.fs
+            .begin(Reservation::items(ATTRIBUTE_ITEMS))
+            .and_then(|mut handle| handle.set_attributes(id, attributes))
+            .map_err(|error| errno(&error))
+    }
+
+    /// Who writes to a file that runs with its owner's rights takes those from it.
+    pub(crate) fn drop_privileges(&self, id: InodeId) -> Result {
+        match mode_without_privileges(&self.inode(id)?) {
+            None => Ok(()),
+            mode => self.set_attributes(id, &SetAttributes { mode, ..SetAttributes::default() }),
+        }
+    }
+
+    /// Also the capabilities, which the kernel leaves to us to look for.
+    pub(crate) fn drop_capabilities(&self, id: InodeId) -> Result {
+        let file = self.files.find(id);
+        if file.as_ref().is_some_and(|file| !file.may_have_capabilities()) {
+            return Ok(());
+        }
+        let has_some = self.fs.xattr(id, CAPABILITY).map_err(|error| errno(&error))?.is_some();
+        if has_some {
+            self.remove_xattr(id, CAPABILITY)?;
+        }
+        if let Some(file) = file {
+            file.note_without_capabilities();
+        }
+        Ok(())
+    }
+
+    /// An attribute is about to be set.
+    pub(crate) fn note_new_xattr(&self, id: InodeId, name: &[u8]) {
+        if name == CAPABILITY
+            && let Some(file) = self.files.find(id)
+        {
+            file.note_capabilities();
+        }
+    }
+
+    pub(crate) fn statfs(&self, id: InodeId, answer: &mut Answer) -> Result {
+        let found = self.fs.statfs(id.root).map_err(|error| errno(&error))?;
+        let block_bytes = u32::try_from(found.block_bytes).unwrap_or(4096);
+        answer.put(&abi::StatfsOut {
+            blocks: found.blocks,
+            bfree: found.blocks_free,
+            bavail: found.blocks_available,
+            bsize: block_bytes,
+            frsize: block_bytes,
+            namelen: found.name_bytes_max,
+            ..abi::StatfsOut::default()
+        });
+        Ok(())
+    }
+}
+
+/// The mode of what is no directory without the bits by which it runs with other rights; `None` if it has none of them.
+fn mode_without_privileges(inode: &Inode) -> Option<u32> {
+    let mut gone = inode.mode & SET_UID;
+    if inode.mode & GROUP_EXECUTE != 0 {
+        gone |= inode.mode & SET_GID;
+    }
+    let has_some = gone != 0 && inode.file_type() == FileType::Regular;
+    has_some.then_some(inode.mode & !gone)
+}

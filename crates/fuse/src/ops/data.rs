@@ -1,0 +1,129 @@
+//! The bytes of regular files.
+
+use rustix::io::Errno;
+use ubtrfs_engine::InodeId;
+use ubtrfs_iomap::Reach;
+use ubtrfs_ondisk::FileOffset as DiskOffset;
+use ubtrfs_ondisk::dir::FileType;
+
+use crate::abi;
+use crate::errno::errno;
+use crate::message::{Answer, Request, Result};
+use crate::server::{DATA_BYTES_MAX, Server, offset};
+
+/// Modes of `fallocate`.
+mod falloc {
+    pub(super) const KEEP_SIZE: u32 = 1;
+    pub(super) const PUNCH_HOLE: u32 = 2;
+    pub(super) const ZERO_RANGE: u32 = 0x10;
+    pub(super) const UNSHARE: u32 = 0x40;
+}
+
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+/// An answer says in 32 bits how much was copied.
+const COPY_BYTES_MAX: u64 = 1 << 30;
+
+impl Server {
+    pub(crate) fn read(
+        &self,
+        id: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::ReadIn = request.take()?;
+        let len = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
+        let (file, at) = (self.file(id)?, offset(wanted.offset)?);
+        // A short answer says that the file ends there.
+        answer.fill(len, |buffer| file.data.read_whole(at, buffer)).map_err(|error| errno(&error))
+    }
+
+    pub(crate) fn write(
+        &self,
+        id: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::WriteIn = request.take()?;
+        let bytes = request.take_bytes(wanted.size)?;
+        let (file, at) = (self.file(id)?, offset(wanted.offset)?);
+        file.check_mutable()?;
+        if wanted.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
+            self.drop_privileges(id)?;
+        }
+        self.drop_capabilities(id)?;
+        let len = file.data.write(at, bytes).map_err(|error| errno(&error))?;
+        answer.put(&abi::WriteOut { size: u32::try_from(len).unwrap_or(0), padding: 0 });
+        Ok(())
+    }
+
+    pub(crate) fn fsync(&self, id: InodeId) -> Result {
+        let result = match self.inode(id)?.file_type() {
+            FileType::Regular => self.file(id)?.data.fsync(),
+            _ => self.fs.fsync(id),
+        };
+        result.map_err(|error| errno(&error))
+    }
+
+    pub(crate) fn fallocate(&self, id: InodeId, mut request: Request<'_>) -> Result {
+        let wanted: abi::FallocateIn = request.take()?;
+        let (file, at, len) = (self.file(id)?, offset(wanted.offset)?, wanted.len);
+        file.check_mutable()?;
+        offset(wanted.offset.checked_add(len).ok_or(Errno::FBIG)?)?;
+        let reach = match wanted.mode & falloc::KEEP_SIZE {
+            0 => Reach::Extends,
+            _ => Reach::Stays,
+        };
+        let data = &file.data;
+        let done = match wanted.mode & !falloc::KEEP_SIZE {
+            0 => data.allocate(at, len, reach),
+            falloc::PUNCH_HOLE if reach == Reach::Stays => data.punch_hole(at, len),
+            falloc::ZERO_RANGE => data.allocate_zeroed(at, len, reach),
+            falloc::UNSHARE => data.unshare(at, len).and_then(|()| data.allocate(at, len, reach)),
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        done.map_err(|error| errno(&error))
+    }
+
+    pub(crate) fn lseek(
+        &self,
+        id: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::LseekIn = request.take()?;
+        let (file, at) = (self.file(id)?, offset(wanted.offset)?);
+        let found = match wanted.whence {
+            SEEK_DATA => file.data.seek_data(at),
+            SEEK_HOLE => file.data.seek_hole(at),
+            _ => return Err(Errno::INVAL),
+        };
+        let found = found.map_err(|error| errno(&error))?;
+        answer.put(&abi::LseekOut { offset: found.bytes() });
+        Ok(())
+    }
+
+    pub(crate) fn copy_file_range(
+        &self,
+        id: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::CopyFileRangeIn = request.take()?;
+        let target = self.nodes.inode(wanted.node_out).ok_or(Errno::STALE)?;
+        if wanted.flags != 0 {
+            return Err(Errno::INVAL);
+        }
+        let len = wanted.len.min(COPY_BYTES_MAX);
+        let end = wanted.offset_in.checked_add(len).ok_or(Errno::OVERFLOW)?;
+        self.file(target)?.check_mutable()?;
+        self.drop_privileges(target)?;
+        self.drop_capabilities(target)?;
+        let (range, to) =
+            (DiskOffset(wanted.offset_in)..DiskOffset(end), DiskOffset(wanted.offset_out));
+        let done = self.fs.copy_range(id, range, target, to).map_err(|error| errno(&error))?;
+        answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
+        Ok(())
+    }
+}

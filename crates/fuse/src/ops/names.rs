@@ -1,0 +1,220 @@
+//! Names: finding, making, removing and moving them.
+
+use rustix::io::Errno;
+use ubtrfs_engine::{Error, Inherit, InodeId, NewInode, RenameMode, Reservation, device_number};
+use ubtrfs_ondisk::InodeNo;
+
+use crate::abi::{self, EntryOut, InHeader, fopen, opcode};
+use crate::errno::errno;
+use crate::message::{Answer, Request, Result};
+use crate::server::{Server, VALID_SECONDS, decode_device};
+
+/// Attributes that a new inode takes over at most: two access control lists and how it is compressed.
+const INHERITED_XATTRS: u64 = 3;
+const TYPE_DIRECTORY: u32 = 0o040_000;
+const TYPE_REGULAR: u32 = 0o100_000;
+const TYPE_SYMLINK: u32 = 0o120_000;
+const TYPE_MASK: u32 = 0o170_000;
+
+/// Flags of `renameat2`.
+mod renameat2 {
+    pub(super) const NOREPLACE: u32 = 1;
+    pub(super) const EXCHANGE: u32 = 2;
+    pub(super) const WHITEOUT: u32 = 4;
+}
+
+impl Server {
+    pub(crate) fn lookup(
+        &self,
+        dir: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let name = request.take_entry_name()?;
+        match self.fs.lookup(dir, name) {
+            Ok(id) => self.put_entry(id, answer),
+            // That there is none may be remembered, too.
+            Err(Error::NotFound { .. }) => {
+                answer.put(&EntryOut { entry_valid: VALID_SECONDS, ..EntryOut::default() });
+                Ok(())
+            }
+            Err(error) => Err(errno(&error)),
+        }
+    }
+
+    fn put_entry(&self, id: InodeId, answer: &mut Answer) -> Result {
+        let inode = self.inode(id)?;
+        answer.put(&self.entry(&inode));
+        Ok(())
+    }
+
+    fn new_inode(&self, header: &InHeader, mode: u32, umask: u32) -> NewInode {
+        NewInode {
+            uid: header.uid,
+            gid: header.gid,
+            inherit: Inherit::AsProcess { umask },
+            ..NewInode::new(mode, self.now())
+        }
+    }
+
+    fn make(&self, dir: InodeId, name: &[u8], new: &NewInode) -> Result<InodeId> {
+        self.fs
+            .begin(Reservation::create(INHERITED_XATTRS))
+            .and_then(|mut handle| handle.create(dir, name, new))
+            .map_err(|error| errno(&error))
+    }
+
+    pub(crate) fn mknod(
+        &self,
+        dir: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::MknodIn = request.take()?;
+        let name = request.take_entry_name()?;
+        let (major, minor) = decode_device(wanted.rdev);
+        let mut new = self.new_inode(&request.header, wanted.mode, wanted.umask);
+        new.rdev = device_number(major, minor);
+        let id = self.make(dir, name, &new)?;
+        self.put_entry(id, answer)
+    }
+
+    pub(crate) fn mkdir(
+        &self,
+        dir: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::MkdirIn = request.take()?;
+        let name = request.take_entry_name()?;
+        let mode = TYPE_DIRECTORY | wanted.mode & !TYPE_MASK;
+        let id = self.make(dir, name, &self.new_inode(&request.header, mode, wanted.umask))?;
+        self.put_entry(id, answer)
+    }
+
+    pub(crate) fn create(
+        &self,
+        dir: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::CreateIn = request.take()?;
+        let name = request.take_entry_name()?;
+        let mode = TYPE_REGULAR | wanted.mode & !TYPE_MASK;
+        let id = self.make(dir, name, &self.new_inode(&request.header, mode, wanted.umask))?;
+        self.put_opened(id, answer)
+    }
+
+    pub(crate) fn tmpfile(
+        &self,
+        dir: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::CreateIn = request.take()?;
+        let mode = TYPE_REGULAR | wanted.mode & !TYPE_MASK;
+        let new = self.new_inode(&request.header, mode, wanted.umask);
+        let id = self
+            .fs
+            .begin(Reservation::create(INHERITED_XATTRS))
+            .and_then(|mut handle| handle.create_unlinked(dir, &new))
+            .map_err(|error| errno(&error))?;
+        self.put_opened(id, answer)?;
+        // Unless it gets a name it goes when the kernel forgets it; one that has got a name is not evicted.
+        self.nodes.lost_name(id);
+        Ok(())
+    }
+
+    fn put_opened(&self, id: InodeId, answer: &mut Answer) -> Result {
+        self.put_entry(id, answer)?;
+        let open_flags = fopen::KEEP_CACHE | fopen::NOFLUSH;
+        answer.put(&abi::OpenOut { open_flags, ..abi::OpenOut::default() });
+        Ok(())
+    }
+
+    pub(crate) fn symlink(
+        &self,
+        dir: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let (name, target) = (request.take_entry_name()?, request.take_name()?);
+        let new = self.new_inode(&request.header, TYPE_SYMLINK | 0o777, 0);
+        let id = self
+            .fs
+            .begin(Reservation::create(INHERITED_XATTRS))
+            .and_then(|mut handle| handle.symlink(dir, name, target, &new))
+            .map_err(|error| errno(&error))?;
+        self.put_entry(id, answer)
+    }
+
+    pub(crate) fn readlink(&self, id: InodeId, answer: &mut Answer) -> Result {
+        let target = self.fs.read_link(id).map_err(|error| errno(&error))?;
+        answer.put_bytes(&target);
+        Ok(())
+    }
+
+    pub(crate) fn link(
+        &self,
+        dir: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::LinkIn = request.take()?;
+        let name = request.take_entry_name()?;
+        let id = self.nodes.inode(wanted.old_node).ok_or(Errno::STALE)?;
+        self.fs
+            .begin(Reservation::create(0))
+            .and_then(|mut handle| handle.link(dir, name, id))
+            .map_err(|error| errno(&error))?;
+        self.put_entry(id, answer)
+    }
+
+    pub(crate) fn unlink(&self, dir: InodeId, mut request: Request<'_>) -> Result {
+        let name = request.take_entry_name()?;
+        let gone = self.fs.unlink_deferred(dir, name).map_err(|error| errno(&error))?;
+        self.let_go(gone);
+        Ok(())
+    }
+
+    /// Removes a directory, or a subvolume if it is empty, as Linux does.
+    pub(crate) fn rmdir(&self, dir: InodeId, mut request: Request<'_>) -> Result {
+        let name = request.take_entry_name()?;
+        let id = self.fs.lookup(dir, name).map_err(|error| errno(&error))?;
+        if id.root != dir.root && id.inode == InodeNo::SUBVOLUME_ROOT {
+            let mut entries = self.fs.read_dir(id, 0).map_err(|error| errno(&error))?;
+            if entries.next().is_some() {
+                return Err(Errno::NOTEMPTY);
+            }
+            return match self.fs.delete_subvolume(dir, name) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(errno(&error)),
+            };
+        }
+        let gone = self.fs.rmdir_deferred(dir, name).map_err(|error| errno(&error))?;
+        self.let_go(gone);
+        Ok(())
+    }
+
+    pub(crate) fn rename(&self, dir: InodeId, mut request: Request<'_>) -> Result {
+        let (new_dir, flags) = if request.header.opcode == opcode::RENAME2 {
+            let abi::Rename2In { new_dir, flags, .. } = request.take()?;
+            (new_dir, flags)
+        } else {
+            let abi::RenameIn { new_dir } = request.take()?;
+            (new_dir, 0)
+        };
+        let (name, new_name) = (request.take_entry_name()?, request.take_entry_name()?);
+        let new_dir = self.nodes.inode(new_dir).ok_or(Errno::STALE)?;
+        let mode = match flags {
+            0 => RenameMode::Replace,
+            renameat2::NOREPLACE => RenameMode::NoReplace,
+            renameat2::EXCHANGE => RenameMode::Exchange,
+            renameat2::WHITEOUT => RenameMode::Whiteout,
+            _ => return Err(Errno::INVAL),
+        };
+        let replaced = self.fs.rename_deferred(dir, name, new_dir, new_name, mode);
+        self.let_go(replaced.map_err(|error| errno(&error))?);
+        Ok(())
+    }
+}

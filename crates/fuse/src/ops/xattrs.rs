@@ -1,0 +1,106 @@
+//! Extended attributes, access control lists among them.
+
+use rustix::io::Errno;
+use ubtrfs_engine::{Error, InodeId, Reservation};
+
+use crate::abi;
+use crate::errno::errno;
+use crate::message::{Answer, Request, Result};
+use crate::server::Server;
+
+const CREATE: u32 = 1;
+const REPLACE: u32 = 2;
+/// Items that a change of an attribute changes at most.
+const XATTR_ITEMS: u64 = 3;
+
+impl Server {
+    pub(crate) fn getxattr(
+        &self,
+        id: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::GetxattrIn = request.take()?;
+        let name = known_namespace(request.take_name()?)?;
+        let value = self.fs.xattr(id, name).map_err(|error| errno(&error))?;
+        put_sized(&value.ok_or(Errno::NODATA)?, wanted.size, answer)
+    }
+
+    pub(crate) fn listxattr(
+        &self,
+        id: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let wanted: abi::GetxattrIn = request.take()?;
+        let mut names = Vec::new();
+        for (name, _) in self.fs.xattrs(id).map_err(|error| errno(&error))? {
+            names.extend(name);
+            names.push(0);
+        }
+        put_sized(&names, wanted.size, answer)
+    }
+
+    pub(crate) fn setxattr(&self, id: InodeId, mut request: Request<'_>) -> Result {
+        let wanted: abi::SetxattrIn = request.take()?;
+        let name = known_namespace(request.take_name()?)?;
+        let value = request.take_bytes(wanted.size)?;
+        if wanted.flags & (CREATE | REPLACE) != 0 {
+            let has_one = self.fs.xattr(id, name).map_err(|error| errno(&error))?.is_some();
+            match (has_one, wanted.flags) {
+                (true, flags) if flags & CREATE != 0 => return Err(Errno::EXIST),
+                (false, flags) if flags & REPLACE != 0 => return Err(Errno::NODATA),
+                _ => {}
+            }
+        }
+        let done = self
+            .fs
+            .begin(Reservation::items(XATTR_ITEMS))
+            .and_then(|mut handle| handle.set_xattr(id, name, value));
+        // Before the next write can look, after it is there.
+        self.note_new_xattr(id, name);
+        done.map_err(|error| match error {
+            // What does not fit beside others does not fit.
+            Error::TooLong { .. } | Error::Limit { .. } => Errno::NOSPC,
+            other => errno(&other),
+        })
+    }
+
+    pub(crate) fn removexattr(&self, id: InodeId, mut request: Request<'_>) -> Result {
+        self.remove_xattr(id, known_namespace(request.take_name()?)?)
+    }
+
+    pub(crate) fn remove_xattr(&self, id: InodeId, name: &[u8]) -> Result {
+        if self.fs.xattr(id, name).map_err(|error| errno(&error))?.is_none() {
+            return Err(Errno::NODATA);
+        }
+        self.fs
+            .begin(Reservation::items(XATTR_ITEMS))
+            .and_then(|mut handle| handle.remove_xattr(id, name))
+            .map_err(|error| match error {
+                Error::NotFound { .. } => Errno::NODATA,
+                other => errno(&other),
+            })
+    }
+}
+
+/// Refuses names of other kinds than btrfs keeps.
+fn known_namespace(name: &[u8]) -> Result<&[u8]> {
+    const KNOWN: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"btrfs."];
+    const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+    let is_known = KNOWN.iter().any(|prefix| name.starts_with(prefix)) || LISTS.contains(&name);
+    if is_known { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+}
+
+/// The bytes, or only how many there are where no room was given.
+fn put_sized(bytes: &[u8], room: u32, answer: &mut Answer) -> Result {
+    let len = u32::try_from(bytes.len()).map_err(|_| Errno::TOOBIG)?;
+    if room == 0 {
+        answer.put(&abi::GetxattrOut { size: len, padding: 0 });
+    } else if len > room {
+        return Err(Errno::RANGE);
+    } else {
+        answer.put_bytes(bytes);
+    }
+    Ok(())
+}

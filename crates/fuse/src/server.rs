@@ -1,0 +1,375 @@
+//! The server of a mount: takes requests, lets the engine do them, answers.
+
+use rustix::io::Errno;
+use ubtrfs_engine::{Filesystem, Inode, InodeId};
+use ubtrfs_iomap::FileOffset;
+use ubtrfs_ondisk::RootId;
+use ubtrfs_rt::{Arc, Mutex, Time};
+
+use crate::abi::{self, Attr, EntryOut, init, opcode};
+use crate::errno::errno;
+use crate::files::{Files, UsedFile};
+use crate::message::{Answer, Request, Result};
+use crate::nodes::Nodes;
+use crate::transport::Transport;
+
+/// The most that one request writes or reads.
+pub(crate) const DATA_BYTES_MAX: usize = 1 << 20;
+/// What a request may have beside its data: header, arguments, names.
+const REQUEST_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
+/// For so long the kernel need not ask again. Nobody else changes the filesystem.
+pub(crate) const VALID_SECONDS: u64 = 1 << 32;
+/// At least so many threads, as one may wait for a commit.
+const THREADS_MIN: usize = 4;
+
+/// A filesystem that is served to a kernel.
+#[derive(Debug)]
+pub struct Server {
+    pub(crate) fs: Filesystem,
+    pub(crate) root: InodeId,
+    pub(crate) nodes: Nodes,
+    pub(crate) files: Files,
+    counts: Mutex<RequestCounts>,
+}
+
+/// How often each operation was asked for, by its number in `linux/fuse.h`.
+pub type RequestCounts = std::collections::BTreeMap<u32, u64>;
+
+impl Server {
+    /// Serves `fs` with the directory `root` as the top.
+    pub fn new(fs: Filesystem, root: InodeId) -> Arc<Self> {
+        let nodes = Nodes::new(root);
+        let counts = Mutex::new(RequestCounts::new());
+        Arc::new(Self { fs, root, nodes, files: Files::default(), counts })
+    }
+
+    /// What was asked for so far.
+    pub fn request_counts(&self) -> RequestCounts {
+        self.counts.lock().clone()
+    }
+
+    /// Serves until the filesystem is unmounted; then all is brought to the medium and committed. `is_ready` is called when the
+    /// kernel has been answered for the first time.
+    ///
+    /// # Errors
+    /// The transport's; the engine's where something could not be made durable.
+    pub fn run(
+        self: &Arc<Self>,
+        transport: &Arc<dyn Transport>,
+        is_ready: impl FnOnce(),
+    ) -> std::result::Result<(), ServeError> {
+        let served = self.serve(transport, is_ready);
+        self.files.close_all();
+        for id in self.nodes.take_nameless() {
+            // What cannot go now goes at the next open.
+            let _ = self.fs.evict(id);
+        }
+        self.fs.sync()?;
+        served
+    }
+
+    fn serve(
+        self: &Arc<Self>,
+        transport: &Arc<dyn Transport>,
+        is_ready: impl FnOnce(),
+    ) -> std::result::Result<(), ServeError> {
+        let mut buffer = vec![0; REQUEST_BYTES_MAX];
+        if !self.agree(&**transport, &mut buffer)? {
+            return Ok(());
+        }
+        is_ready();
+        let executor = self.fs.runtime().executor;
+        let mut threads = Vec::new();
+        for _ in 1..executor.thread_count().max(THREADS_MIN) {
+            let (server, transport) = (Arc::clone(self), Arc::clone(transport));
+            let work = move || {
+                let mut buffer = vec![0; REQUEST_BYTES_MAX];
+                // The first thread tells of what fails.
+                let _ = server.work(&*transport, &mut buffer);
+            };
+            threads.extend(executor.spawn("ubtrfs-fuse", work).map_err(ServeError::Thread)?);
+        }
+        let result = self.work(&**transport, &mut buffer);
+        threads.into_iter().for_each(ubtrfs_rt::Service::join);
+        result
+    }
+
+    fn work(
+        &self,
+        transport: &dyn Transport,
+        buffer: &mut [u8],
+    ) -> std::result::Result<(), ServeError> {
+        let mut answer = Answer::with_room(DATA_BYTES_MAX);
+        while let Some(len) = transport.receive(buffer).map_err(ServeError::Transport)? {
+            let Some(request) = Request::parse(&buffer[..len]) else { continue };
+            *self.counts.lock().entry(request.header.opcode).or_default() += 1;
+            answer.clear();
+            let Some(result) = self.answer(request, &mut answer) else { continue };
+            match transport.send(answer.finish(request.header.unique, result)) {
+                // Nobody waits for it any more.
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(Errno::NODEV) => break,
+                Err(other) => return Err(ServeError::Transport(other)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what a request asks for; `None` where nobody waits for an answer.
+    fn answer(&self, request: Request<'_>, answer: &mut Answer) -> Option<Result> {
+        let node = request.header.node;
+        match request.header.opcode {
+            opcode::FORGET => {
+                let _ = self.forget(node, request);
+                return None;
+            }
+            opcode::BATCH_FORGET => {
+                let _ = self.batch_forget(request);
+                return None;
+            }
+            opcode::INTERRUPT => return None,
+            _ => {}
+        }
+        let Some(id) = self.nodes.inode(node) else { return Some(Err(Errno::STALE)) };
+        Some(match request.header.opcode {
+            opcode::LOOKUP => self.lookup(id, request, answer),
+            opcode::GETATTR => self.getattr(id, answer),
+            opcode::SETATTR => self.setattr(id, request, answer),
+            opcode::STATX => self.statx(id, answer),
+            opcode::READLINK => self.readlink(id, answer),
+            opcode::SYMLINK => self.symlink(id, request, answer),
+            opcode::MKNOD => self.mknod(id, request, answer),
+            opcode::MKDIR => self.mkdir(id, request, answer),
+            opcode::CREATE => self.create(id, request, answer),
+            opcode::TMPFILE => self.tmpfile(id, request, answer),
+            opcode::LINK => self.link(id, request, answer),
+            opcode::UNLINK => self.unlink(id, request),
+            opcode::RMDIR => self.rmdir(id, request),
+            opcode::RENAME | opcode::RENAME2 => self.rename(id, request),
+            opcode::READDIR => self.readdir(id, request, answer),
+            opcode::READDIRPLUS => self.readdirplus(id, request, answer),
+            opcode::READ => self.read(id, request, answer),
+            opcode::WRITE => self.write(id, request, answer),
+            opcode::FSYNC | opcode::FSYNCDIR => self.fsync(id),
+            opcode::FALLOCATE => self.fallocate(id, request),
+            opcode::LSEEK => self.lseek(id, request, answer),
+            opcode::COPY_FILE_RANGE => self.copy_file_range(id, request, answer),
+            opcode::SETXATTR => self.setxattr(id, request),
+            opcode::GETXATTR => self.getxattr(id, request, answer),
+            opcode::LISTXATTR => self.listxattr(id, request, answer),
+            opcode::REMOVEXATTR => self.removexattr(id, request),
+            opcode::STATFS => self.statfs(id, answer),
+            opcode::IOCTL => self.ioctl(id, request, answer),
+            opcode::SYNCFS => self.fs.sync().map_err(|error| errno(&error)),
+            opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY => Ok(()),
+            // Among others OPEN, OPENDIR and FLUSH: told so once, the kernel does without them.
+            _ => Err(Errno::NOSYS),
+        })
+    }
+
+    /// The first request says what the kernel can. `false` if there is none.
+    fn agree(
+        &self,
+        transport: &dyn Transport,
+        buffer: &mut [u8],
+    ) -> std::result::Result<bool, ServeError> {
+        let Some(len) = transport.receive(buffer).map_err(ServeError::Transport)? else {
+            return Ok(false);
+        };
+        let mut request = Request::parse(&buffer[..len]).ok_or(ServeError::Protocol)?;
+        let theirs: abi::InitIn = request.take().map_err(|_| ServeError::Protocol)?;
+        if request.header.opcode != opcode::INIT || theirs.major != abi::MAJOR {
+            return Err(ServeError::Protocol);
+        }
+        let wanted = init::ASYNC_READ
+            | init::BIG_WRITES
+            | init::DONT_MASK
+            | init::HAS_IOCTL_DIR
+            | init::DO_READDIRPLUS
+            | init::READDIRPLUS_AUTO
+            | init::ASYNC_DIO
+            | init::PARALLEL_DIROPS
+            | init::POSIX_ACL
+            | init::MAX_PAGES
+            | init::CACHE_SYMLINKS
+            | init::HANDLE_KILLPRIV_V2;
+        let ours = abi::InitOut {
+            major: abi::MAJOR,
+            minor: abi::MINOR,
+            max_readahead: theirs.max_readahead,
+            flags: theirs.flags & wanted,
+            max_background: 64,
+            congestion_threshold: 48,
+            max_write: u32::try_from(DATA_BYTES_MAX).expect("1 MiB"),
+            time_gran: 1,
+            max_pages: u16::try_from(DATA_BYTES_MAX / 4096).expect("256"),
+            ..abi::InitOut::default()
+        };
+        let mut answer = Answer::with_room(0);
+        answer.put(&ours);
+        let answer = answer.finish(request.header.unique, Ok(()));
+        transport.send(answer).map_err(ServeError::Transport)?;
+        Ok(true)
+    }
+
+    /// The time for what is changed now.
+    pub(crate) fn now(&self) -> Time {
+        self.fs.runtime().clock.now()
+    }
+
+    /// The attributes of an inode.
+    pub(crate) fn inode(&self, id: InodeId) -> Result<Inode> {
+        self.fs.inode(id).map_err(|error| errno(&error))
+    }
+
+    /// A regular file.
+    pub(crate) fn file(&self, id: InodeId) -> Result<Arc<UsedFile>> {
+        self.files.open(&self.fs, id).map_err(|error| errno(&error))
+    }
+
+    /// The number that `stat` shows. Each subvolume counts from the same one, and a mount is one device: those of other
+    /// subvolumes than the one that is mounted have their subvolume's number above their own.
+    pub(crate) fn shown_number(&self, id: InodeId) -> u64 {
+        if id.root == self.root.root {
+            return id.inode.0;
+        }
+        number_beside(id.root, id.inode.0)
+    }
+
+    pub(crate) fn attr(&self, inode: &Inode) -> Attr {
+        let sector = self.fs.sectorsize_bytes();
+        let seconds = |time: Time| u64::from_ne_bytes(time.sec.to_ne_bytes());
+        Attr {
+            ino: self.shown_number(inode.id),
+            size: inode.size_bytes,
+            blocks: inode.nbytes.next_multiple_of(sector) / 512,
+            atime: seconds(inode.atime),
+            mtime: seconds(inode.mtime),
+            ctime: seconds(inode.ctime),
+            atimensec: inode.atime.nsec,
+            mtimensec: inode.mtime.nsec,
+            ctimensec: inode.ctime.nsec,
+            mode: inode.mode,
+            nlink: inode.nlink,
+            uid: inode.uid,
+            gid: inode.gid,
+            rdev: encode_device(inode.device()),
+            blksize: u32::try_from(sector).unwrap_or(4096),
+            flags: 0,
+        }
+    }
+
+    /// Tells the kernel of an inode, which it knows once more then.
+    pub(crate) fn entry(&self, inode: &Inode) -> EntryOut {
+        EntryOut {
+            node: self.nodes.remember(inode.id),
+            entry_valid: VALID_SECONDS,
+            attr_valid: VALID_SECONDS,
+            attr: self.attr(inode),
+            ..EntryOut::default()
+        }
+    }
+
+    fn forget(&self, node: u64, mut request: Request<'_>) -> Result {
+        let abi::ForgetIn { count } = request.take()?;
+        self.forget_node(node, count);
+        Ok(())
+    }
+
+    fn batch_forget(&self, mut request: Request<'_>) -> Result {
+        let abi::BatchForgetIn { count, .. } = request.take()?;
+        for _ in 0..count {
+            let abi::ForgetOne { node, count } = request.take()?;
+            self.forget_node(node, count);
+        }
+        Ok(())
+    }
+
+    fn forget_node(&self, node: u64, count: u64) {
+        if let Some(id) = self.nodes.forget(node, count) {
+            self.evict(id);
+        }
+    }
+
+    /// An inode may have lost its last name: it goes when the kernel does not know it any more.
+    pub(crate) fn let_go(&self, id: Option<InodeId>) {
+        if let Some(id) = id.filter(|id| self.nodes.lost_name(*id)) {
+            self.evict(id);
+        }
+    }
+
+    fn evict(&self, id: InodeId) {
+        self.files.close(id);
+        // What cannot go now goes at the next open.
+        let _ = self.fs.evict(id);
+    }
+}
+
+/// A number for an inode of another subvolume: no two are the same as long as there are fewer than 2²³ subvolumes and 2⁴⁰ inodes in each.
+fn number_beside(root: RootId, inode: u64) -> u64 {
+    const INODE_BITS: u32 = 40;
+    let above = root.0.wrapping_shl(INODE_BITS) ^ (root.0 >> (64 - INODE_BITS));
+    above ^ inode
+}
+
+/// A device's number as the protocol has it: twelve bits of the major number, 20 of the minor, in the kernel's own order.
+fn encode_device((major, minor): (u32, u32)) -> u32 {
+    minor & 0xff | (major & 0xfff) << 8 | (minor & !0xff) << 12
+}
+
+/// The other way round.
+pub(crate) fn decode_device(rdev: u32) -> (u32, u32) {
+    (rdev >> 8 & 0xfff, rdev & 0xff | rdev >> 12 & 0xf_ff00)
+}
+
+/// A place in a file.
+///
+/// # Errors
+/// `FBIG` behind the largest.
+pub(crate) fn offset(bytes: u64) -> Result<FileOffset> {
+    let offset = FileOffset::new(bytes);
+    if offset > FileOffset::MAX { Err(Errno::FBIG) } else { Ok(offset) }
+}
+
+/// Why a mount ended other than by being unmounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The connection to the kernel failed.
+    #[error("connection to the kernel: {0}")]
+    Transport(Errno),
+    /// The kernel speaks another protocol.
+    #[error("the kernel speaks another version of the FUSE protocol")]
+    Protocol,
+    /// The system gives no thread.
+    #[error("starting a thread: {0}")]
+    Thread(std::io::Error),
+    /// Something could not be made durable.
+    #[error(transparent)]
+    Engine(#[from] ubtrfs_engine::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_same_there_and_back() {
+        for device in [(0, 0), (1, 3), (8, 255), (259, 256), (4095, 0xf_ffff)] {
+            assert_eq!(decode_device(encode_device(device)), device);
+        }
+        // As mknod(1) and stat(1) show /dev/null.
+        assert_eq!(encode_device((1, 3)), 0x103);
+    }
+
+    #[test]
+    fn numbers_of_subvolumes_differ() {
+        let mut seen = std::collections::BTreeSet::new();
+        for root in [256, 257, 1000, 1 << 22] {
+            for inode in [256, 257, 1 << 39] {
+                assert!(seen.insert(number_beside(RootId(root), inode)));
+            }
+        }
+        assert!(!seen.contains(&256));
+    }
+}

@@ -1,0 +1,391 @@
+//! A filesystem mounted and used as any other; then `btrfs check` and the kernel's own mount say the same of its image.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tempfile::TempDir;
+use ubtrfs_engine::{
+    BackgroundOptions, Filesystem, MkfsOptions, OpenOptions, SnapshotOptions, mkfs,
+};
+use ubtrfs_fuse::{FuseDevice, MountOptions, Server, Transport, mount, unmount};
+use ubtrfs_iomap::CacheOptions;
+use ubtrfs_rt::Runtime;
+use ubtrfs_testkit::{
+    Compare, KernelMount, Oracle, Prng, TreeSnapshot, assert_checks_clean_whatever_it_holds, oracle,
+};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+/// A mount that a thread of this process serves.
+struct Mounted {
+    _scratch: TempDir,
+    image: PathBuf,
+    directory: PathBuf,
+    server: Option<(Arc<Server>, JoinHandle<()>)>,
+}
+
+fn device(image: &Path) -> Arc<dyn Device> {
+    Arc::new(FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap())
+}
+
+fn open(image: &Path) -> Filesystem {
+    let volume = Volume::open(vec![device(image)], &VolumeOptions::default()).unwrap();
+    let page_cache = Some(CacheOptions { keeps_clean: false, ..CacheOptions::default() });
+    Filesystem::open(volume, OpenOptions { page_cache, ..OpenOptions::default() }).unwrap()
+}
+
+impl Mounted {
+    /// Of a new filesystem; `None` where mounting is not possible.
+    fn new() -> Option<Self> {
+        if !oracle::require_all(&[Oracle::Root, Oracle::KernelBtrfs, Oracle::BtrfsProgs]) {
+            return None;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        let (image, directory) = (scratch.path().join("image"), scratch.path().join("mounted"));
+        fs::create_dir(&directory).unwrap();
+        File::create(&image).unwrap().set_len(1 << 30).unwrap();
+        mkfs(vec![device(&image)], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
+        let mut mounted = Self { _scratch: scratch, image, directory, server: None };
+        mounted.mount();
+        Some(mounted)
+    }
+
+    fn mount(&mut self) {
+        let fs = open(&self.image);
+        let root = fs.default_subvolume().unwrap();
+        let options =
+            MountOptions { source: self.image.display().to_string(), ..MountOptions::default() };
+        let device = mount(&self.directory, &options).unwrap();
+        let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device));
+        let server = Server::new(fs.clone(), root);
+        let serving = Arc::clone(&server);
+        let thread = std::thread::spawn(move || {
+            let background = fs.run_in_background(BackgroundOptions::default()).unwrap();
+            serving.run(&transport, || {}).unwrap();
+            background.stop().unwrap();
+        });
+        self.server = Some((server, thread));
+    }
+
+    fn unmount(&mut self) {
+        if let Some((server, thread)) = self.server.take() {
+            unmount(&self.directory).unwrap();
+            thread.join().unwrap();
+            drop(server);
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Unmounts; all judges say that it is as it was seen.
+    fn judge(&mut self) {
+        self.judge_by(&Compare::same_filesystem());
+    }
+
+    fn judge_by(&mut self, compare: &Compare) {
+        let seen = TreeSnapshot::of_directory(&self.directory);
+        self.unmount();
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&self.image));
+        let kernel = KernelMount::read_only(&self.image, "");
+        let theirs = TreeSnapshot::of_directory(kernel.path());
+        kernel.unmount();
+        seen.assert_same(&theirs, compare);
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.server.is_some() {
+            let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
+        }
+    }
+}
+
+#[test]
+fn files_directories_and_links_same_as_the_kernel_shows_them() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let path = |name: &str| mounted.path(name);
+    fs::create_dir(path("dir")).unwrap();
+    fs::write(path("dir/short"), b"short").unwrap();
+    let long: Vec<u8> = (0..3_000_000_u32).map(|at| (at / 7) as u8).collect();
+    fs::write(path("dir/long"), &long).unwrap();
+    assert!(fs::read(path("dir/long")).unwrap() == long);
+    fs::hard_link(path("dir/short"), path("other name")).unwrap();
+    symlink("dir/long", path("link")).unwrap();
+    assert_eq!(fs::metadata(path("link")).unwrap().len(), 3_000_000);
+    assert_eq!(fs::metadata(path("other name")).unwrap().nlink(), 2);
+    fs::rename(path("dir/long"), path("moved")).unwrap();
+    assert_eq!(fs::metadata(path("link")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    fs::create_dir(path("gone")).unwrap();
+    fs::write(path("gone/file"), b"1").unwrap();
+    assert_eq!(
+        fs::remove_dir(path("gone")).unwrap_err().kind(),
+        std::io::ErrorKind::DirectoryNotEmpty
+    );
+    fs::remove_dir_all(path("gone")).unwrap();
+    fs::set_permissions(path("moved"), fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::chown(path("moved"), Some(1000), Some(100)).unwrap();
+    File::options().write(true).open(path("moved")).unwrap().set_len(1_000_001).unwrap();
+    let moved = fs::metadata(path("moved")).unwrap();
+    assert_eq!((moved.mode(), moved.uid(), moved.gid()), (0o100_640, 1000, 100));
+    assert_eq!(moved.len(), 1_000_001);
+    let status = Command::new("mknod").arg(path("null")).args(["c", "1", "3"]).status().unwrap();
+    assert!(status.success());
+    assert_eq!(fs::metadata(path("null")).unwrap().rdev(), 0x103);
+    mounted.judge();
+    mounted.mount();
+    assert!(fs::read(mounted.path("moved")).unwrap() == long[..1_000_001]);
+    mounted.judge();
+}
+
+#[test]
+fn removed_file_stays_for_who_has_it_open_and_goes_then() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(mounted.path("file"))
+        .unwrap();
+    file.write_all(&[7; 200_000]).unwrap();
+    fs::remove_file(mounted.path("file")).unwrap();
+    file.write_all(&[8; 10]).unwrap();
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len(), 200_010);
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    // One that never had a name.
+    let nameless = File::options()
+        .write(true)
+        .read(true)
+        .custom_flags(rustix::fs::OFlags::TMPFILE.bits() as i32)
+        .open(&mounted.directory)
+        .unwrap();
+    nameless.write_all_at(b"kept", 0).unwrap();
+    let by_fd = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&nameless));
+    rustix::fs::linkat(
+        rustix::fs::CWD,
+        by_fd.as_str(),
+        rustix::fs::CWD,
+        mounted.path("named"),
+        rustix::fs::AtFlags::SYMLINK_FOLLOW,
+    )
+    .unwrap();
+    drop((file, nameless));
+    assert_eq!(fs::read(mounted.path("named")).unwrap(), b"kept");
+    mounted.judge();
+    assert_eq!(open(&mounted.image).usage().unwrap().spaces.len(), 3);
+}
+
+#[test]
+fn listing_of_a_changing_directory_tells_each_name_that_stays_once() {
+    const COUNT: usize = 5000;
+    let Some(mut mounted) = Mounted::new() else { return };
+    fs::create_dir(mounted.path("dir")).unwrap();
+    for at in 0..COUNT {
+        File::create(mounted.path(&format!("dir/{at}"))).unwrap();
+    }
+    let (mut seen, mut removed) = (BTreeSet::new(), BTreeSet::new());
+    for (at, entry) in fs::read_dir(mounted.path("dir")).unwrap().enumerate() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let inode = std::os::unix::fs::DirEntryExt::ino(&entry);
+        match fs::metadata(entry.path()) {
+            Ok(about) => assert_eq!(about.ino(), inode),
+            // Listed before it was removed.
+            Err(_) => assert!(removed.contains(&name), "{name}"),
+        }
+        assert!(seen.insert(name));
+        if at % 10 == 0 && at < COUNT {
+            let name = (COUNT - 1 - at).to_string();
+            let _ = fs::remove_file(mounted.path(&format!("dir/{name}")));
+            removed.insert(name);
+            File::create(mounted.path(&format!("dir/new {at}"))).unwrap();
+        }
+    }
+    for name in (0..COUNT).map(|at| at.to_string()).filter(|name| !removed.contains(name)) {
+        assert!(seen.contains(&name), "{name}");
+    }
+    assert!(removed.len() >= COUNT / 10);
+    mounted.judge();
+}
+
+#[test]
+fn holes_preallocation_and_shared_ranges_same_as_the_kernel_shows_them() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(mounted.path("sparse"))
+        .unwrap();
+    file.write_all_at(&[1; 8192], 1 << 20).unwrap();
+    file.write_all_at(&[2; 100], 5 << 20).unwrap();
+    let seek = |whence: SeekFrom, at: u64| {
+        use rustix::fs::SeekFrom as Seek;
+        let place =
+            if matches!(whence, SeekFrom::Start(_)) { Seek::Data(at) } else { Seek::Hole(at) };
+        rustix::fs::seek(&file, place)
+    };
+    let (data, hole) = (SeekFrom::Start(0), SeekFrom::End(0));
+    assert_eq!(seek(data, 0), Ok(1 << 20));
+    assert_eq!(seek(hole, 1 << 20), Ok((1 << 20) + 8192));
+    assert_eq!(seek(data, (5 << 20) + 4096), Err(rustix::io::Errno::NXIO));
+    let fallocate = |mode: &[&str], offset: u64, len: u64| {
+        let status = Command::new("fallocate")
+            .args(mode)
+            .args(["-o", &offset.to_string(), "-l", &len.to_string()])
+            .arg(mounted.path("sparse"))
+            .status();
+        assert!(status.unwrap().success(), "{mode:?}");
+    };
+    fallocate(&[], 6 << 20, 100_000);
+    fallocate(&["-n"], 7 << 20, 100_000);
+    fallocate(&["-p"], (1 << 20) + 4096, 4096);
+    fallocate(&["-z"], 5 << 20, 50);
+    let mut bytes = [9; 100];
+    file.read_exact_at(&mut bytes, 5 << 20).unwrap();
+    assert_eq!((bytes[49], bytes[50]), (0, 2));
+    assert_eq!(file.metadata().unwrap().len(), (6 << 20) + 100_000);
+    fs::write(mounted.path("source"), vec![5; 1 << 20]).unwrap();
+    // copy_file_range, which shares.
+    let status = Command::new("cp")
+        .args(["--reflink=auto", "--sparse=never"])
+        .args([mounted.path("source"), mounted.path("copy")])
+        .status();
+    assert!(status.unwrap().success());
+    assert!(fs::read(mounted.path("copy")).unwrap() == vec![5; 1 << 20]);
+    drop(file);
+    mounted.judge();
+}
+
+#[test]
+fn xattrs_lists_and_flags_same_as_the_kernel_shows_them() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    fs::create_dir(mounted.path("dir")).unwrap();
+    fs::write(mounted.path("dir/file"), b"1").unwrap();
+    let run = |program: &str, args: &[&str], name: &str| {
+        let output = Command::new(program).args(args).arg(mounted.path(name)).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.success(), text + &String::from_utf8_lossy(&output.stderr))
+    };
+    let done = |program: &str, args: &[&str], name: &str| {
+        let (ok, text) = run(program, args, name);
+        assert!(ok, "{program} {args:?}: {text}");
+        text
+    };
+    done("setfattr", &["-n", "user.one", "-v", "value"], "dir/file");
+    assert!(done("getfattr", &["-d"], "dir/file").contains("user.one=\"value\""));
+    done("setfattr", &["-n", "user.two", "-v", "2"], "dir/file");
+    done("setfattr", &["-x", "user.one"], "dir/file");
+    assert!(!run("getfattr", &["-n", "user.one"], "dir/file").0);
+    done("setfacl", &["-m", "u:1000:r-x,d:u:1001:rwx"], "dir");
+    fs::write(mounted.path("dir/inherits"), b"2").unwrap();
+    assert!(done("getfacl", &["-pn"], "dir/inherits").contains("user:1001:rwx"));
+    done("chattr", &["+A"], "dir/file");
+    assert!(done("lsattr", &[], "dir/file").contains('A'));
+    done("chattr", &["+i"], "dir/inherits");
+    assert!(fs::write(mounted.path("dir/inherits"), b"3").is_err());
+    done("chattr", &["-i"], "dir/inherits");
+    // Who writes to it takes its rights.
+    fs::set_permissions(mounted.path("dir/file"), fs::Permissions::from_mode(0o4755)).unwrap();
+    done("setcap", &["cap_net_raw=ep"], "dir/inherits");
+    fs::write(mounted.path("dir/inherits"), b"4").unwrap();
+    assert!(!run("getfattr", &["-n", "security.capability"], "dir/inherits").0);
+    std::os::unix::fs::chown(mounted.path("dir/file"), Some(1), None).unwrap();
+    assert_eq!(fs::metadata(mounted.path("dir/file")).unwrap().mode() & 0o7777, 0o755);
+    mounted.judge();
+}
+
+/// A subvolume and its snapshot count their inodes from the same number: nothing that walks the mount may take one for the other.
+#[test]
+fn subvolumes_have_numbers_of_their_own() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    mounted.unmount();
+    {
+        let fs = open(&mounted.image);
+        let top = fs.top_level();
+        let new = ubtrfs_engine::NewInode::new(0o040_755, fs.runtime().clock.now());
+        let mut handle = fs.begin(ubtrfs_engine::Reservation::create_subvolume()).unwrap();
+        let sub = handle.create_subvolume(top, b"sub", &new).unwrap();
+        drop(handle);
+        let reservation = ubtrfs_engine::Reservation::create(0);
+        fs.begin(reservation).unwrap().create(sub, b"in it", &new).unwrap();
+        let options = SnapshotOptions { read_only: true };
+        fs.snapshot(sub.root, top, b"snap", &options).unwrap();
+        fs.commit().unwrap();
+    }
+    mounted.mount();
+    let ino = |name: &str| fs::metadata(mounted.path(name)).unwrap().ino();
+    let names = ["", "sub", "snap", "sub/in it", "snap/in it"];
+    let numbers: BTreeSet<u64> = names.iter().map(|name| ino(name)).collect();
+    assert_eq!(numbers.len(), names.len());
+    let find = Command::new("find").arg(&mounted.directory).output().unwrap();
+    assert!(find.status.success() && find.stderr.is_empty());
+    assert_eq!(String::from_utf8_lossy(&find.stdout).lines().count(), names.len());
+    assert!(fs::write(mounted.path("snap/new"), b"").is_err());
+    // An empty subvolume is removed as a directory is.
+    assert!(fs::remove_dir(mounted.path("sub")).is_err());
+    fs::remove_dir(mounted.path("sub/in it")).unwrap();
+    fs::remove_dir(mounted.path("sub")).unwrap();
+    // The kernel's mount has another device for each subvolume, and the same numbers in each.
+    mounted.judge_by(&Compare { inodes: false, subvolumes: false, ..Compare::same_filesystem() });
+}
+
+/// Threads that write, read, rename and remove, each in its own directory.
+#[test]
+fn threads_at_work_leave_what_each_expects() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let top = mounted.path(&thread.to_string());
+            scope.spawn(move || {
+                fs::create_dir(&top).unwrap();
+                let mut random = Prng::new(thread);
+                let mut expected = std::collections::BTreeMap::<String, Vec<u8>>::new();
+                for _ in 0..600 {
+                    let name = random.below(20).to_string();
+                    let path = top.join(&name);
+                    match random.below(5) {
+                        0 | 1 => {
+                            let len = usize::try_from(random.below(300_000)).unwrap();
+                            let bytes = vec![u8::try_from(random.below(256)).unwrap(); len];
+                            fs::write(&path, &bytes).unwrap();
+                            expected.insert(name, bytes);
+                        }
+                        2 => {
+                            let other = random.below(20).to_string();
+                            match expected.remove(&name) {
+                                Some(bytes) => {
+                                    fs::rename(&path, top.join(&other)).unwrap();
+                                    expected.insert(other, bytes);
+                                }
+                                None => assert!(fs::rename(&path, top.join(&other)).is_err()),
+                            }
+                        }
+                        3 => {
+                            let is_there = expected.remove(&name).is_some();
+                            assert_eq!(fs::remove_file(&path).is_ok(), is_there);
+                        }
+                        _ => match expected.get(&name) {
+                            Some(bytes) => assert!(fs::read(&path).unwrap() == *bytes),
+                            None => assert!(fs::read(&path).is_err()),
+                        },
+                    }
+                }
+                let count = fs::read_dir(&top).unwrap().count();
+                assert_eq!(count, expected.len());
+            });
+        }
+    });
+    mounted.judge();
+}
