@@ -28,6 +28,13 @@ io-suite:
 	UBTRFS_IOMAP_SEEDS=215 UBTRFS_RACE_ROUNDS=100000 \
 		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2
 
+# A mount judged by pjdfstest and fsx, which are fetched and built, and killed fifty times under load.
+.PHONY: mount-suites
+mount-suites:
+	scripts/setup test
+	scripts/mount-suites
+	UBTRFS_KILLS=50 cargo test --release -p ubtrfs-cli --test mount
+
 # A million random operations beside a model, a fifth of them with the power cuts of each commit, millions
 # of states, cuts of what follows a cut, and failing devices; the kernel and `btrfs check` judge a sample
 # of more than 500. Then several threads at one filesystem. SIM_SEED is the first seed.
