@@ -200,4 +200,9 @@ fn process_that_is_killed_loses_nothing_that_was_synced() {
         File::open(&place.image).unwrap().lock_shared().unwrap();
         assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
     }
+    place.mount(&[]);
+    for (name, bytes) in &synced {
+        assert!(fs::read(place.directory.join(name)).unwrap() == *bytes, "{name}");
+    }
+    place.umount();
 }

@@ -67,6 +67,7 @@ pub(crate) mod init {
     pub(crate) const MAX_PAGES: u32 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u32 = 1 << 23;
     pub(crate) const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
+    pub(crate) const SETXATTR_EXT: u32 = 1 << 29;
 }
 
 /// Which attributes SETATTR sets.
@@ -89,8 +90,14 @@ pub(crate) mod fopen {
     pub(crate) const NOFLUSH: u32 = 1 << 5;
 }
 
+/// Of WRITE: from the kernel's cache, as a map of the file was stored to.
+pub(crate) const WRITE_CACHE: u32 = 1;
 /// Of WRITE.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// Of SETXATTR.
+pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
+/// In the place of an error, in what is sent without having been asked for: what the kernel knows of an inode is old.
+pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
 
 macro_rules! message {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
@@ -221,6 +228,10 @@ message! {
         spare: [u32; 6],
     }
     SetxattrIn { size: u32, flags: u32, }
+    /// Behind it, where both sides can SETXATTR_EXT.
+    SetxattrExt { setxattr_flags: u32, padding: u32, }
+    /// With an offset below 0 of the attributes only.
+    NotifyInvalInode { node: u64, offset: i64, len: i64, }
     GetxattrIn { size: u32, padding: u32, }
     GetxattrOut { size: u32, padding: u32, }
     IoctlIn { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32, }

@@ -9,8 +9,10 @@ use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 
 use crate::message::Result;
 
-/// Files that stay open at most.
+/// Files that stay open, if nothing was written to them since their last fsync.
 const OPEN_MAX: usize = 1024;
+/// Files that stay open at most. Of one that is closed in between, an fsync is not told of an error before it.
+const WRITTEN_MAX: usize = 1 << 16;
 
 /// A file in use.
 #[derive(Debug)]
@@ -19,9 +21,21 @@ pub(crate) struct UsedFile {
     /// It has no capabilities that a write would have to take from it, as far as is known.
     is_without_capabilities: AtomicBool,
     is_immutable: AtomicBool,
+    /// Since its last fsync.
+    is_written: AtomicBool,
 }
 
 impl UsedFile {
+    /// It is about to be written.
+    pub(crate) fn note_written(&self) {
+        self.is_written.store(true, Ordering::Release);
+    }
+
+    /// It is about to be synced, and errors are about to be told.
+    pub(crate) fn note_synced(&self) {
+        self.is_written.store(false, Ordering::Release);
+    }
+
     /// Refuses to change one that is immutable. Linux does so where it is opened, which the kernel does not tell here; so who
     /// has it open when it becomes immutable is refused, too.
     pub(crate) fn check_mutable(&self) -> Result {
@@ -53,6 +67,8 @@ impl UsedFile {
 struct Table {
     files: FxHashMap<InodeId, (u64, Arc<UsedFile>)>,
     clock: u64,
+    /// With so many, some are closed; more than [`OPEN_MAX`] where many may not be, so that not each new one looks at all.
+    look_at: usize,
 }
 
 /// The files of a mount.
@@ -80,17 +96,21 @@ impl Files {
             data,
             is_without_capabilities: AtomicBool::new(false),
             is_immutable: AtomicBool::new(bits & flags::IMMUTABLE != 0),
+            is_written: AtomicBool::new(false),
         });
         let mut table = self.table.lock();
         table.clock += 1;
         let now = table.clock;
-        let gone = if table.files.len() < OPEN_MAX { Vec::new() } else { table.take_oldest() };
+        let is_full = table.files.len() >= table.look_at.max(OPEN_MAX);
+        let gone = if is_full { table.take_oldest() } else { Vec::new() };
         let (used, file) = table.files.entry(id).or_insert((now, new));
         *used = now;
         let file = Arc::clone(file);
         drop(table);
         // To close one may take its time.
         drop(gone);
+        // They may have changed before it could be found here.
+        file.note_flags(file.data.inode()?.flags);
         Ok(file)
     }
 
@@ -118,12 +138,17 @@ impl Files {
 }
 
 impl Table {
-    /// Takes out the half that was not used for longest.
+    /// Takes out the half that was not used for longest, of those that may be closed.
     fn take_oldest(&mut self) -> Vec<Arc<UsedFile>> {
+        let is_too_much = self.files.len() >= WRITTEN_MAX;
         let mut times: Vec<u64> = self.files.values().map(|(used, _)| *used).collect();
         let middle = times.len() / 2;
         let limit = *times.select_nth_unstable(middle).1;
-        let old = self.files.extract_if(|_, (used, _)| *used < limit);
-        old.map(|(_, (_, file))| file).collect()
+        let old = self.files.extract_if(|_, (used, file)| {
+            *used < limit && (is_too_much || !file.is_written.load(Ordering::Acquire))
+        });
+        let old = old.map(|(_, (_, file))| file).collect();
+        self.look_at = (self.files.len() * 2).min(WRITTEN_MAX);
+        old
     }
 }

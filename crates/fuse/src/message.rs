@@ -118,6 +118,15 @@ impl Answer {
                 -errno.raw_os_error()
             }
         };
+        self.with_header(unique, error)
+    }
+
+    /// What was put in, as a message that nobody asked for.
+    pub(crate) fn finish_notification(&mut self, code: i32) -> &[u8] {
+        self.with_header(0, code)
+    }
+
+    fn with_header(&mut self, unique: u64, error: i32) -> &[u8] {
         let len = u32::try_from(self.len).expect("an answer is short");
         let header = OutHeader { len, error, unique };
         self.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());

@@ -49,6 +49,11 @@ impl Nodes {
         self.table.lock().by_number.get(&number).map(|node| node.id)
     }
 
+    /// The node of an inode, if the kernel knows it.
+    pub(crate) fn number(&self, id: InodeId) -> Option<u64> {
+        self.table.lock().by_inode.get(&id).copied()
+    }
+
     /// The node of an inode, of which the kernel will be told once more.
     pub(crate) fn remember(&self, id: InodeId) -> u64 {
         let mut table = self.table.lock();

@@ -1,10 +1,13 @@
 //! The server of a mount: takes requests, lets the engine do them, answers.
 
+use std::sync::OnceLock;
+
 use rustix::io::Errno;
-use ubtrfs_engine::{Filesystem, Inode, InodeId};
+use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::RootId;
-use ubtrfs_rt::{Arc, Mutex, Time};
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
 use crate::abi::{self, Attr, EntryOut, init, opcode};
 use crate::errno::errno;
@@ -23,13 +26,21 @@ pub(crate) const VALID_SECONDS: u64 = 1 << 32;
 const THREADS_MIN: usize = 4;
 
 /// A filesystem that is served to a kernel.
-#[derive(Debug)]
 pub struct Server {
     pub(crate) fs: Filesystem,
     pub(crate) root: InodeId,
     pub(crate) nodes: Nodes,
     pub(crate) files: Files,
     counts: Mutex<RequestCounts>,
+    /// Where to tell the kernel what it did not ask for.
+    transport: OnceLock<Arc<dyn Transport>>,
+    has_setxattr_ext: AtomicBool,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("root", &self.root).finish_non_exhaustive()
+    }
 }
 
 /// How often each operation was asked for, by its number in `linux/fuse.h`.
@@ -40,7 +51,15 @@ impl Server {
     pub fn new(fs: Filesystem, root: InodeId) -> Arc<Self> {
         let nodes = Nodes::new(root);
         let counts = Mutex::new(RequestCounts::new());
-        Arc::new(Self { fs, root, nodes, files: Files::default(), counts })
+        Arc::new(Self {
+            fs,
+            root,
+            nodes,
+            files: Files::default(),
+            counts,
+            transport: OnceLock::new(),
+            has_setxattr_ext: AtomicBool::new(false),
+        })
     }
 
     /// What was asked for so far.
@@ -62,9 +81,9 @@ impl Server {
         self.files.close_all();
         for id in self.nodes.take_nameless() {
             // What cannot go now goes at the next open.
-            let _ = self.fs.evict(id);
+            let _ = self.fs.evict_now_or_later(id);
         }
-        self.fs.sync()?;
+        self.sync()?;
         served
     }
 
@@ -74,6 +93,7 @@ impl Server {
         is_ready: impl FnOnce(),
     ) -> std::result::Result<(), ServeError> {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
+        let _ = self.transport.set(Arc::clone(transport));
         if !self.agree(&**transport, &mut buffer)? {
             return Ok(());
         }
@@ -87,7 +107,11 @@ impl Server {
                 // The first thread tells of what fails.
                 let _ = server.work(&*transport, &mut buffer);
             };
-            threads.extend(executor.spawn("ubtrfs-fuse", work).map_err(ServeError::Thread)?);
+            // With fewer it takes longer.
+            match executor.spawn("ubtrfs-fuse", work) {
+                Ok(service) => threads.extend(service),
+                Err(_) => break,
+            }
         }
         let result = self.work(&**transport, &mut buffer);
         threads.into_iter().for_each(ubtrfs_rt::Service::join);
@@ -150,6 +174,8 @@ impl Server {
             opcode::READDIRPLUS => self.readdirplus(id, request, answer),
             opcode::READ => self.read(id, request, answer),
             opcode::WRITE => self.write(id, request, answer),
+            // Of the top it stands for all: `sync` does not come here by itself.
+            opcode::FSYNCDIR if id == self.root => self.sync().map_err(|error| errno(&error)),
             opcode::FSYNC | opcode::FSYNCDIR => self.fsync(id),
             opcode::FALLOCATE => self.fallocate(id, request),
             opcode::LSEEK => self.lseek(id, request, answer),
@@ -160,7 +186,7 @@ impl Server {
             opcode::REMOVEXATTR => self.removexattr(id, request),
             opcode::STATFS => self.statfs(id, answer),
             opcode::IOCTL => self.ioctl(id, request, answer),
-            opcode::SYNCFS => self.fs.sync().map_err(|error| errno(&error)),
+            opcode::SYNCFS => self.sync().map_err(|error| errno(&error)),
             opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY => Ok(()),
             // Among others OPEN, OPENDIR and FLUSH: told so once, the kernel does without them.
             _ => Err(Errno::NOSYS),
@@ -192,7 +218,10 @@ impl Server {
             | init::POSIX_ACL
             | init::MAX_PAGES
             | init::CACHE_SYMLINKS
-            | init::HANDLE_KILLPRIV_V2;
+            | init::HANDLE_KILLPRIV_V2
+            | init::SETXATTR_EXT;
+        let has_ext = theirs.flags & init::SETXATTR_EXT != 0;
+        self.has_setxattr_ext.store(has_ext, Ordering::Release);
         let ours = abi::InitOut {
             major: abi::MAJOR,
             minor: abi::MINOR,
@@ -210,6 +239,30 @@ impl Server {
         let answer = answer.finish(request.header.unique, Ok(()));
         transport.send(answer).map_err(ServeError::Transport)?;
         Ok(true)
+    }
+
+    /// Makes all durable; of what cannot be written nothing is missing.
+    fn sync(&self) -> ubtrfs_engine::Result<()> {
+        match self.fs.sync() {
+            Err(Error::ReadOnly { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Whether SETXATTR has flags of its own.
+    pub(crate) fn has_setxattr_ext(&self) -> bool {
+        self.has_setxattr_ext.load(Ordering::Acquire)
+    }
+
+    /// The kernel believes attributes of an inode that a request changed besides: it is to ask again.
+    pub(crate) fn forget_attributes(&self, id: InodeId) {
+        let (Some(transport), Some(node)) = (self.transport.get(), self.nodes.number(id)) else {
+            return;
+        };
+        let mut message = Answer::with_room(size_of::<abi::NotifyInvalInode>());
+        message.put(&abi::NotifyInvalInode { node, offset: -1, len: 0 });
+        // One that it does not know needs no telling.
+        let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_INODE));
     }
 
     /// The time for what is changed now.
@@ -238,11 +291,13 @@ impl Server {
 
     pub(crate) fn attr(&self, inode: &Inode) -> Attr {
         let sector = self.fs.sectorsize_bytes();
+        // What is in memory counts as well, as in Linux: a file that takes no space looks as if it were all holes.
+        let taken_bytes = inode.nbytes.saturating_add(self.unstored_bytes(inode));
         let seconds = |time: Time| u64::from_ne_bytes(time.sec.to_ne_bytes());
         Attr {
             ino: self.shown_number(inode.id),
             size: inode.size_bytes,
-            blocks: inode.nbytes.next_multiple_of(sector) / 512,
+            blocks: taken_bytes.next_multiple_of(sector) / 512,
             atime: seconds(inode.atime),
             mtime: seconds(inode.mtime),
             ctime: seconds(inode.ctime),
@@ -259,12 +314,24 @@ impl Server {
         }
     }
 
+    fn unstored_bytes(&self, inode: &Inode) -> u64 {
+        match inode.file_type() {
+            FileType::Regular => self.fs.unstored_bytes(inode.id),
+            _ => 0,
+        }
+    }
+
+    /// How long attributes hold: what is dirty may take another space when it is written.
+    pub(crate) fn attr_valid(&self, inode: &Inode) -> u64 {
+        if self.unstored_bytes(inode) > 0 { 0 } else { VALID_SECONDS }
+    }
+
     /// Tells the kernel of an inode, which it knows once more then.
     pub(crate) fn entry(&self, inode: &Inode) -> EntryOut {
         EntryOut {
             node: self.nodes.remember(inode.id),
             entry_valid: VALID_SECONDS,
-            attr_valid: VALID_SECONDS,
+            attr_valid: self.attr_valid(inode),
             attr: self.attr(inode),
             ..EntryOut::default()
         }
@@ -300,8 +367,8 @@ impl Server {
 
     fn evict(&self, id: InodeId) {
         self.files.close(id);
-        // What cannot go now goes at the next open.
-        let _ = self.fs.evict(id);
+        // What cannot go now goes later.
+        let _ = self.fs.evict_now_or_later(id);
     }
 }
 
@@ -341,9 +408,6 @@ pub enum ServeError {
     /// The kernel speaks another protocol.
     #[error("the kernel speaks another version of the FUSE protocol")]
     Protocol,
-    /// The system gives no thread.
-    #[error("starting a thread: {0}")]
-    Thread(std::io::Error),
     /// Something could not be made durable.
     #[error(transparent)]
     Engine(#[from] ubtrfs_engine::Error),

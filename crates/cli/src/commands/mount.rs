@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ArgAction;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ubtrfs_engine::{BackgroundOptions, Filesystem, InodeId, OpenOptions};
+use ubtrfs_engine::{BackgroundOptions, InodeId, OpenOptions};
 use ubtrfs_fuse::{FuseDevice, MountOptions, Server, Transport};
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_ondisk::InodeNo;
@@ -27,7 +27,8 @@ const READY: &str = "ready";
 /// Mount the filesystem in an image on a directory
 ///
 /// Returns when the directory shows it; a process in the background serves it until it is
-/// unmounted. What was not synced is durable after 30 seconds, and when it is unmounted.
+/// unmounted. What a program syncs (fsync) is durable then; all else within 30 seconds, and when it
+/// is unmounted. sync(1) does not reach it; `sync DIR` does.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -212,9 +213,13 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         // Who is root mounts for all, as with any other filesystem: permissions are checked.
         allow_other: wanted.allow_other || rustix::process::geteuid().is_root(),
     };
+    // From before the mount on, so that no signal leaves one that nobody serves.
+    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
     let device = ubtrfs_fuse::mount(&directory, &options)
         .map_err(|error| Failure::new(Exit::Io, "mounting", error).at_path(&directory))?;
-    watch_signals(directory.clone(), fs.clone());
+    if let Ok(signals) = signals {
+        watch_signals(signals, directory.clone(), source.clone());
+    }
     let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device));
     let is_background = !args.foreground;
     let served = Server::new(fs.clone(), root).run(&transport, || {
@@ -222,6 +227,9 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
             leave_terminal();
         }
     });
+    if served.is_err() {
+        leave(&directory, &source);
+    }
     if let Some(background) = background {
         // What stopped it was met by the commit, too, or can wait for the next mount.
         let _ = background.stop();
@@ -245,15 +253,20 @@ fn leave_terminal() {
 }
 
 /// A signal that ends the process unmounts the filesystem; what is in use can be used until it is closed.
-fn watch_signals(directory: PathBuf, fs: Filesystem) {
-    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+fn watch_signals(mut signals: Signals, directory: PathBuf, source: PathBuf) {
     let _ = std::thread::Builder::new().spawn(move || {
         for _ in signals.forever() {
-            let _ = fs.sync();
-            let _ = ubtrfs_fuse::unmount(&directory)
-                .or_else(|_| ubtrfs_fuse::unmount_when_unused(&directory));
+            leave(&directory, &source);
         }
     });
+}
+
+/// Unmounts the image from the directory, if it is what lies there.
+fn leave(directory: &Path, source: &Path) {
+    if source_of(directory).is_some_and(|found| found == source) {
+        let _ = ubtrfs_fuse::unmount(directory)
+            .or_else(|_| ubtrfs_fuse::unmount_when_unused(directory));
+    }
 }
 
 /// The directory that is mounted.
@@ -280,13 +293,16 @@ pub fn source_of(directory: &Path) -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     let of_line = |line: &str| {
         let (front, back) = line.split_once(" - ")?;
-        let place = unescape(front.split(' ').nth(4)?);
         let mut back = back.split(' ');
-        let is_ours = back.next()? == "fuse.ubtrfs" && Path::new(&place) == directory;
+        let is_ours = !front.is_empty() && back.next()? == "fuse.ubtrfs";
         is_ours.then(|| PathBuf::from(unescape(back.next().unwrap_or_default())))
     };
-    // The last one lies on top.
-    mounts.lines().rev().find_map(of_line)
+    // The last one on a directory lies on top.
+    let is_there = |line: &&str| {
+        let place = line.split(' ').nth(4).map(unescape);
+        place.is_some_and(|place| Path::new(&place) == directory)
+    };
+    mounts.lines().rev().find(is_there).and_then(of_line)
 }
 
 /// Undoes the octal escapes of `/proc`.

@@ -1,11 +1,17 @@
 //! `ubtrfs umount`: unmounts, and waits until all is durable.
 
+use std::fs::TryLockError;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::ArgAction;
 
 use crate::commands::mount::source_of;
 use crate::failure::{Exit, Failure, Result};
+
+/// For so long the process that serves may take to end.
+const WAIT_MAX: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Unmount a filesystem that `ubtrfs mount` mounted
 ///
@@ -35,13 +41,26 @@ pub fn run(args: &Args) -> Result<Exit> {
         let why = "ubtrfs has nothing mounted there";
         return Err(Failure::new(Exit::Io, "unmounting", why).at_path(&args.directory));
     };
+    let failure = |what: &str, error: &dyn std::fmt::Display| {
+        Failure::new(Exit::Io, what, error).at_path(&args.directory)
+    };
+    // Of what cannot be made durable only this tells: nobody hears the process that serves when it ends.
+    std::fs::File::open(&directory)
+        .and_then(|top| top.sync_all())
+        .map_err(|error| Failure::io("making all durable", &error).at_path(&args.directory))?;
     // Opened before: it may be known by this name only as long as it is mounted.
     let file = std::fs::File::open(&image);
-    ubtrfs_fuse::unmount(&directory)
-        .map_err(|error| Failure::new(Exit::Io, "unmounting", error).at_path(&args.directory))?;
-    if let Ok(file) = file {
-        // Who serves it holds the lock until all is durable. One that cannot be waited for is no failure.
-        let _ = file.lock_shared();
+    ubtrfs_fuse::unmount(&directory).map_err(|error| failure("unmounting", &error))?;
+    let Ok(file) = file else { return Ok(Exit::Done) };
+    // Who serves it holds the lock until all is durable.
+    let begun = Instant::now();
+    while let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
+        if begun.elapsed() > WAIT_MAX {
+            let why = "unmounted here, but the image is still in use: it is mounted in another \
+                       place, too, or somebody else has opened it";
+            return Err(failure("waiting for the image", &why));
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
     Ok(Exit::Done)
 }

@@ -88,7 +88,7 @@ pub struct Inode {
     pub otime: Time,
 }
 
-fn time_of(time: &Timespec) -> Time {
+pub(super) fn time_of(time: &Timespec) -> Time {
     Time { sec: time.sec.get(), nsec: time.nsec.get().min(999_999_999) }
 }
 

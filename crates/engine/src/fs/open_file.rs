@@ -8,6 +8,7 @@ use std::ops::Deref;
 use std::sync::Weak;
 
 use rustc_hash::FxHashMap;
+use ubtrfs_iomap::extent_state::{CountQuery, Span, StateBits, Want};
 use ubtrfs_iomap::{
     AddressSpace, CacheOptions, FileOffset, FileRange, MappedRange, OpenFile, PageCache, Reach,
 };
@@ -309,13 +310,23 @@ impl Filesystem {
         file.take_error()
     }
 
+    /// Bytes of a file that are in memory only, or on their way to the medium; 0 of one that is not open.
+    pub fn unstored_bytes(&self, id: InodeId) -> u64 {
+        let Some(space) = self.inner.open_files.find(id) else { return 0 };
+        let want = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
+        let all = FileRange::from(FileOffset::ZERO);
+        let query = CountQuery { within: all, want, span: Span::All, bytes_max: u64::MAX };
+        space.states().count_range(query, None).map_or(0, |counted| counted.len_bytes)
+    }
+
     /// What memory knows of a file's inode beyond the trees.
     pub(super) fn overlay(&self, inode: &mut Inode) {
         let Some(space) = self.inner.open_files.find(inode.id) else { return };
         inode.size_bytes = space.size().bytes();
         if let Some(written) = *space.inode().written.lock() {
             inode.mtime = written;
-            inode.ctime = written;
+            // Other attributes may have been changed since.
+            inode.ctime = inode.ctime.max(written);
         }
     }
 }

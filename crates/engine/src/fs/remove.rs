@@ -101,7 +101,10 @@ impl Filesystem {
 
     /// As [`Filesystem::evict`], after the name went: where there is no room for that just now, the
     /// inode goes after the next commit, or at the next open, and the name is gone all the same.
-    pub(super) fn evict_now_or_later(&self, id: InodeId) -> Result<()> {
+    ///
+    /// # Errors
+    /// As there, but for want of space.
+    pub fn evict_now_or_later(&self, id: InodeId) -> Result<()> {
         let evicted = self.evict(id);
         if let Err(error) = &evicted
             && !matches!(error, Error::Aborted { .. })

@@ -17,7 +17,7 @@ use ubtrfs_ondisk::{FileOffset, LogicalAddr};
 use ubtrfs_rt::Arc;
 
 use super::file_io::{FileIo, IoInode};
-use super::inode::Inode;
+use super::inode::{Inode, time_of};
 use super::state::{timespec, touch};
 use super::write::Locked;
 use crate::alloc::DataPromise;
@@ -495,14 +495,15 @@ impl Handle<'_> {
         }
         io.forget_medium();
         let transid = self.txn.generation().0;
-        let written = io.written.lock().take();
         let fs = self.fs;
         self.change_checked_inode(&mut fs.inner.files.names(), io.id, |item| {
             item.size = size(item.size.get()).into();
             item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
-            match written {
+            // Under the lock of names: who sets the time of the last write meanwhile has the last word.
+            match io.written.lock().take() {
                 Some(at) => {
-                    touch(item, transid, at);
+                    let changed = time_of(&item.ctime).max(at);
+                    touch(item, transid, changed);
                     item.mtime = timespec(at);
                 }
                 None => item.transid = transid.into(),

@@ -7,7 +7,7 @@ use ubtrfs_rt::Time;
 use crate::abi::{self, AttrOut, StatxOut, StatxTime, fattr};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
-use crate::server::{Server, VALID_SECONDS, offset};
+use crate::server::{Server, offset};
 
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
@@ -26,7 +26,8 @@ impl Server {
 
     fn put_attr(&self, inode: &Inode, answer: &mut Answer) {
         let attr = self.attr(inode);
-        answer.put(&AttrOut { attr_valid: VALID_SECONDS, attr, ..AttrOut::default() });
+        let attr_valid = self.attr_valid(inode);
+        answer.put(&AttrOut { attr_valid, attr, ..AttrOut::default() });
     }
 
     pub(crate) fn statx(&self, id: InodeId, answer: &mut Answer) -> Result {
@@ -35,7 +36,7 @@ impl Server {
         let time = |time: Time| StatxTime { sec: time.sec, nsec: time.nsec, reserved: 0 };
         let (rdev_major, rdev_minor) = inode.device();
         answer.put(&StatxOut {
-            attr_valid: VALID_SECONDS,
+            attr_valid: self.attr_valid(&inode),
             mask: STATX_BASIC_AND_BIRTH,
             blksize: attr.blksize,
             nlink: attr.nlink,
@@ -112,7 +113,12 @@ impl Server {
     pub(crate) fn drop_privileges(&self, id: InodeId) -> Result {
         match mode_without_privileges(&self.inode(id)?) {
             None => Ok(()),
-            mode => self.set_attributes(id, &SetAttributes { mode, ..SetAttributes::default() }),
+            mode => {
+                self.set_attributes(id, &SetAttributes { mode, ..SetAttributes::default() })?;
+                // Or it would go on to run it so.
+                self.forget_attributes(id);
+                Ok(())
+            }
         }
     }
 
@@ -153,6 +159,25 @@ impl Server {
             namelen: found.name_bytes_max,
             ..abi::StatfsOut::default()
         });
+        Ok(())
+    }
+}
+
+impl Server {
+    /// As [`Server::drop_privileges`], for operations with which the kernel does not say whether the caller may keep them.
+    pub(crate) fn drop_privileges_unless_root(&self, id: InodeId, uid: u32) -> Result {
+        if uid == 0 { Ok(()) } else { self.drop_privileges(id) }
+    }
+
+    /// Somebody outside of the file's group gives it an access control list.
+    pub(crate) fn drop_set_gid(&self, id: InodeId) -> Result {
+        let mode = self.inode(id)?.mode;
+        if mode & SET_GID == 0 {
+            return Ok(());
+        }
+        let mode = Some(mode & !SET_GID);
+        self.set_attributes(id, &SetAttributes { mode, ..SetAttributes::default() })?;
+        self.forget_attributes(id);
         Ok(())
     }
 }

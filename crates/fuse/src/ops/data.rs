@@ -53,14 +53,29 @@ impl Server {
             self.drop_privileges(id)?;
         }
         self.drop_capabilities(id)?;
-        let len = file.data.write(at, bytes).map_err(|error| errno(&error))?;
-        answer.put(&abi::WriteOut { size: u32::try_from(len).unwrap_or(0), padding: 0 });
+        file.note_written();
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = at.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
+            match file.data.write(at, &bytes[done..]) {
+                Ok(0) => break,
+                Ok(len) => done += len,
+                // Of what comes from a map the kernel takes a short answer for a whole one.
+                Err(_) if done > 0 && wanted.write_flags & abi::WRITE_CACHE == 0 => break,
+                Err(error) => return Err(errno(&error)),
+            }
+        }
+        answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
     }
 
     pub(crate) fn fsync(&self, id: InodeId) -> Result {
         let result = match self.inode(id)?.file_type() {
-            FileType::Regular => self.file(id)?.data.fsync(),
+            FileType::Regular => {
+                let file = self.file(id)?;
+                file.note_synced();
+                file.data.fsync()
+            }
             _ => self.fs.fsync(id),
         };
         result.map_err(|error| errno(&error))
@@ -71,6 +86,9 @@ impl Server {
         let (file, at, len) = (self.file(id)?, offset(wanted.offset)?, wanted.len);
         file.check_mutable()?;
         offset(wanted.offset.checked_add(len).ok_or(Errno::FBIG)?)?;
+        self.drop_privileges_unless_root(id, request.header.uid)?;
+        self.drop_capabilities(id)?;
+        file.note_written();
         let reach = match wanted.mode & falloc::KEEP_SIZE {
             0 => Reach::Extends,
             _ => Reach::Stays,
@@ -118,7 +136,7 @@ impl Server {
         let len = wanted.len.min(COPY_BYTES_MAX);
         let end = wanted.offset_in.checked_add(len).ok_or(Errno::OVERFLOW)?;
         self.file(target)?.check_mutable()?;
-        self.drop_privileges(target)?;
+        self.drop_privileges_unless_root(target, request.header.uid)?;
         self.drop_capabilities(target)?;
         let (range, to) =
             (DiskOffset(wanted.offset_in)..DiskOffset(end), DiskOffset(wanted.offset_out));

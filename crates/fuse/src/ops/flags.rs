@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use ubtrfs_engine::{InodeId, SetAttributes};
+use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
 
 use crate::abi;
@@ -68,12 +69,24 @@ impl Server {
         if asked & !known != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        let old = self.inode(id)?.flags;
-        let new = FLAGS.iter().fold(old, |bits, (flag, _, bit)| match asked & flag {
+        let inode = self.inode(id)?;
+        let old = inode.flags;
+        let mut new = FLAGS.iter().fold(old, |bits, (flag, _, bit)| match asked & flag {
             0 => bits & !bit,
             _ => bits | bit,
         });
+        if inode.file_type() == FileType::Regular {
+            // Without copy-on-write there are no checksums; both can change while there is no data, and do not after.
+            const BOTH: u64 = flags::NODATACOW | flags::NODATASUM;
+            new = match inode.size_bytes {
+                0 if new & flags::NODATACOW != 0 => new | BOTH,
+                0 if old & flags::NODATACOW != 0 => new & !BOTH,
+                0 => new,
+                _ => new & !flags::NODATACOW | old & flags::NODATACOW,
+            };
+        }
         self.set_attributes(id, &SetAttributes { flags: Some(new), ..SetAttributes::default() })?;
+        self.forget_attributes(id);
         if let Some(file) = self.files.find(id) {
             file.note_flags(new);
         }

@@ -43,6 +43,10 @@ impl Server {
 
     pub(crate) fn setxattr(&self, id: InodeId, mut request: Request<'_>) -> Result {
         let wanted: abi::SetxattrIn = request.take()?;
+        let abi::SetxattrExt { setxattr_flags, .. } = match self.has_setxattr_ext() {
+            true => request.take()?,
+            false => abi::SetxattrExt::default(),
+        };
         let name = known_namespace(request.take_name()?)?;
         let value = request.take_bytes(wanted.size)?;
         if wanted.flags & (CREATE | REPLACE) != 0 {
@@ -63,7 +67,11 @@ impl Server {
             // What does not fit beside others does not fit.
             Error::TooLong { .. } | Error::Limit { .. } => Errno::NOSPC,
             other => errno(&other),
-        })
+        })?;
+        if setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
+            self.drop_set_gid(id)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn removexattr(&self, id: InodeId, mut request: Request<'_>) -> Result {
