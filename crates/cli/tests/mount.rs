@@ -21,7 +21,8 @@ struct Place {
 
 impl Place {
     fn new(is_root: bool) -> Option<Self> {
-        if !oracle::require_all(&[Oracle::Root, Oracle::KernelBtrfs, Oracle::BtrfsProgs]) {
+        let judges = [Oracle::Root, Oracle::Fuse, Oracle::KernelBtrfs, Oracle::BtrfsProgs];
+        if !oracle::require_all(&judges) {
             return None;
         }
         let scratch = tempfile::tempdir().unwrap();

@@ -42,7 +42,8 @@ fn open(image: &Path) -> Filesystem {
 impl Mounted {
     /// Of a new filesystem; `None` where mounting is not possible.
     fn new() -> Option<Self> {
-        if !oracle::require_all(&[Oracle::Root, Oracle::KernelBtrfs, Oracle::BtrfsProgs]) {
+        let judges = [Oracle::Root, Oracle::Fuse, Oracle::KernelBtrfs, Oracle::BtrfsProgs];
+        if !oracle::require_all(&judges) {
             return None;
         }
         let scratch = tempfile::tempdir().unwrap();

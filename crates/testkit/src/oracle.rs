@@ -26,6 +26,8 @@ pub enum Oracle {
     Tar,
     /// libarchive's tar.
     Bsdtar,
+    /// The kernel's FUSE, and `fusermount3` with which others than root mount.
+    Fuse,
 }
 
 /// Whether the judge is there. Where it is not, says so as a line that begins with SKIPPED.
@@ -69,6 +71,10 @@ pub fn available(oracle: Oracle) -> Result<(), String> {
         Oracle::MkfsBtrfs => has_tool("mkfs.btrfs"),
         Oracle::Tar => has_tool("tar"),
         Oracle::Bsdtar => has_tool("bsdtar"),
+        Oracle::Fuse => match std::fs::File::open("/dev/fuse") {
+            Ok(_) => has_tool("fusermount3"),
+            Err(error) => Err(format!("/dev/fuse: {error}")),
+        },
         Oracle::NewBtrfsProgs => new_btrfs_progs()
             .map(|_| ())
             .ok_or_else(|| "scripts/fetch-collections has not run".to_owned()),
