@@ -6,7 +6,6 @@ use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::RootId;
-use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
 use crate::abi::{self, Attr, EntryOut, init, opcode};
@@ -24,6 +23,15 @@ const REQUEST_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
 pub(crate) const VALID_SECONDS: u64 = 1 << 32;
 /// At least so many threads, as one may wait for a commit.
 const THREADS_MIN: usize = 4;
+
+/// What the kernel is told of an inode.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    pub(crate) attr: Attr,
+    /// For so long it need not ask again.
+    pub(crate) valid_seconds: u64,
+    pub(crate) inode: Inode,
+}
 
 /// A filesystem that is served to a kernel.
 pub struct Server {
@@ -289,10 +297,19 @@ impl Server {
         number_beside(id.root, id.inode.0)
     }
 
-    pub(crate) fn attr(&self, inode: &Inode) -> Attr {
+    /// The attributes of an inode as the kernel is told them. What of a file is in memory only takes space as well, as in Linux: a
+    /// file that takes none looks as if it were all holes.
+    pub(crate) fn shown(&self, id: InodeId) -> Result<Shown> {
+        // First: what is stored by the time of the second look is in the inode then. What is not may take another space later.
+        let unstored_bytes = self.fs.unstored_bytes(id);
+        let inode = self.inode(id)?;
+        let valid_seconds = if unstored_bytes > 0 { 0 } else { VALID_SECONDS };
+        Ok(Shown { attr: self.attr(&inode, unstored_bytes), valid_seconds, inode })
+    }
+
+    fn attr(&self, inode: &Inode, unstored_bytes: u64) -> Attr {
         let sector = self.fs.sectorsize_bytes();
-        // What is in memory counts as well, as in Linux: a file that takes no space looks as if it were all holes.
-        let taken_bytes = inode.nbytes.saturating_add(self.unstored_bytes(inode));
+        let taken_bytes = inode.nbytes.saturating_add(unstored_bytes);
         let seconds = |time: Time| u64::from_ne_bytes(time.sec.to_ne_bytes());
         Attr {
             ino: self.shown_number(inode.id),
@@ -314,25 +331,13 @@ impl Server {
         }
     }
 
-    fn unstored_bytes(&self, inode: &Inode) -> u64 {
-        match inode.file_type() {
-            FileType::Regular => self.fs.unstored_bytes(inode.id),
-            _ => 0,
-        }
-    }
-
-    /// How long attributes hold: what is dirty may take another space when it is written.
-    pub(crate) fn attr_valid(&self, inode: &Inode) -> u64 {
-        if self.unstored_bytes(inode) > 0 { 0 } else { VALID_SECONDS }
-    }
-
     /// Tells the kernel of an inode, which it knows once more then.
-    pub(crate) fn entry(&self, inode: &Inode) -> EntryOut {
+    pub(crate) fn entry(&self, shown: &Shown) -> EntryOut {
         EntryOut {
-            node: self.nodes.remember(inode.id),
+            node: self.nodes.remember(shown.inode.id),
             entry_valid: VALID_SECONDS,
-            attr_valid: self.attr_valid(inode),
-            attr: self.attr(inode),
+            attr_valid: shown.valid_seconds,
+            attr: shown.attr,
             ..EntryOut::default()
         }
     }

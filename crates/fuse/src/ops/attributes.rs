@@ -7,7 +7,7 @@ use ubtrfs_rt::Time;
 use crate::abi::{self, AttrOut, StatxOut, StatxTime, fattr};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
-use crate::server::{Server, offset};
+use crate::server::{Server, Shown, offset};
 
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
@@ -20,23 +20,17 @@ const ATTRIBUTE_ITEMS: u64 = 3;
 
 impl Server {
     pub(crate) fn getattr(&self, id: InodeId, answer: &mut Answer) -> Result {
-        self.put_attr(&self.inode(id)?, answer);
+        let Shown { attr, valid_seconds, .. } = self.shown(id)?;
+        answer.put(&AttrOut { attr_valid: valid_seconds, attr, ..AttrOut::default() });
         Ok(())
     }
 
-    fn put_attr(&self, inode: &Inode, answer: &mut Answer) {
-        let attr = self.attr(inode);
-        let attr_valid = self.attr_valid(inode);
-        answer.put(&AttrOut { attr_valid, attr, ..AttrOut::default() });
-    }
-
     pub(crate) fn statx(&self, id: InodeId, answer: &mut Answer) -> Result {
-        let inode = self.inode(id)?;
-        let attr = self.attr(&inode);
+        let Shown { attr, valid_seconds, inode } = self.shown(id)?;
         let time = |time: Time| StatxTime { sec: time.sec, nsec: time.nsec, reserved: 0 };
         let (rdev_major, rdev_minor) = inode.device();
         answer.put(&StatxOut {
-            attr_valid: self.attr_valid(&inode),
+            attr_valid: valid_seconds,
             mask: STATX_BASIC_AND_BIRTH,
             blksize: attr.blksize,
             nlink: attr.nlink,

@@ -81,7 +81,7 @@ impl Server {
         }
         // Told without its attributes, the kernel asks for those itself, and is told what is wrong.
         let told = match room.is_plus {
-            true => self.inode(*target).map_or(EntryOut::default(), |inode| self.entry(&inode)),
+            true => self.shown(*target).map_or(EntryOut::default(), |shown| self.entry(&shown)),
             false => EntryOut::default(),
         };
         let number = self.shown_number(*target);

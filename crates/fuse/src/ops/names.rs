@@ -43,8 +43,8 @@ impl Server {
     }
 
     fn put_entry(&self, id: InodeId, answer: &mut Answer) -> Result {
-        let inode = self.inode(id)?;
-        answer.put(&self.entry(&inode));
+        let shown = self.shown(id)?;
+        answer.put(&self.entry(&shown));
         Ok(())
     }
 
