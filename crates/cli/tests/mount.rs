@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ubtrfs_testkit::{Oracle, assert_checks_clean_whatever_it_holds, oracle};
@@ -12,8 +13,13 @@ use ubtrfs_testkit::{Oracle, assert_checks_clean_whatever_it_holds, oracle};
 /// Who is nobody.
 const NOBODY: u32 = 65_534;
 
+/// One test at a time: a process that another one starts has, between its fork and its exec, all files of this process open,
+/// and a mount with an open file is busy.
+static ALONE: Mutex<()> = Mutex::new(());
+
 struct Place {
     _scratch: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
     image: PathBuf,
     directory: PathBuf,
     is_root: bool,
@@ -25,6 +31,7 @@ impl Place {
         if !oracle::require_all(&judges) {
             return None;
         }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let scratch = tempfile::tempdir().unwrap();
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let (image, directory) = (scratch.path().join("image"), scratch.path().join("a b"));
@@ -37,7 +44,7 @@ impl Place {
                 chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
             }
         }
-        let place = Self { _scratch: scratch, image, directory, is_root };
+        let place = Self { _scratch: scratch, _alone: alone, image, directory, is_root };
         place.done(&["mkfs"], &[&place.image]);
         if !is_root {
             place.done(&["chown"], &[&place.image, Path::new(&NOBODY.to_string()), Path::new("/")]);

@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use tempfile::TempDir;
@@ -21,9 +21,14 @@ use ubtrfs_testkit::{
 };
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
+/// One test at a time: a process that another one starts has, between its fork and its exec, all files of this process open,
+/// and a mount with an open file is busy.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// A mount that a thread of this process serves.
 struct Mounted {
     _scratch: TempDir,
+    _alone: MutexGuard<'static, ()>,
     image: PathBuf,
     directory: PathBuf,
     server: Option<(Arc<Server>, JoinHandle<()>)>,
@@ -46,13 +51,14 @@ impl Mounted {
         if !oracle::require_all(&judges) {
             return None;
         }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let scratch = tempfile::tempdir().unwrap();
         let (image, directory) = (scratch.path().join("image"), scratch.path().join("mounted"));
         fs::create_dir(&directory).unwrap();
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
         File::create(&image).unwrap().set_len(1 << 30).unwrap();
         mkfs(vec![device(&image)], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
-        let mut mounted = Self { _scratch: scratch, image, directory, server: None };
+        let mut mounted = Self { _scratch: scratch, _alone: alone, image, directory, server: None };
         mounted.mount();
         Some(mounted)
     }
