@@ -76,3 +76,53 @@ fn statfs_of_filled_images_of_each_profile_is_the_kernels() {
         mount.unmount();
     }
 }
+
+/// Free space of data that metadata has no room for is not available: both kinds filled by the kernel, then some
+/// data freed again. The last word on whether metadata is full has the kernel while it is mounted: a fresh mount
+/// has not tried to make a chunk yet.
+#[test]
+fn statfs_of_full_images_is_the_kernels() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs]) {
+        return;
+    }
+    for (mkfs, is_metadata_full) in [("-m single", true), ("-m dup", false)] {
+        println!("mkfs {mkfs}, metadata full: {is_metadata_full}");
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let image = dir.path().join("image");
+        std::fs::File::create(&image).unwrap().set_len(300 * MIB).unwrap();
+        MkfsBtrfs::new().options(mkfs).make_on(std::slice::from_ref(&image));
+        let mount = KernelMount::read_write(&image, "");
+        let sync =
+            || run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
+        let mut count = 0;
+        while std::fs::write(mount.path().join(format!("data{count}")), vec![7; 4 << 20]).is_ok() {
+            sync();
+            count += 1;
+        }
+        let mut inline = 0;
+        while is_metadata_full
+            && std::fs::write(mount.path().join(format!("inline{inline}")), [1; 1900]).is_ok()
+        {
+            inline += 1;
+        }
+        assert!(count > 30, "{count} files");
+        assert!(!is_metadata_full || inline > 1000, "{inline} small files");
+        for data in 0..3 {
+            // What was lost with an error may be among them.
+            std::fs::remove_file(mount.path().join(format!("data{data}"))).unwrap();
+        }
+        for _ in 0..3 {
+            sync();
+        }
+        let said = run(
+            "stat",
+            ["-f".as_ref(), "-c".as_ref(), "%b %f %a".as_ref(), mount.path().as_os_str()],
+        );
+        mount.unmount();
+        let ours = common::open(&[&image]).statfs(RootId::FS_TREE).unwrap();
+        let is_none_available = ours.blocks_available == 0;
+        let ours = format!("{} {} {}", ours.blocks, ours.blocks_free, ours.blocks_available);
+        assert_eq!(ours, said.trim(), "ours, kernel");
+        assert_eq!(is_none_available, is_metadata_full);
+    }
+}

@@ -9,7 +9,8 @@ use crate::page_cache::Source;
 
 impl<F: FileSystem> OpenFile<F> {
     /// Writes at `offset`; returns how many bytes, fewer than given where the filesystem refused the rest or no file
-    /// reaches. In memory only: [`OpenFile::fsync()`] makes it durable.
+    /// reaches. [`OpenFile::fsync()`] makes it durable: it is in memory only, or, if it is long and makes a long file longer, on the device,
+    /// but not safe there.
     ///
     /// # Errors
     /// If nothing was written: what the filesystem said, or [`Error::TooLarge`].
@@ -61,10 +62,17 @@ impl<F: FileSystem> AddressSpace<F> {
     fn write_locked(&self, range: FileRange, bytes: &[u8]) -> Result<usize, F::Error> {
         self.zero_old_tail(range.start)?;
         let len = usize::try_from(range.len_bytes()).unwrap_or(bytes.len());
-        match self.write_range(range, Source::Bytes(&bytes[..len]), Reach::Extends) {
+        let straight = self.write_straight(range, &bytes[..len]);
+        let rest = FileRange::new(range.start.saturating_add(straight as u64), range.end);
+        if rest.is_empty() {
+            return Ok(len);
+        }
+        match self.write_range(rest, Source::Bytes(&bytes[straight..len]), Reach::Extends) {
             Ok(()) => Ok(len),
-            Err((0, error)) => Err(error),
-            Err((done_bytes, _)) => Ok(usize::try_from(done_bytes).unwrap_or(len)),
+            Err((0, error)) if straight == 0 => Err(error),
+            Err((done_bytes, _)) => {
+                Ok(straight + usize::try_from(done_bytes).unwrap_or(len - straight))
+            }
         }
     }
 

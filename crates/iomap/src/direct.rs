@@ -36,12 +36,7 @@ impl<F: FileSystem> OpenFile<F> {
         let _locked = space.lock_for_write(range);
         space.zero_old_tail(range.start)?;
         space.flush(range)?;
-        let size = space.size().max(range.end);
-        let run = WritebackRun { range, buffers: &[bytes], size };
-        space.replace_locked(range, || space.filesystem.write_direct(&space.inode, &run))?;
-        let pages = space.pages.lock();
-        space.set_size(&pages, size);
-        drop(pages);
+        space.write_device(range, bytes)?;
         Ok(bytes.len())
     }
 }
@@ -55,6 +50,17 @@ impl<F: FileSystem> AddressSpace<F> {
             return Err(Error::Unaligned { offset, len_bytes, block_bytes }.into());
         }
         Self::checked_range(offset, len_bytes)
+    }
+
+    /// Writes whole blocks, of which nothing is dirty, to the device; the caller has them locked, and the end of the file where they
+    /// lie beyond it.
+    pub(crate) fn write_device(&self, range: FileRange, bytes: &[u8]) -> Result<(), F::Error> {
+        let size = self.size().max(range.end);
+        let run = WritebackRun { range, buffers: &[bytes], size };
+        self.replace_locked(range, || self.filesystem.write_direct(&self.inode, &run))?;
+        let pages = self.pages.lock();
+        self.set_size(&pages, size);
+        Ok(())
     }
 
     /// Reads what mappings say. Mappings that changed while they were read are read again.

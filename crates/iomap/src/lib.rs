@@ -44,6 +44,7 @@ mod report;
 mod seek;
 mod seek_window;
 mod straight_read;
+mod straight_write;
 mod truncate;
 mod unshare;
 mod writeback;

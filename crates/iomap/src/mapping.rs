@@ -283,6 +283,12 @@ pub trait FileSystem: Send + Sync + 'static {
     /// If there is no space, or it cannot be written.
     fn write_direct(&self, inode: &Self::Inode, run: &WritebackRun<'_>) -> Result<(), Self::Error>;
 
+    /// Whether long writes to a file may use [`FileSystem::write_direct()`] by themselves: not where more than copying is to be done, which
+    /// others can do meanwhile.
+    fn may_write_straight(&self, _inode: &Self::Inode) -> bool {
+        true
+    }
+
     /// Gives back the reservation for `len_bytes`, which were not made dirty, or were thrown away before they were
     /// written.
     fn unreserve(&self, inode: &Self::Inode, len_bytes: u64);

@@ -18,6 +18,7 @@ fn little_memory() -> CacheOptions {
         writeback_bytes_max: 4 * BLOCK,
         readahead_bytes_max: 4 * BLOCK,
         straight_bytes_min: 2 * BLOCK,
+        straight_write_bytes_min: 2 * BLOCK,
         ..CacheOptions::default()
     }
 }

@@ -446,6 +446,13 @@ impl FileSystem for FileIo {
         result.inspect_err(|_| fs.cut_to_memory(inode))
     }
 
+    fn may_write_straight(&self, inode: &IoInode) -> bool {
+        let is_plain = |fs: &Filesystem| -> Result<bool> {
+            Ok(fs.compression_of(&fs.disk_inode(inode.id)?)?.is_none())
+        };
+        self.fs().is_ok_and(|fs| is_plain(&fs).unwrap_or(false))
+    }
+
     fn lost(&self, inode: &IoInode, error: Error) {
         // Of a file that was removed meanwhile nothing was to be kept.
         let is_gone = inode.is_gone.load(Ordering::Acquire);

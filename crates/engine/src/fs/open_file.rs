@@ -42,15 +42,22 @@ impl OpenFiles {
         let cache_options = options.page_cache.clone().unwrap_or_else(|| {
             let bytes = options.cache_bytes as u64;
             let default = CacheOptions::default();
+            // Where a checksum costs more than a copy, the threads that read ahead and write back do better.
+            let is_csum_cheap = matches!(csum, CsumType::Crc32c | CsumType::Xxhash);
             // Half of the budget; the other half is for the trees.
             CacheOptions {
                 cached_bytes_max: bytes / 2,
                 dirty_bytes_max: default.dirty_bytes_max.min(bytes / 4),
                 dirty_bytes_background: default.dirty_bytes_background.min(bytes / 8),
-                // Where a checksum costs more than a copy, the threads that read ahead do better.
-                straight_bytes_min: match csum {
-                    CsumType::Crc32c | CsumType::Xxhash => default.straight_bytes_min,
-                    _ => u64::MAX,
+                straight_bytes_min: if is_csum_cheap {
+                    default.straight_bytes_min
+                } else {
+                    u64::MAX
+                },
+                straight_write_bytes_min: if is_csum_cheap {
+                    default.straight_write_bytes_min
+                } else {
+                    u64::MAX
                 },
                 ..default
             }

@@ -20,6 +20,9 @@ const DEVICE_START_BYTES: u64 = 1 << 20;
 const GLOBAL_RESERVE_BYTES_MAX: u64 = 512 << 20;
 /// Items that removing a name changes, as Linux reckons.
 const UNLINK_ITEMS: u64 = 6;
+/// Metadata that must be free besides the global reserve for data to count as available, where no chunk can be
+/// made for more, as Linux reckons.
+const METADATA_LEFT_BYTES_MIN: u64 = 4 << 20;
 const NAME_BYTES_MAX: u32 = 255;
 
 /// What `statfs` says of a filesystem.
@@ -49,12 +52,15 @@ impl Filesystem {
         let usage = self.usage()?;
         let block_bytes = self.sectorsize_bytes();
         let data = |space: &&SpaceUsage| space.flags.contains(BlockGroupFlags::DATA);
-        let (mut free_data_bytes, mut used_bytes) = (0_u64, 0_u64);
+        let (mut free_data_bytes, mut free_metadata_bytes, mut used_bytes) = (0_u64, 0_u64, 0_u64);
         for space in &usage.spaces {
             used_bytes = used_bytes.saturating_add(space.used_bytes.saturating_mul(space.copies));
+            let free = space.total_bytes.saturating_sub(space.used_bytes);
+            let free = free.saturating_mul(space.copies);
             if data(&space) {
-                let free = space.total_bytes.saturating_sub(space.used_bytes);
-                free_data_bytes = free_data_bytes.saturating_add(free.saturating_mul(space.copies));
+                free_data_bytes = free_data_bytes.saturating_add(free);
+            } else if space.flags.contains(BlockGroupFlags::METADATA) {
+                free_metadata_bytes = free_metadata_bytes.saturating_add(free);
             }
         }
         let data_flags = usage.spaces.iter().filter(data).max_by_key(|space| space.flags);
@@ -62,8 +68,19 @@ impl Filesystem {
         let profile = data_flags.map_or(BlockGroupFlags::default(), |space| space.flags);
         let blocks = usage.device_bytes / copies / block_bytes;
         let reserve_bytes = self.global_reserve_bytes()?;
-        let unallocated_bytes = self.unallocated_data_bytes(profile);
-        let available_bytes = (free_data_bytes / copies).saturating_add(unallocated_bytes / copies);
+        let unallocated_bytes = self.unallocated_chunk_bytes(profile);
+        let mut available_bytes =
+            (free_data_bytes / copies).saturating_add(unallocated_bytes / copies);
+        let metadata =
+            |space: &&SpaceUsage| !data(space) && space.flags.contains(BlockGroupFlags::METADATA);
+        // Data that no file extent could be entered for does not fit, whatever is free of it.
+        if let Some(space) = usage.spaces.iter().find(metadata) {
+            let is_full = self.unallocated_chunk_bytes(space.flags) == 0;
+            let kept_bytes = reserve_bytes.saturating_add(METADATA_LEFT_BYTES_MIN);
+            if is_full && free_metadata_bytes < kept_bytes {
+                available_bytes = 0;
+            }
+        }
         Ok(StatFs {
             block_bytes,
             blocks,
@@ -108,8 +125,8 @@ impl Filesystem {
         Ok(bytes.max(least).min(GLOBAL_RESERVE_BYTES_MAX))
     }
 
-    /// Bytes of the devices, copies counted, that chunks of data could yet take.
-    fn unallocated_data_bytes(&self, profile: BlockGroupFlags) -> u64 {
+    /// Bytes of the devices, copies counted, that chunks of a profile could yet take.
+    fn unallocated_chunk_bytes(&self, profile: BlockGroupFlags) -> u64 {
         let items = self.volume().device_items();
         let mut free: Vec<u64> = items
             .iter()

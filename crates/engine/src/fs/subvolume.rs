@@ -42,6 +42,10 @@ pub struct SubvolumeInfo {
     pub ctime: Time,
     /// Time of its making.
     pub otime: Time,
+    /// Time of its sending, at the sender; 1970 where it was not received.
+    pub stime: Time,
+    /// Time of its receiving; 1970 where it was not.
+    pub rtime: Time,
     /// Whether it is read-only.
     pub read_only: bool,
     /// Whether it is deleted and waits for its blocks to be freed.
@@ -156,6 +160,8 @@ impl Filesystem {
             rtransid: Generation(item.rtransid.get()),
             ctime: time_of(&item.ctime),
             otime: time_of(&item.otime),
+            stime: time_of(&item.stime),
+            rtime: time_of(&item.rtime),
             read_only: item.flags.get() & flags::RDONLY != 0,
             deleted: item.refs.get() == 0 || item.flags.get() & flags::DEAD != 0,
         })

@@ -55,6 +55,9 @@ pub struct CacheOptions {
     /// A read that has gone on for as long as is read ahead, in a file longer than `cached_bytes_max`, gets runs of at least this length,
     /// in bytes, straight into the reader's buffer; `u64::MAX` for never.
     pub straight_bytes_min: u64,
+    /// A write of at least this length, in bytes, that makes a file longer which is longer than `cached_bytes_max` (or than
+    /// `dirty_bytes_background` where clean folios do not stay) goes straight from the writer's buffer; `u64::MAX` for never.
+    pub straight_write_bytes_min: u64,
     /// The most that is given to the filesystem to write back in one call, in bytes.
     pub writeback_bytes_max: u64,
     /// Whether clean folios stay: not where somebody above keeps the data anyway, as the kernel does over FUSE.
@@ -88,6 +91,8 @@ impl Default for CacheOptions {
             readahead_bytes_max: 4 * MIB,
             // For a shorter run what a request costs is more than the copy.
             straight_bytes_min: MIB / 8,
+            // What is written so becomes an extent of its own: not too short a one.
+            straight_write_bytes_min: MIB,
             writeback_bytes_max: 16 * MIB,
             keeps_clean: true,
             ablation: CacheAblation::default(),

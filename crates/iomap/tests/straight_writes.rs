@@ -1,0 +1,142 @@
+//! Long writes that go past memory.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use common::{Failure, MemoryFs, at};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, PageCache};
+
+const MIB: u64 = 1 << 20;
+const CHUNK: usize = 1 << 20;
+
+fn options() -> CacheOptions {
+    CacheOptions {
+        cached_bytes_max: 4 * MIB,
+        dirty_bytes_max: 2 * MIB,
+        dirty_bytes_background: MIB,
+        ..CacheOptions::default()
+    }
+}
+
+fn chunk(number: u64) -> Vec<u8> {
+    (0..CHUNK).map(|place| ((place as u64 / 1000 + number) % 251) as u8).collect()
+}
+
+/// A file that grows beyond what memory keeps is written past it, with its end through memory where that is inside a block;
+/// what other files have in memory stays there.
+#[test]
+fn long_appends_leave_memory_to_others() {
+    for (straight_write_bytes_min, is_straight) in [(MIB, true), (u64::MAX, false)] {
+        let fs = MemoryFs::new();
+        let cache = PageCache::new(CacheOptions { straight_write_bytes_min, ..options() });
+        let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+        let (long, short) = (new(), new());
+        let file = long.open();
+        let mut expected = Vec::new();
+        for number in 0..16 {
+            if number == 5 {
+                short.open().write(at(0), &[7; 4096]).unwrap();
+                short.open().fsync().unwrap();
+            }
+            let mut bytes = chunk(number);
+            if number == 15 {
+                bytes.extend_from_slice(&[9; 100]);
+            }
+            assert_eq!(file.write(at(number * MIB), &bytes), Ok(bytes.len()));
+            expected.extend_from_slice(&bytes);
+            assert_eq!(file.size(), at(expected.len() as u64));
+            if is_straight && number >= 4 {
+                // On the device when the call returns.
+                let place = usize::try_from(number * MIB).unwrap();
+                let stored = fs.stored(long.inode(), (number + 1) * MIB);
+                assert!(stored[place..] == expected[place..place + CHUNK]);
+            }
+        }
+        let reads = || fs.read_count.swap(0, Ordering::Relaxed);
+        reads();
+        assert_eq!(short.open().read(at(0), &mut [0; 4096]), Ok(4096));
+        assert_eq!(reads() == 0, is_straight);
+        // In pieces, over what was written and beyond it.
+        for (place, len) in [(5 * MIB + 3, 5000), (16 * MIB + 50, 3 * CHUNK)] {
+            let from = usize::try_from(place).unwrap();
+            assert_eq!(file.write(at(place), &vec![255; len]), Ok(len));
+            expected.resize(expected.len().max(from + len), 0);
+            expected[from..from + len].fill(255);
+        }
+        let mut seen = vec![0; expected.len() + 1];
+        assert_eq!(file.read(at(0), &mut seen), Ok(expected.len()));
+        assert!(seen[..expected.len()] == expected);
+        file.fsync().unwrap();
+        let stored = fs.stored(long.inode(), expected.len() as u64);
+        assert!(stored[..expected.len()] == expected);
+        assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+    }
+}
+
+/// A short file stays in memory, however long its writes.
+#[test]
+fn short_file_stays_in_memory() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(options());
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), cache);
+    let file = space.open();
+    for number in 0..3 {
+        file.write(at(number * MIB), &chunk(number)).unwrap();
+    }
+    file.fsync().unwrap();
+    fs.read_count.store(0, Ordering::Relaxed);
+    assert_eq!(file.read(at(0), &mut vec![0; 3 * CHUNK]), Ok(3 * CHUNK));
+    assert_eq!(fs.read_count.load(Ordering::Relaxed), 0);
+}
+
+/// The device fails: the writer may not be told at once, but by fsync, and what was there before is not touched.
+#[test]
+fn straight_write_that_fails_is_told_of_by_fsync() {
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(options());
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let file = space.open();
+    for number in 0..6 {
+        file.write(at(number * MIB), &chunk(number)).unwrap();
+    }
+    file.fsync().unwrap();
+    fs.writes_left.store(0, Ordering::Relaxed);
+    let told_at_once = file.write(at(6 * MIB), &chunk(6)).is_err();
+    let told_by_fsync = file.fsync().is_err();
+    assert!(told_at_once || told_by_fsync);
+    fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    let expected: Vec<u8> = (0..6).flat_map(chunk).collect();
+    assert!(fs.stored(space.inode(), 6 * MIB) == expected);
+    // And on it goes.
+    file.truncate(at(6 * MIB)).unwrap();
+    file.write(at(6 * MIB), &chunk(6)).unwrap();
+    file.fsync().unwrap();
+    assert!(fs.stored(space.inode(), 7 * MIB)[6 * CHUNK..] == chunk(6));
+}
+
+/// There is no space for all of it: what there is space for is written.
+#[test]
+fn straight_write_without_space_is_short_then_refused() {
+    let fs = MemoryFs::with_capacity(6 * 256);
+    let cache = PageCache::new(options());
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), cache);
+    let file = space.open();
+    for number in 0..5 {
+        file.write(at(number * MIB), &chunk(number)).unwrap();
+    }
+    // One more fits; the model refuses a run that does not fit as a whole.
+    let two: Vec<u8> = (5..7).flat_map(chunk).collect();
+    let written = file.write(at(5 * MIB), &two);
+    assert!(
+        matches!(written, Ok(len) if len <= CHUNK) || written == Err(Failure::NoSpace),
+        "{written:?}"
+    );
+    let end = 5 * MIB + written.unwrap_or(0) as u64;
+    assert_eq!(file.size(), at(end));
+    file.fsync().unwrap();
+    let expected: Vec<u8> = (0..7).flat_map(chunk).take(usize::try_from(end).unwrap()).collect();
+    assert!(fs.stored(space.inode(), end) == expected);
+    assert_eq!(fs.reserved_blocks(), 0);
+}
