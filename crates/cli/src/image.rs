@@ -84,22 +84,7 @@ impl ImageArgs {
         self.open.image(&self.path, &self.start)
     }
 
-    /// Opens it for changes.
-    pub fn write(&self) -> Result<Image> {
-        let filesystem = self.open.filesystem(&self.path, OpenMode::ReadWrite)?;
-        Image::new(filesystem, &self.path, &self.start)
-    }
-
-    /// As [`ImageArgs::write`], for one transaction that is to hold all changes: where no other
-    /// bound is given, it may grow large.
-    pub fn write_at_once(&self) -> Result<Image> {
-        let mut open = self.open.clone();
-        open.cache.get_or_insert(CACHE_BYTES_OF_ONE_TRANSACTION);
-        let filesystem = open.filesystem(&self.path, OpenMode::ReadWrite)?;
-        Image::new(filesystem, &self.path, &self.start)
-    }
-
-    /// Opens it to be mounted, with options of the engine as `change` has them.
+    /// Opens it with options of the engine as `change` has them.
     pub fn open_with(
         &self,
         mode: OpenMode,
@@ -111,10 +96,45 @@ impl ImageArgs {
         let filesystem = open.filesystem_with(&self.path, mode, change)?;
         Image::new(filesystem, &self.path, &self.start)
     }
+}
+
+/// IMAGE, of a command that changes it.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ChangedImageArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Give freed space back to the image file or device
+    #[arg(long, help_heading = HEADING)]
+    discard: bool,
+}
+
+impl ChangedImageArgs {
+    /// Opens it for reading.
+    pub fn read(&self) -> Result<Image> {
+        self.image.read()
+    }
+
+    /// Opens it for changes.
+    pub fn write(&self) -> Result<Image> {
+        self.write_with(&self.image)
+    }
+
+    /// As [`ChangedImageArgs::write`], for one transaction that is to hold all changes: where no
+    /// other bound is given, it may grow large.
+    pub fn write_at_once(&self) -> Result<Image> {
+        let mut image = self.image.clone();
+        image.open.cache.get_or_insert(CACHE_BYTES_OF_ONE_TRANSACTION);
+        self.write_with(&image)
+    }
+
+    fn write_with(&self, image: &ImageArgs) -> Result<Image> {
+        image.open_with(OpenMode::ReadWrite, false, |options| options.discard = self.discard)
+    }
 
     /// Whether this is an image of a command line, without options.
     pub fn has_options(&self) -> bool {
-        self.start.subvolid.is_some() || self.open.is_given()
+        let ImageArgs { start, open, .. } = &self.image;
+        self.discard || start.subvolid.is_some() || open.is_given()
     }
 }
 

@@ -299,11 +299,9 @@ fn xattrs_set_are_what_the_kernel_shows() {
         .run(&["setfattr", "-x", "user.gone", "disk.img", "/file"])
         .fails(4)
         .says("no such attribute");
-    for name in ["nonsense", "user.", "system.x"] {
+    for name in ["nonsense", "user.", "system.x", "system.posix_acl_"] {
         place.run(&["setfattr", "-n", name, "disk.img", "/file"]).fails(2).says("user.x");
     }
-    let words = ["setfattr", "-n", "system.posix_acl_access", "disk.img", "/file"];
-    place.run(&words).fails(6).says("ACLs");
     let mount = KernelMount::read_only(&place.image(), "");
     let file = mount.path().join("file");
     let kernel = |options: &[&str]| {
@@ -579,7 +577,7 @@ fn check_tells_damage_and_exits_1() {
 }
 
 #[test]
-fn filesystem_usage_and_free_space_agree_with_btrfs_progs() {
+fn filesystem_df_and_free_space_agree_with_btrfs_progs() {
     if !oracle::require_all(&JUDGES) {
         return;
     }
@@ -594,8 +592,6 @@ fn filesystem_usage_and_free_space_agree_with_btrfs_progs() {
     let theirs: Vec<&str> =
         theirs.lines().filter(|line| !line.starts_with("GlobalReserve")).collect();
     assert_eq!(ours.text().lines().collect::<Vec<_>>(), theirs);
-    let usage = place.run(&["filesystem", "usage", "--bytes", "disk.img"]).ok();
-    assert!(usage.text().contains("Data,single: Size:"), "{}", usage.text());
     let groups = place.run(&["inspect", "free-space", "--json", "disk.img"]).ok().json();
     let df = place.run(&["df", "--json", "disk.img"]).ok().json();
     for space in df["spaces"].as_array().unwrap() {

@@ -98,6 +98,10 @@ pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
 /// In the place of an error, in what is sent without having been asked for: what the kernel knows of an inode is old.
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
+/// Likewise: a name may mean something else.
+pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
+/// Likewise: all names may. From Linux 6.16 on.
+pub(crate) const NOTIFY_INC_EPOCH: i32 = 8;
 
 macro_rules! message {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
@@ -230,8 +234,10 @@ message! {
     SetxattrIn { size: u32, flags: u32, }
     /// Behind it, where both sides can SETXATTR_EXT.
     SetxattrExt { setxattr_flags: u32, padding: u32, }
-    /// With an offset below 0 of the attributes only.
+    /// With an offset below 0 of the attributes only, with 0 and no length all data, too.
     NotifyInvalInode { node: u64, offset: i64, len: i64, }
+    /// The name and a zero follow.
+    NotifyInvalEntry { parent: u64, name_len: u32, flags: u32, }
     GetxattrIn { size: u32, padding: u32, }
     GetxattrOut { size: u32, padding: u32, }
     IoctlIn { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32, }

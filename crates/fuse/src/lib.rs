@@ -6,12 +6,14 @@
 //! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting.
+//! - `control`: the socket by which commands reach the engine that serves a mount.
 //!
 //! Writes go through at once: the kernel keeps what it wrote for reading only. What fsync returned for is durable; the rest
 //! with the next commit.
 #![forbid(unsafe_code)]
 
 mod abi;
+mod control;
 mod errno;
 mod files;
 mod message;
@@ -21,6 +23,7 @@ mod ops;
 mod server;
 mod transport;
 
+pub use control::{ControlAnswer, ControlSocket, control, control_path, serve_control};
 pub use mount::{MountError, MountOptions, mount, unmount, unmount_when_unused};
-pub use server::{RequestCounts, ServeError, Server};
+pub use server::{Changed, RequestCounts, ServeError, Server};
 pub use transport::{FuseDevice, Transport};

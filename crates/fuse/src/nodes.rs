@@ -54,6 +54,12 @@ impl Nodes {
         self.table.lock().by_inode.get(&id).copied()
     }
 
+    /// All that the kernel knows, with their nodes.
+    pub(crate) fn all(&self) -> Vec<(u64, InodeId)> {
+        let table = self.table.lock();
+        table.by_number.iter().map(|(number, node)| (*number, node.id)).collect()
+    }
+
     /// The node of an inode, of which the kernel will be told once more.
     pub(crate) fn remember(&self, id: InodeId) -> u64 {
         let mut table = self.table.lock();

@@ -21,6 +21,8 @@ pub(crate) const DATA_BYTES_MAX: usize = 1 << 20;
 const REQUEST_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
 /// For so long the kernel need not ask again. Nobody else changes the filesystem.
 pub(crate) const VALID_SECONDS: u64 = 1 << 32;
+/// What a notification has beside its header: a struct and a name.
+const NOTIFICATION_BYTES_MAX: usize = 512;
 /// At least so many threads, as one may wait for a commit.
 const THREADS_MIN: usize = 4;
 
@@ -49,6 +51,22 @@ impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Server").field("root", &self.root).finish_non_exhaustive()
     }
+}
+
+/// What was changed beside the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Changed {
+    /// Names and attributes, and no data of files that were there before.
+    Names,
+    /// Anything.
+    Anything,
+}
+
+/// What the kernel knows of an inode.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Attributes,
+    Everything,
 }
 
 /// How often each operation was asked for, by its number in `linux/fuse.h`.
@@ -264,13 +282,58 @@ impl Server {
 
     /// The kernel believes attributes of an inode that a request changed besides: it is to ask again.
     pub(crate) fn forget_attributes(&self, id: InodeId) {
-        let (Some(transport), Some(node)) = (self.transport.get(), self.nodes.number(id)) else {
-            return;
-        };
-        let mut message = Answer::with_room(size_of::<abi::NotifyInvalInode>());
-        message.put(&abi::NotifyInvalInode { node, offset: -1, len: 0 });
+        if let Some(node) = self.nodes.number(id) {
+            self.invalidate(node, Known::Attributes);
+        }
+    }
+
+    /// Somebody changes the filesystem beside the kernel, which believes what it was told: it is to ask again for all names and
+    /// attributes, and for data where that may have changed. Called without a handle, and not by who serves requests: the
+    /// kernel may wait for those.
+    pub fn forget_all(&self, changed: Changed) {
+        let has_new_epoch = self.notify(abi::NOTIFY_INC_EPOCH, |_| ()).is_ok();
+        for (node, id) in self.nodes.all() {
+            let is_directory = self.fs.inode(id).is_ok_and(|inode| inode.is_dir());
+            let known = match changed {
+                // What a directory holds the kernel keeps as it does data.
+                Changed::Names if !is_directory => Known::Attributes,
+                _ => Known::Everything,
+            };
+            self.invalidate(node, known);
+            if is_directory && !has_new_epoch {
+                self.forget_names(node, id);
+            }
+        }
+    }
+
+    /// As older kernels take it: the names that a directory has by now. One that is gone leads to an inode that is.
+    fn forget_names(&self, node: u64, id: InodeId) {
+        let names =
+            self.fs.read_dir(id, 0).into_iter().flatten().map_while(std::result::Result::ok);
+        for entry in names {
+            let name_len = u32::try_from(entry.name.len()).unwrap_or(0);
+            let _ = self.notify(abi::NOTIFY_INVAL_ENTRY, |message| {
+                message.put(&abi::NotifyInvalEntry { parent: node, name_len, flags: 0 });
+                message.put_bytes(&entry.name);
+                message.put_bytes(&[0]);
+            });
+        }
+    }
+
+    fn invalidate(&self, node: u64, known: Known) {
+        let offset = if known == Known::Everything { 0 } else { -1 };
         // One that it does not know needs no telling.
-        let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_INODE));
+        let _ = self.notify(abi::NOTIFY_INVAL_INODE, |message| {
+            message.put(&abi::NotifyInvalInode { node, offset, len: 0 });
+        });
+    }
+
+    /// Tells the kernel what it did not ask for.
+    fn notify(&self, code: i32, put: impl FnOnce(&mut Answer)) -> Result {
+        let transport = self.transport.get().ok_or(Errno::NOTCONN)?;
+        let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
+        put(&mut message);
+        transport.send(message.finish_notification(code))
     }
 
     /// The time for what is changed now.

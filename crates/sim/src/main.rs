@@ -1,11 +1,15 @@
 //! `ubtrfs-sim`: runs of the simulator, one seed after the other, until they are done or some fail.
 
+mod verdict;
+
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
 use ubtrfs_sim::{Config, Failure, Report, ThreadsConfig, ThreadsReport, run, run_threads};
+
+use crate::verdict::{AtLeast, Covered};
 
 /// After so many failures no further run is begun.
 const FAILURES_MAX: usize = 10;
@@ -53,6 +57,8 @@ struct Args {
     /// Threads, each with runs of its own
     #[arg(long, value_name = "N", default_value = "1")]
     threads: usize,
+    #[command(flatten)]
+    at_least: AtLeast,
 }
 
 impl Args {
@@ -72,21 +78,34 @@ impl Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    // Told before hours of work that cannot reach the numbers.
+    if let Err(why) = args.at_least.require_judges() {
+        eprintln!("ubtrfs-sim: {why}");
+        return ExitCode::FAILURE;
+    }
     let begin = Instant::now();
-    if args.workers > 0 {
-        return run_workers(&args);
+    let (covered, failed) = if args.workers > 0 {
+        let (report, failed) = run_workers(&args);
+        println!("{report}");
+        (Covered::from(&report), failed)
+    } else {
+        let (report, failures) = run_all(&args);
+        println!("{report}");
+        for failure in &failures {
+            eprintln!("ubtrfs-sim: {failure}");
+        }
+        (Covered::from(&report), failures.len())
+    };
+    println!("{failed} runs failed; {:.0} s", begin.elapsed().as_secs_f64());
+    let missed = args.at_least.missed(&covered);
+    for what in &missed {
+        eprintln!("ubtrfs-sim: too little was covered: {what}");
     }
-    let (report, failures) = run_all(&args);
-    println!("{report}");
-    println!("{} runs failed; {:.0} s", failures.len(), begin.elapsed().as_secs_f64());
-    for failure in &failures {
-        eprintln!("ubtrfs-sim: {failure}");
-    }
-    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed == 0 && missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs of several threads each, one after the other.
-fn run_workers(args: &Args) -> ExitCode {
+/// Runs of several threads each, one after the other; and how many failed.
+fn run_workers(args: &Args) -> (ThreadsReport, usize) {
     let (mut sum, mut failures) = (ThreadsReport::default(), 0);
     for seed in args.seed..args.seed.saturating_add(args.runs) {
         let (workers, operations) = (args.workers, args.operations);
@@ -102,8 +121,7 @@ fn run_workers(args: &Args) -> ExitCode {
             break;
         }
     }
-    println!("{sum}; {failures} runs failed");
-    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    (sum, failures)
 }
 
 /// Hands the seeds out to the threads; stops after some failures.

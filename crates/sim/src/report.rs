@@ -25,6 +25,8 @@ pub struct Report {
     pub commits: u64,
     /// Commits that the engine made by itself.
     pub own_commits: u64,
+    /// Operations that brought such commits, after which the checker looked at the devices.
+    pub own_judged: u64,
     /// Comparisons of everything.
     pub compared: u64,
     /// States after power cuts, by the way in which the power went.
@@ -202,6 +204,7 @@ impl AddAssign for Report {
             (&mut self.refilled, other.refilled),
             (&mut self.commits, other.commits),
             (&mut self.own_commits, other.own_commits),
+            (&mut self.own_judged, other.own_judged),
             (&mut self.compared, other.compared),
             (&mut self.new_states, other.new_states),
             (&mut self.inside_states, other.inside_states),
@@ -228,8 +231,9 @@ impl fmt::Display for Report {
         let (operations, commits) = (self.operation_count(), self.commits);
         writeln!(
             f,
-            "{operations} operations, {commits} commits and {} by the engine itself",
-            self.own_commits
+            "{operations} operations, {commits} commits and {} by the engine itself, in {} \
+             operations after which it was checked",
+            self.own_commits, self.own_judged
         )?;
         for (name, count) in &self.operations {
             write!(f, "  {name}: {} done, {} refused by both", count.done, count.refused)?;

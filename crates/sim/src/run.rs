@@ -131,7 +131,7 @@ impl Run {
         self.compare_all()?;
         let images = self.world.array.images();
         self.report.digest = images.iter().map(Image::digest).fold(0, u64::wrapping_add);
-        self.outside.check(&images);
+        self.report.checked += u64::from(self.outside.check(&images));
         Ok(self.report)
     }
 
@@ -196,8 +196,19 @@ impl Run {
             return self.committed(*op == Op::Reopen);
         }
         let own = self.world.commits.len() - own;
-        self.report.own_commits += u64::try_from(own).expect("a count fits");
+        if own > 0 {
+            self.report.own_commits += u64::try_from(own).expect("a count fits");
+            self.judge_own_commit().map_err(|why| format!("after a commit of its own: {why}"))?;
+        }
         Ok(())
+    }
+
+    /// What lies on the devices after the engine committed by itself, in the middle of an operation
+    /// or before it: what was written since must not have touched it. The last of several is seen.
+    /// There is one in a few commits that are asked for, so that all of them can be looked at.
+    fn judge_own_commit(&mut self) -> Differs {
+        self.report.own_judged += 1;
+        judge::are_clean(&self.world.array.images())
     }
 
     fn committed(&mut self, reopen: bool) -> Differs {

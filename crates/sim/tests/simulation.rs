@@ -46,6 +46,7 @@ fn many_operations(seeds: std::ops::Range<u64>) {
     // Some filesystems are full again and again.
     assert!(report.no_space_count() > 0 && report.no_space_count() * 10 < operations, "{report}");
     assert!(report.emptied > 0, "{report}");
+    assert!(report.own_commits >= report.own_judged && report.own_judged > 50, "{report}");
     for name in ["write", "truncate", "clone range", "dedupe range", "copy range", "snapshot"] {
         assert!(report.operations[name].done >= 50, "{name}: {report}");
     }

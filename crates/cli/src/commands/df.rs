@@ -160,7 +160,7 @@ impl JsonUsage {
             device_size: usage.device_bytes,
             device_allocated: usage.allocated_bytes,
             used: usage.used_bytes,
-            free: usage.free_bytes,
+            free: summary.usage.free_bytes,
             spaces: usage.spaces.iter().map(space).collect(),
         }
     }

@@ -11,7 +11,7 @@ use crate::commands::change::Change;
 use crate::commands::df::Summary;
 use crate::edit::Edit;
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{DeviceArgs, ImageArgs};
+use crate::image::{ChangedImageArgs, DeviceArgs};
 use crate::output::{Output, json};
 use crate::size;
 
@@ -97,7 +97,7 @@ Examples:
   ubtrfs filesystem label disk.img ''         no label")]
 struct LabelArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// The new label, at most 255 bytes
     #[arg(value_name = "LABEL", conflicts_with = "json")]
     label: Option<OsString>,
@@ -122,7 +122,7 @@ Examples:
 )]
 struct ResizeArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// The length, as `ubtrfs help sizes` says
     #[arg(value_name = "[N:]SIZE", value_parser = Size::parse)]
     size: Size,
@@ -142,7 +142,7 @@ Example:
 )]
 struct SyncArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
 }
 
 /// A length that is asked for, and of which device.
@@ -181,7 +181,7 @@ impl Size {
 }
 
 impl Change for LabelArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 
@@ -194,7 +194,7 @@ impl Change for LabelArgs {
 }
 
 impl Change for SyncArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 
@@ -208,7 +208,7 @@ impl Change for SyncArgs {
 }
 
 impl Change for ResizeArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

@@ -30,8 +30,10 @@ pub struct Usage {
     pub allocated_bytes: u64,
     /// Bytes of all extents, a copy counted once.
     pub used_bytes: u64,
-    /// Bytes of data that still fit, if what is not allocated yet is all given to data of the
-    /// present profile.
+    /// Bytes of data that still fit, about, as `btrfs filesystem usage` has it: where data has several profiles, a
+    /// further byte takes as much of the devices as those there do on average. What is left of the devices
+    /// counts down to the last chunk that fits; btrfs-progs drops it below 16 MiB, and takes the kernel's reserve
+    /// off a filesystem of mixed groups.
     pub free_bytes: u64,
     /// Each type and profile, data first.
     pub spaces: Vec<SpaceUsage>,
@@ -73,20 +75,26 @@ impl Filesystem {
         let sum =
             |value: fn(&SpaceUsage) -> u64| spaces.iter().map(value).fold(0, u64::saturating_add);
         let allocated_bytes = sum(|space| space.total_bytes.saturating_mul(space.copies));
-        let is_data = |space: &&SpaceUsage| space.flags.contains(BlockGroupFlags::DATA);
-        let in_groups: u64 = spaces
-            .iter()
-            .filter(is_data)
-            .map(|space| space.total_bytes.saturating_sub(space.used_bytes))
-            .fold(0, u64::saturating_add);
-        let copies = spaces.iter().find(is_data).map_or(1, |space| space.copies.max(1));
-        let unallocated = device_bytes.saturating_sub(allocated_bytes) / copies;
         Ok(Usage {
             device_bytes,
             allocated_bytes,
             used_bytes: superblock.bytes_used.get(),
-            free_bytes: in_groups.saturating_add(unallocated),
+            free_bytes: free_bytes(&spaces, device_bytes.saturating_sub(allocated_bytes)),
             spaces,
         })
     }
+}
+
+fn free_bytes(spaces: &[SpaceUsage], unallocated_bytes: u64) -> u64 {
+    // What was read may be anything.
+    let (mut total, mut raw, mut raw_free) = (0_u128, 0_u128, u128::from(unallocated_bytes));
+    for space in spaces.iter().filter(|space| space.flags.contains(BlockGroupFlags::DATA)) {
+        let copies = u128::from(space.copies);
+        let free = space.total_bytes.saturating_sub(space.used_bytes);
+        total = total.saturating_add(space.total_bytes.into());
+        raw = raw.saturating_add(u128::from(space.total_bytes).saturating_mul(copies));
+        raw_free = raw_free.saturating_add(u128::from(free).saturating_mul(copies));
+    }
+    let free = raw_free.saturating_mul(total).checked_div(raw).unwrap_or(raw_free);
+    u64::try_from(free).unwrap_or(u64::MAX)
 }

@@ -13,7 +13,7 @@ use super::commit;
 use crate::cli::{Line, Lines};
 use crate::edit::{Edit, OnFailure};
 use crate::failure::{Exit, Failure, Result};
-use crate::image::ImageArgs;
+use crate::image::ChangedImageArgs;
 use crate::output::Output;
 use crate::words;
 
@@ -41,7 +41,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// Read the commands from this file, not from standard input
     #[arg(short, long, value_name = "FILE")]
     file: Option<std::path::PathBuf>,

@@ -8,7 +8,7 @@ use ubtrfs_ondisk::dir::FileType;
 use super::{Below, Change, each_below};
 use crate::edit::{Edit, UMASK};
 use crate::failure::Result;
-use crate::image::ImageArgs;
+use crate::image::ChangedImageArgs;
 use crate::output::Output;
 
 /// Change permissions in an image
@@ -26,7 +26,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// The permissions
     #[arg(value_name = "MODE", value_parser = Mode::parse, allow_hyphen_values = true)]
     mode: Mode,
@@ -39,7 +39,7 @@ pub struct Args {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

@@ -9,7 +9,7 @@ use ubtrfs_ondisk::dir::FileType;
 use super::{Below, Change, each_below};
 use crate::edit::Edit;
 use crate::failure::Result;
-use crate::image::ImageArgs;
+use crate::image::ChangedImageArgs;
 use crate::output::Output;
 
 /// Change owners in an image
@@ -28,7 +28,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// User and group, as numbers
     #[arg(value_name = "OWNER", value_parser = Owner::parse)]
     owner: Owner,
@@ -77,7 +77,7 @@ impl Owner {
 const CAPABILITY: &[u8] = b"security.capability";
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

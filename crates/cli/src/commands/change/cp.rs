@@ -12,7 +12,7 @@ use super::chmod::{SET_ID, SPECIAL};
 use super::{Change, base_name, only_into_a_directory};
 use crate::edit::{Edit, INHERITED_XATTRS, UMASK};
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{ImageArgs, Place};
+use crate::image::{ChangedImageArgs, Place};
 use crate::output::Output;
 use crate::walk::{self, Walk};
 use crate::whole;
@@ -34,7 +34,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// What is copied, and last where it goes
     #[arg(value_names = ["SOURCE", "DEST"], num_args = 2.., required = true)]
     words: Vec<OsString>,
@@ -53,7 +53,7 @@ pub struct Args {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 
@@ -359,7 +359,7 @@ Example:
 )]
 pub struct ReflinkArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// The file
     #[arg(value_name = "SOURCE")]
     source: OsString,
@@ -369,7 +369,7 @@ pub struct ReflinkArgs {
 }
 
 impl Change for ReflinkArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

@@ -10,7 +10,7 @@ use ubtrfs_ondisk::dir::FileType;
 use super::Change;
 use crate::edit::Edit;
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{ImageArgs, Place};
+use crate::image::{ChangedImageArgs, Place};
 use crate::output::Output;
 use crate::whole;
 
@@ -31,7 +31,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// What the links lead to, and last the new name or directory
     #[arg(value_names = ["TARGET", "LINK"], num_args = 2.., required = true)]
     words: Vec<OsString>,
@@ -50,7 +50,7 @@ pub struct Args {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

@@ -10,7 +10,7 @@ use super::Change;
 use super::chmod::{Mode, SET_ID};
 use crate::edit::{Edit, UMASK};
 use crate::failure::Result;
-use crate::image::{ImageArgs, Place};
+use crate::image::{ChangedImageArgs, Place};
 use crate::output::Output;
 
 /// Make directories in an image
@@ -26,7 +26,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// Directories to make
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
@@ -39,7 +39,7 @@ pub struct Args {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

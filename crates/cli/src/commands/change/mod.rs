@@ -23,14 +23,14 @@ use ubtrfs_engine::InodeId;
 
 use crate::edit::{Edit, OnFailure};
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, ImageArgs};
+use crate::image::{ChangedImageArgs, Image};
 use crate::output::Output;
 use crate::walk::{self, Walk};
 
 /// A command that changes an image.
 pub trait Change {
     /// IMAGE and its options.
-    fn image(&self) -> &ImageArgs;
+    fn image(&self) -> &ChangedImageArgs;
 
     /// Makes the changes. They are committed by the caller.
     ///

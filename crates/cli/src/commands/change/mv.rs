@@ -8,7 +8,7 @@ use ubtrfs_engine::{Error, RenameMode};
 use super::Change;
 use crate::edit::Edit;
 use crate::failure::{Failure, Result};
-use crate::image::{ImageArgs, Place};
+use crate::image::{ChangedImageArgs, Place};
 use crate::output::Output;
 
 /// Rename or move files and directories in an image
@@ -28,7 +28,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// What is moved, and last the new name or directory
     #[arg(value_names = ["SOURCE", "DEST"], num_args = 2.., required = true)]
     words: Vec<OsString>,
@@ -44,7 +44,7 @@ pub struct Args {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

@@ -15,7 +15,7 @@ use super::subvolume::named_subvolume;
 use crate::edit::{COMPRESSION, Edit};
 use crate::facts::JsonPath;
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, ImageArgs};
+use crate::image::{ChangedImageArgs, Image, ImageArgs};
 use crate::output::{Output, json};
 
 /// Show and set properties of subvolumes, files and directories
@@ -71,7 +71,7 @@ Examples:
 )]
 struct SetArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// A subvolume, file or directory
     #[arg(value_name = "PATH")]
     path: OsString,
@@ -177,7 +177,7 @@ fn check_root(image: &Image, id: InodeId, path: &[u8]) -> Result<()> {
 }
 
 impl Change for SetArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

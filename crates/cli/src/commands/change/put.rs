@@ -16,7 +16,7 @@ use super::chown::Owner;
 use super::{Change, only_into_a_directory};
 use crate::edit::{Edit, UMASK};
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{ImageArgs, Place};
+use crate::image::{ChangedImageArgs, Place};
 use crate::output::Output;
 use crate::whole;
 
@@ -38,7 +38,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// Files of this machine, or - for standard input, and last where they go
     #[arg(value_names = ["SOURCE", "PATH"], num_args = 2.., required = true)]
     words: Vec<OsString>,
@@ -54,7 +54,7 @@ pub struct Args {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

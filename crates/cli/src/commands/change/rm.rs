@@ -9,7 +9,7 @@ use ubtrfs_ondisk::InodeNo;
 use super::Change;
 use crate::edit::Edit;
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{ImageArgs, Place};
+use crate::image::{ChangedImageArgs, Place};
 use crate::output::Output;
 use crate::walk::{self, Walk};
 
@@ -26,7 +26,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// What is removed
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
@@ -42,7 +42,7 @@ pub struct Args {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

@@ -4,18 +4,21 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use clap::ArgAction;
-use ubtrfs_engine::Reservation;
+use ubtrfs_engine::{InodeId, Reservation};
 
 use super::{Below, Change, each_below};
 use crate::edit::{COMPRESSION, Edit};
 use crate::failure::{Exit, Failure, Result};
-use crate::image::ImageArgs;
+use crate::image::ChangedImageArgs;
 use crate::output::Output;
 
 /// Set and remove extended attributes in an image
 ///
 /// NAME has its namespace in front: user., trusted. or security. VALUE is text; in double quotes it may
-/// have \\, \" and octal \ooo; behind 0x it is hexadecimal.
+/// have \\, \" and octal \ooo; behind 0x it is hexadecimal, behind 0s base64.
+///
+/// The access control lists system.posix_acl_access and system.posix_acl_default take the value that
+/// Linux shows of them (getfattr -e hex). They set permissions as there, and -x takes a list away.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -23,11 +26,12 @@ use crate::output::Output;
     after_help = "\
 Examples:
   ubtrfs setfattr -n user.origin -v 'the attic' disk.img /photos/old.jpg
-  ubtrfs setfattr -x user.origin disk.img /photos/old.jpg"
+  ubtrfs setfattr -x user.origin disk.img /photos/old.jpg
+  ubtrfs setfattr -x system.posix_acl_default disk.img /photos"
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// Files and directories
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
@@ -49,7 +53,7 @@ pub struct Args {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 
@@ -58,6 +62,9 @@ impl Change for Args {
         if let Some(name) = &self.remove {
             let name = name.as_bytes();
             return each_below(edit, &self.paths, options, out, |id, path| {
+                if is_acl(name) {
+                    return set(edit, id, path, name, NO_ACL);
+                }
                 let result = edit.under_handle("removing", path, Reservation::items(3), |handle| {
                     handle.remove_xattr(id, name)
                 });
@@ -77,29 +84,44 @@ impl Change for Args {
             }
             None => Vec::new(),
         };
-        each_below(edit, &self.paths, options, out, |id, path| {
-            edit.under_handle("setting the attribute", path, Reservation::items(3), |handle| {
-                handle.set_xattr(id, name, &value)
-            })
-        })
+        each_below(edit, &self.paths, options, out, |id, path| set(edit, id, path, name, &value))
     }
 }
 
+fn set(edit: &Edit<'_>, id: InodeId, path: &[u8], name: &[u8], value: &[u8]) -> Result<()> {
+    let reservation = Reservation::items(3);
+    let result = edit.under_handle("setting the attribute", path, reservation, |handle| {
+        handle.set_xattr(id, name, value)
+    });
+    let is_malformed = |failure: &Failure| is_acl(name) && failure.exit == Exit::Usage;
+    result.map_err(|failure| match is_malformed(&failure) && !value.is_empty() {
+        true => failure.advice("What `getfattr -e hex` shows of a list, this takes behind -v."),
+        false => failure,
+    })
+}
+
+/// The lists that Linux interprets.
+const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+/// As in Linux, that there is no list can be said whether there is one or not.
+const NO_ACL: &[u8] = b"";
+
+fn is_acl(name: &[u8]) -> bool {
+    ACLS.contains(&name)
+}
+
 /// Refuses what Linux would not have set so: other namespaces it does not know, and those it
-/// interprets have commands of their own.
+/// interprets have commands of their own, but for access control lists.
 fn check_name(name: &[u8]) -> Result<()> {
     const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
-    if NAMESPACES.iter().any(|space| name.len() > space.len() && name.starts_with(space)) {
+    if NAMESPACES.iter().any(|space| name.len() > space.len() && name.starts_with(space))
+        || is_acl(name)
+    {
         return Ok(());
     }
     if name == COMPRESSION {
         return Err(Failure::usage("--name", "the property of btrfs has a command of its own")
             .at_name(name)
             .advice("See `ubtrfs help property set`."));
-    }
-    if name.starts_with(b"system.posix_acl_") {
-        return Err(Failure::new(Exit::Unsupported, "--name", "ACLs are not set by this version")
-            .at_name(name));
     }
     Err(Failure::usage("--name", "expected a name such as user.x, trusted.x or security.x")
         .at_name(name))

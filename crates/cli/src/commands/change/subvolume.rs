@@ -10,7 +10,7 @@ use ubtrfs_ondisk::dir::FileType;
 use super::{Change, base_name, commit};
 use crate::edit::Edit;
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, ImageArgs};
+use crate::image::{ChangedImageArgs, Image};
 use crate::output::Output;
 
 /// Make empty subvolumes
@@ -20,14 +20,14 @@ Example:
   ubtrfs subvolume create disk.img /home /var/log")]
 pub struct CreateArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// Subvolumes to make
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
 }
 
 impl Change for CreateArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 
@@ -58,7 +58,7 @@ Example:
 )]
 pub struct DeleteArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// Subvolumes to delete
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
@@ -68,7 +68,7 @@ pub struct DeleteArgs {
 }
 
 impl Change for DeleteArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 
@@ -118,7 +118,7 @@ Examples:
 )]
 pub struct SnapshotArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// The subvolume
     #[arg(value_name = "SOURCE")]
     source: OsString,
@@ -131,7 +131,7 @@ pub struct SnapshotArgs {
 }
 
 impl Change for SnapshotArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 
@@ -160,14 +160,14 @@ Examples:
 )]
 pub struct SetDefaultArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// The subvolume
     #[arg(value_name = "PATH")]
     path: OsString,
 }
 
 impl Change for SetDefaultArgs {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

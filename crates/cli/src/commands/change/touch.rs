@@ -11,7 +11,7 @@ use ubtrfs_rt::Time;
 use super::Change;
 use crate::edit::Edit;
 use crate::failure::Result;
-use crate::image::ImageArgs;
+use crate::image::ChangedImageArgs;
 use crate::output::Output;
 use crate::output::time;
 
@@ -32,7 +32,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// Files and directories
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
@@ -74,7 +74,7 @@ fn parse_time(text: &str) -> Result<When, String> {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

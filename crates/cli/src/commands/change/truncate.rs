@@ -8,7 +8,7 @@ use ubtrfs_ondisk::dir::FileType;
 use super::Change;
 use crate::edit::Edit;
 use crate::failure::Result;
-use crate::image::ImageArgs;
+use crate::image::ChangedImageArgs;
 use crate::output::Output;
 use crate::size;
 
@@ -26,7 +26,7 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    image: ImageArgs,
+    image: ChangedImageArgs,
     /// Files
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<OsString>,
@@ -67,7 +67,7 @@ impl Length {
 }
 
 impl Change for Args {
-    fn image(&self) -> &ImageArgs {
+    fn image(&self) -> &ChangedImageArgs {
         &self.image
     }
 

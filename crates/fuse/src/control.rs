@@ -1,0 +1,258 @@
+//! The control socket of a mount: commands that reach the engine which serves it, and what they have to say.
+//!
+//! The socket belongs to the user who mounted, and only he and root are answered. Its name follows from his number and the mount's
+//! device number, so who sees the mount finds it. A command is the words of a command line; its answer is what the
+//! process would have written, and its exit code. What a command means is not known here.
+//!
+//! Both are strings: how many in 4 bytes, then each behind its length in 4 bytes, little-endian. One command a connection.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ubtrfs_rt::Arc;
+
+/// Bytes of a command at most.
+const COMMAND_BYTES_MAX: usize = 1 << 20;
+/// Bytes of an answer at most.
+const ANSWER_BYTES_MAX: usize = 1 << 30;
+/// Strings of either at most.
+const STRING_COUNT_MAX: usize = 4096;
+/// Who has connected says what he wants within this.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a command came to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ControlAnswer {
+    /// The exit code.
+    pub exit: u8,
+    /// What goes to the standard output.
+    pub output: Vec<u8>,
+    /// What goes to the standard error.
+    pub errors: Vec<u8>,
+}
+
+/// A socket at which commands are taken.
+#[derive(Debug)]
+pub struct ControlSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+/// Where the socket of a mount is: of user `uid`, with the device number that `/proc/self/mountinfo` shows of it.
+pub fn control_path(uid: u32, device: &str) -> PathBuf {
+    directory_of(uid).join(format!("{device}.control"))
+}
+
+fn directory_of(uid: u32) -> PathBuf {
+    if uid == 0 {
+        return PathBuf::from("/run/ubtrfs");
+    }
+    let of_session = PathBuf::from(format!("/run/user/{uid}"));
+    let is_there = std::fs::metadata(&of_session).is_ok_and(|about| about.uid() == uid);
+    if is_there { of_session.join("ubtrfs") } else { PathBuf::from(format!("/tmp/ubtrfs-{uid}")) }
+}
+
+/// Refuses a place that is not this user's alone: others could listen there in his place.
+fn check_owner(path: &Path, uid: u32) -> io::Result<()> {
+    let about = std::fs::symlink_metadata(path)?;
+    if about.is_dir() && about.uid() == uid && about.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("{} is not a directory of user {uid} alone", path.display()),
+    ))
+}
+
+impl ControlSocket {
+    /// Makes the socket of a mount of this process's user.
+    ///
+    /// # Errors
+    /// The system's; `PermissionDenied` where others could have put theirs.
+    pub fn bind(device: &str) -> io::Result<Self> {
+        let uid = rustix::process::geteuid().as_raw();
+        let directory = directory_of(uid);
+        match std::fs::DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => check_owner(&directory, uid)?,
+        }
+        let path = control_path(uid, device);
+        // Device numbers come again; whoever had this one has unmounted.
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(Self { listener, path })
+    }
+
+    /// Takes commands one after the other, until [`ControlSocket::close`].
+    pub fn serve(&self, run: impl Fn(Vec<OsString>) -> ControlAnswer) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            // Who goes away, or says nothing that makes sense, hears nothing.
+            let _ = answer(stream, &run);
+        }
+    }
+
+    /// Takes no further command; what was begun is done to its end.
+    pub fn close(&self) {
+        let _ = std::fs::remove_file(&self.path);
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+    }
+}
+
+fn answer(mut stream: UnixStream, run: &impl Fn(Vec<OsString>) -> ControlAnswer) -> io::Result<()> {
+    check_peer(&stream, rustix::process::geteuid().as_raw())?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let words = read_strings(&mut stream, COMMAND_BYTES_MAX)?;
+    let answer = run(words.into_iter().map(OsString::from_vec).collect());
+    stream.set_write_timeout(Some(PATIENCE))?;
+    write_strings(&mut stream, &[&[answer.exit], &answer.output, &answer.errors])
+}
+
+/// Only the user who mounted is answered, and root; and only he is believed.
+fn check_peer(stream: &UnixStream, uid: u32) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
+    if peer.is_root() || peer.as_raw() == uid {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "of another user"))
+}
+
+/// Has a command done by who serves the mount of user `uid` with that device number.
+///
+/// # Errors
+/// The system's; `NotFound` and `ConnectionRefused` where nobody listens, `InvalidData` for an answer that is none.
+pub fn control(uid: u32, device: &str, words: &[OsString]) -> io::Result<ControlAnswer> {
+    check_owner(&directory_of(uid), uid)?;
+    let mut stream = UnixStream::connect(control_path(uid, device))?;
+    check_peer(&stream, uid)?;
+    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    write_strings(&mut stream, &words)?;
+    let answer = read_strings(&mut stream, ANSWER_BYTES_MAX)?;
+    match <[Vec<u8>; 3]>::try_from(answer) {
+        Ok([exit, output, errors]) if exit.len() == 1 => {
+            Ok(ControlAnswer { exit: exit[0], output, errors })
+        }
+        _ => Err(no_sense("an answer of another form")),
+    }
+}
+
+/// Serves on a thread of its own.
+///
+/// # Errors
+/// The system's, where it gives no thread.
+pub fn serve_control(
+    socket: &Arc<ControlSocket>,
+    run: impl Fn(Vec<OsString>) -> ControlAnswer + Send + 'static,
+) -> io::Result<std::thread::JoinHandle<()>> {
+    let socket = Arc::clone(socket);
+    std::thread::Builder::new().name("ubtrfs-control".to_owned()).spawn(move || socket.serve(run))
+}
+
+fn no_sense(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+fn write_strings(to: &mut impl Write, strings: &[&[u8]]) -> io::Result<()> {
+    let number = |len: usize| {
+        u32::try_from(len).map(u32::to_le_bytes).map_err(|_| no_sense("longer than can be said"))
+    };
+    let mut bytes = number(strings.len())?.to_vec();
+    for string in strings {
+        bytes.extend_from_slice(&number(string.len())?);
+        bytes.extend_from_slice(string);
+    }
+    to.write_all(&bytes)
+}
+
+fn read_number(from: &mut impl Read) -> io::Result<usize> {
+    let mut bytes = [0; 4];
+    from.read_exact(&mut bytes)?;
+    Ok(usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX))
+}
+
+fn read_strings(from: &mut impl Read, bytes_max: usize) -> io::Result<Vec<Vec<u8>>> {
+    let count = read_number(from)?;
+    if count > STRING_COUNT_MAX {
+        return Err(no_sense("too many strings"));
+    }
+    let (mut strings, mut left) = (Vec::new(), bytes_max);
+    for _ in 0..count {
+        let len = read_number(from)?;
+        left = left.checked_sub(len).ok_or_else(|| no_sense("too long"))?;
+        // As it comes: what is said of its length may not be true.
+        let mut string = Vec::new();
+        from.by_ref().take(len as u64).read_to_end(&mut string)?;
+        if string.len() < len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        strings.push(string);
+    }
+    Ok(strings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_come_back_and_what_is_cut_or_too_long_is_refused() {
+        let mut bytes = Vec::new();
+        let strings: [&[u8]; 3] = [b"subvolume", b"", b"\xff\0x"];
+        write_strings(&mut bytes, &strings).unwrap();
+        assert_eq!(read_strings(&mut &bytes[..], 100).unwrap(), strings);
+        assert!(read_strings(&mut &bytes[..], 11).is_err());
+        for len in 0..bytes.len() {
+            assert!(read_strings(&mut &bytes[..len], 100).is_err(), "{len}");
+        }
+        assert!(read_strings(&mut &[255; 100][..], usize::MAX).is_err());
+        let claims_much = [1, 0, 0, 0, 255, 255, 255, 255, 7];
+        assert!(read_strings(&mut &claims_much[..], usize::MAX).is_err());
+    }
+
+    #[test]
+    fn commands_reach_who_serves_until_it_closes() {
+        let device = format!("test:{}", std::process::id());
+        let socket = Arc::new(ControlSocket::bind(&device).unwrap());
+        let uid = rustix::process::geteuid().as_raw();
+        let serving = serve_control(&socket, |words| ControlAnswer {
+            exit: u8::try_from(words.len()).unwrap(),
+            output: words.concat_bytes(),
+            errors: b"said".to_vec(),
+        })
+        .unwrap();
+        for words in [&["a", "b"][..], &[], &["\u{e9}"]] {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let answer = control(uid, &device, &words).unwrap();
+            assert_eq!(usize::from(answer.exit), words.len());
+            assert_eq!(answer.output, words.concat_bytes());
+            assert_eq!(answer.errors, b"said");
+        }
+        // Who says nothing of sense keeps nobody else from being heard.
+        UnixStream::connect(control_path(uid, &device)).unwrap().write_all(&[255; 8]).unwrap();
+        assert_eq!(control(uid, &device, &["x".into()]).unwrap().exit, 1);
+        let mode = std::fs::symlink_metadata(control_path(uid, &device)).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        socket.close();
+        serving.join().unwrap();
+        let refused = control(uid, &device, &[]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::NotFound);
+    }
+
+    trait ConcatBytes {
+        fn concat_bytes(&self) -> Vec<u8>;
+    }
+
+    impl ConcatBytes for [OsString] {
+        fn concat_bytes(&self) -> Vec<u8> {
+            self.iter().flat_map(|word| word.as_bytes().to_vec()).collect()
+        }
+    }
+}
