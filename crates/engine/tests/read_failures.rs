@@ -5,91 +5,18 @@ mod common;
 
 use std::sync::Arc;
 
+use common::simulated::{check, empty, made, new, open, path};
 use common::snapshot;
 use ubtrfs_engine::{
-    Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData, RenameMode,
-    Reservation, SetAttributes, SnapshotOptions, mkfs,
+    Error, Filesystem, MkfsOptions, PreparedData, RenameMode, Reservation, SetAttributes,
+    SnapshotOptions,
 };
 use ubtrfs_iomap::{FileOffset as Offset, Reach};
-use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::{FileOffset, RootId};
-use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::Compare;
 use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimArray, SimDevice};
-use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
 const FILES: u64 = 300;
-const COMPRESSION: (&[u8], &[u8]) = (b"btrfs.compression", b"zstd");
-
-/// Keeps nearly no block in memory, so that whatever is looked at is read.
-fn open(device: &Arc<SimDevice>) -> Filesystem {
-    let devices = vec![Arc::clone(device) as Arc<dyn Device>];
-    let volume = Volume::open(devices, &VolumeOptions::default()).unwrap();
-    let options =
-        OpenOptions { runtime: Arc::new(Runtime::simulated(1)), ..OpenOptions::default() };
-    Filesystem::open(volume, options).unwrap()
-}
-
-/// One whose leaves are so small that each operation reads several; metadata is there once.
-fn empty(options: &MkfsOptions) -> (Arc<SimDevice>, Filesystem) {
-    let device = Arc::new(SimDevice::new(256 << 20));
-    let options = MkfsOptions {
-        nodesize_bytes: 4096,
-        metadata_profile: Some(BlockGroupFlags::default()),
-        ..options.clone()
-    };
-    let runtime = Arc::new(Runtime::simulated(1));
-    drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
-    let fs = open(&device);
-    (device, fs)
-}
-
-fn new(mode: u32) -> NewInode {
-    NewInode::new(mode, Time { sec: 1_700_000_000, nsec: 0 })
-}
-
-fn file(fs: &Filesystem, dir: InodeId, name: &[u8], len: usize) -> InodeId {
-    let mut handle = fs.begin(Reservation::create(1).and(Reservation::extents(4))).unwrap();
-    let id = handle.create(dir, name, &new(0o100_644)).unwrap();
-    handle.set_xattr(id, b"user.name", &[name, &[b'x'; 150][..]].concat()).unwrap();
-    let data = PreparedData::new(vec![7; len], &fs.write_options(None));
-    handle.write_file(id, vec![(FileOffset(0), data)], len as u64).unwrap();
-    id
-}
-
-/// Directories, files inline and not, a subvolume and its snapshot.
-fn made() -> Image {
-    let (device, fs) = empty(&MkfsOptions::default());
-    let top = fs.top_level();
-    fs.begin(Reservation::items(4)).unwrap().set_xattr(top, COMPRESSION.0, COMPRESSION.1).unwrap();
-    // So many that the one above lies in another leaf than the inode.
-    for at in 0..12 {
-        let name = format!("user.{at}");
-        let mut handle = fs.begin(Reservation::items(4)).unwrap();
-        handle.set_xattr(top, name.as_bytes(), &[1; 900]).unwrap();
-    }
-    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
-    let sub = handle.create_subvolume(top, b"sub", &new(0o040_755)).unwrap();
-    drop(handle);
-    for dir in [top, sub] {
-        let mut handle = fs.begin(Reservation::create(0)).unwrap();
-        let below = handle.create(dir, b"dir", &new(0o040_755)).unwrap();
-        drop(handle);
-        for at in 0..FILES {
-            let len = if at.is_multiple_of(3) { 9000 } else { 90 };
-            file(
-                &fs,
-                if at.is_multiple_of(2) { dir } else { below },
-                format!("{at}").as_bytes(),
-                len,
-            );
-        }
-    }
-    fs.snapshot(RootId(256), top, b"snap", &SnapshotOptions { read_only: false }).unwrap();
-    fs.sync().unwrap();
-    drop(fs);
-    device.image()
-}
 
 /// Files of many small extents, some preallocated, whose holes have items; the file ends inside of a leaf of its own.
 fn made_of_extents() -> Image {
@@ -130,16 +57,6 @@ fn write_back(fs: &Filesystem, first: u64, byte: u8) -> Result<(), Error> {
         }
     }
     fs.sync()
-}
-
-fn check(device: &Arc<SimDevice>, what: &str) {
-    let devices = vec![Arc::clone(device) as Arc<dyn Device>];
-    let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
-    let volume = Volume::open(devices, &options).unwrap();
-    let options = ubtrfs_check::CheckOptions { data: true, ..Default::default() };
-    let report = ubtrfs_check::check(&volume, &options).unwrap();
-    let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
-    assert!(report.is_clean(), "{what}: {errors:#?}");
 }
 
 /// What was not written when reads fail is written when it is asked for again, or the transaction is aborted; nothing is entered half.
@@ -193,10 +110,6 @@ fn fails(image: &Image, first: u64, nth: u64, stays: bool) -> bool {
 
 /// An operation under one handle, or of one transaction, that succeeds where no read fails.
 type Operation = fn(&Filesystem) -> Result<(), Error>;
-
-fn path(fs: &Filesystem, path: &str) -> Result<InodeId, Error> {
-    fs.resolve(fs.top_level(), path.as_bytes())
-}
 
 const OPERATIONS: [(&str, Operation); 17] = [
     ("create", |fs| {
@@ -274,7 +187,7 @@ const OPERATIONS: [(&str, Operation); 17] = [
 
 #[test]
 fn operation_whose_nth_read_fails_changes_nothing_or_aborts() {
-    let image = made();
+    let image = made(FILES);
     let device = Arc::new(SimDevice::of_image(image.clone()));
     let before = {
         let fs = open(&device);

@@ -1,6 +1,8 @@
 //! What the engine's tests share; each uses a part of it.
 #![allow(dead_code)]
 
+pub mod simulated;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

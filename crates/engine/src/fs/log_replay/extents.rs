@@ -1,9 +1,9 @@
 //! Replaying data: file extents, the references and checksums of what they refer to.
 
-use ubtrfs_ondisk::LogicalAddr;
-use ubtrfs_ondisk::RootId;
+use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::file_extent::{Compression, FileExtent, RegularExtent};
+use ubtrfs_ondisk::{Corruption, LogicalAddr, Reason, RootId};
 
 use super::names::logged_csums;
 use super::{Item, Replay};
@@ -88,6 +88,14 @@ impl Replay<'_> {
             && !matches!(extent, FileExtent::Inline { .. })
         {
             return Ok(());
+        }
+        let inode = self.fs.inode(self.id(number))?;
+        if !matches!(inode.file_type(), FileType::Regular | FileType::Symlink) {
+            return Err(Corruption::new(Reason::BadValue)
+                .in_root(RootId::TREE_LOG)
+                .have(format!("data of {}, mode {:#o}", inode.id, inode.mode))
+                .expect("a regular file or a symbolic link")
+                .into());
         }
         let (end, nbytes, regular) = match &extent {
             FileExtent::Inline { ram_bytes, .. } => {

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ubtrfs_ondisk::block::Block;
 use ubtrfs_ondisk::dir::{DirEntries, FileType};
-use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
+use ubtrfs_ondisk::file_extent::{Compression, FileExtent, RegularExtent};
 use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::root::RootItem;
@@ -156,15 +156,38 @@ fn items(tree: &Arc<Tree>, first: Key) -> Result<Vec<Item>> {
     Ok(found)
 }
 
-/// The extent of a file extent item that has one.
-fn regular_extent(data: &[u8]) -> Result<Option<RegularExtent>> {
-    let extent = FileExtent::parse(data).map_err(|error| error.in_root(RootId::TREE_LOG))?;
-    Ok(match extent {
-        FileExtent::Regular(extent) | FileExtent::Prealloc(extent) if !extent.is_hole() => {
-            Some(extent)
-        }
-        _ => None,
-    })
+/// The extent of a file extent item that has one. The file uses nothing beyond it: that would be what lies
+/// there of others. It is of generation `newest` or older.
+fn regular_extent(data: &[u8], newest: u64) -> Result<Option<RegularExtent>> {
+    let extent = match FileExtent::parse(data).map_err(|error| error.in_root(RootId::TREE_LOG))? {
+        FileExtent::Regular(extent) | FileExtent::Prealloc(extent) => extent,
+        FileExtent::Inline { .. } => return Ok(None),
+    };
+    let damage = |reason, have: String, expect: String| {
+        let corruption = Corruption::new(reason).in_root(RootId::TREE_LOG);
+        Err(corruption.in_block(extent.disk_bytenr).have(have).expect(expect).into())
+    };
+    if extent.generation.0 > newest {
+        let have = format!("file extent of generation {}", extent.generation);
+        return damage(Reason::WrongGeneration, have, format!("at most {newest}"));
+    }
+    let len_bytes = match extent.compression {
+        _ if extent.is_hole() => u64::MAX,
+        // Some versions of Linux wrote other decoded lengths of what is not encoded.
+        Compression::None => extent.disk_num_bytes,
+        _ if extent.disk_num_bytes == 0 => 0,
+        _ => extent.ram_bytes,
+    };
+    let end = extent.offset.checked_add(extent.num_bytes);
+    if extent.num_bytes == 0 || end.is_none_or(|end| end > len_bytes) {
+        let have = format!("{} bytes at {} in an extent", extent.num_bytes, extent.offset);
+        return damage(
+            Reason::BadValue,
+            have,
+            format!("some, and an end at {len_bytes} or before"),
+        );
+    }
+    Ok((!extent.is_hole()).then_some(extent))
 }
 
 /// Keeps the blocks of a log's tree from being given out before the commit.
@@ -207,6 +230,11 @@ impl<'a> Replay<'a> {
         self.fs.tree(self.root)
     }
 
+    /// The generation of the transaction that was logged.
+    fn newest(&self) -> u64 {
+        self.fs.superblock().generation.get().saturating_add(1)
+    }
+
     /// The items of the log, one inode's at a time, those of inodes without a name left out: such
     /// an inode would only be removed.
     fn for_each_inode(
@@ -243,8 +271,19 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// An inode of the log, which is of the transaction after the last commit, or of an earlier one: Linux
+    /// refuses to read any other.
     fn inode_item(&self, data: &[u8]) -> Result<InodeItem> {
-        Ok(*InodeItem::peek(data).map_err(|error| error.in_root(RootId::TREE_LOG))?)
+        let item = *InodeItem::peek(data).map_err(|error| error.in_root(RootId::TREE_LOG))?;
+        let newest = self.newest();
+        if item.generation.get().max(item.transid.get()) > newest {
+            return Err(Corruption::new(Reason::WrongGeneration)
+                .in_root(RootId::TREE_LOG)
+                .have(format!("inode of generation {}, transid {}", item.generation, item.transid))
+                .expect(format!("at most {newest}"))
+                .into());
+        }
+        Ok(item)
     }
 
     /// Keeps the data that only the log refers to, each extent once.
@@ -254,7 +293,7 @@ impl<'a> Replay<'a> {
         cursor.seek(&Key::MIN)?;
         while let Some((key, data)) = cursor.current()? {
             let extent = match key.ty {
-                KeyType::EXTENT_DATA => regular_extent(data)?,
+                KeyType::EXTENT_DATA => regular_extent(data, self.newest())?,
                 _ => None,
             };
             cursor.next()?;
@@ -347,7 +386,16 @@ impl<'a> Replay<'a> {
         match names.hold(handle.txn.core(), id) {
             Ok(held) => {
                 let HeldInode { item, .. } = held;
-                let was_file = FileType::from_mode(item.mode.get()) == FileType::Regular;
+                let had_type = FileType::from_mode(item.mode.get());
+                // Numbers are not given again before a commit.
+                if had_type != FileType::from_mode(logged.mode.get()) {
+                    return Err(Corruption::new(Reason::BadValue)
+                        .in_root(RootId::TREE_LOG)
+                        .have(format!("mode {:#o} of {id}", logged.mode))
+                        .expect(format!("the type of mode {:#o}", item.mode))
+                        .into());
+                }
+                let was_file = had_type == FileType::Regular;
                 if logged.generation.get() == 0 {
                     // It was logged only so that it exists; what is here is newer.
                     let size = logged.size.get();

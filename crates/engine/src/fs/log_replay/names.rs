@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ubtrfs_ondisk::dir::{DirEntry, FileType};
 use ubtrfs_ondisk::inode::{InodeExtrefs, InodeRefs};
 use ubtrfs_ondisk::misc::OnDisk;
-use ubtrfs_ondisk::{InodeNo, Key, KeyType, ObjectId, RootId};
+use ubtrfs_ondisk::{Corruption, InodeNo, Key, KeyType, ObjectId, Reason, RootId};
 use zerocopy::little_endian::U64;
 
 use super::{Item, Replay};
@@ -86,6 +86,13 @@ impl Replay<'_> {
 
     /// Enters a name at an index that is free, of an inode that exists.
     fn add_name(&mut self, dir: InodeId, name: &[u8], index: u64, named: &Named) -> Result<()> {
+        if !self.fs.inode(dir)?.is_dir() {
+            return Err(Corruption::new(Reason::BadValue)
+                .in_root(RootId::TREE_LOG)
+                .have(format!("a name in {dir}"))
+                .expect("a directory")
+                .into());
+        }
         let mut handle = self.begin()?;
         handle.attach(dir, name, named, index)?;
         self.resize(&mut handle, dir, 2 * i64::try_from(name.len()).unwrap_or(0))?;
@@ -274,6 +281,13 @@ impl Replay<'_> {
                 continue;
             }
             let count = u32::try_from(self.fs.links(id)?.len()).unwrap_or(u32::MAX);
+            if inode.is_dir() && count > 1 {
+                return Err(Corruption::new(Reason::BadValue)
+                    .in_root(RootId::TREE_LOG)
+                    .have(format!("{count} names of {id}"))
+                    .expect("one of a directory")
+                    .into());
+            }
             let mut handle = self.begin()?;
             if count != inode.nlink {
                 handle.change_inode(id, |item| item.nlink = count.into())?;
