@@ -5,10 +5,12 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use ubtrfs_fuse::Changed;
 
 use crate::commands::change::Change;
 use crate::commands::{self, change};
 use crate::failure::{Exit, Failure, Result};
+use crate::live;
 use crate::output::{Output, quote};
 
 const ABOUT: &str = "btrfs in user space: make, fill, mount and read btrfs images";
@@ -18,7 +20,7 @@ btrfs in user space. ubtrfs opens a btrfs filesystem that lies in an image file,
 one, or on block devices, and makes, fills, lists, reads, changes, checks and mounts it, with no
 kernel driver for btrfs. What it writes, Linux mounts; what Linux writes, it opens.
 
-IMAGE is an image file or a block device. A PATH inside it is written as from the root of the
+IMAGE is an image file, a block device, or the directory where `ubtrfs mount` mounted one. A PATH inside it is written as from the root of the
 mounted filesystem, with or without a leading slash.";
 
 const EXAMPLES: &str = "\
@@ -221,6 +223,13 @@ pub fn main() -> ExitCode {
         out.flush()?;
         Ok(exit.max(out.exit()))
     });
+    let result = match result {
+        // Nothing was done yet: the image is opened first.
+        Err(failure) if failure.mounted().is_some() => {
+            failure.mounted().map_or(Ok(Exit::Done), live::forward)
+        }
+        result => result,
+    };
     match result {
         Ok(exit) => exit.into(),
         Err(failure) => {
@@ -229,6 +238,62 @@ pub fn main() -> ExitCode {
             failure.report();
             failure.exit.max(out.exit()).into()
         }
+    }
+}
+
+/// A command for a mount.
+pub struct MountCommand(Command);
+
+/// Reads the words of a command that is to be done at a mount.
+///
+/// # Errors
+/// It cannot be meant so, or cannot be done there.
+pub fn parse_for_mount(words: Vec<OsString>) -> Result<MountCommand> {
+    let parsed = definition().try_get_matches_from(words);
+    let cli = parsed.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {
+        let text = error.render().to_string();
+        Failure::usage("a command for a mount", text.strip_prefix("error: ").unwrap_or(&text))
+    })?;
+    match cli.command {
+        Command::Reflink(_)
+        | Command::Ls(_)
+        | Command::Tree(_)
+        | Command::Stat(_)
+        | Command::Df(_)
+        | Command::Du(_)
+        | Command::Mkdir(_)
+        | Command::Chmod(_)
+        | Command::Chown(_)
+        | Command::Touch(_)
+        | Command::Truncate(_)
+        | Command::Getfattr(_)
+        | Command::Setfattr(_)
+        | Command::Subvolume(_)
+        | Command::Property(_)
+        | Command::Filesystem(_)
+        | Command::Inspect(_) => Ok(MountCommand(cli.command)),
+        // Among others those that can take a file away which the kernel has open.
+        _ => Err(Failure::new(
+            Exit::Unsupported,
+            "a mounted filesystem",
+            "this command takes an image that is not mounted",
+        )
+        .advice("Unmount it first, or use cp, rm, tar and the like in the directory.")),
+    }
+}
+
+impl MountCommand {
+    /// What it changes that the kernel may have been told of; nothing where it only shows.
+    pub fn changes_of_mount(&self) -> live::Changes {
+        self.0.change().map(|_| match self.0 {
+            Command::Subvolume(_) | Command::Property(_) | Command::Filesystem(_) => Changed::Names,
+            _ => Changed::Anything,
+        })
+    }
+
+    /// Does it.
+    pub fn run(self, out: &mut Output) -> Result<Exit> {
+        self.0.run(out)
     }
 }
 

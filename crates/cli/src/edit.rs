@@ -13,6 +13,7 @@ use ubtrfs_rt::Time;
 
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, Place};
+use crate::live;
 use crate::output::Output;
 use crate::progress::Meter;
 
@@ -102,12 +103,16 @@ impl<'a> Edit<'a> {
             .map_err(|error| self.image.failure(what, path, error))
     }
 
-    /// What a new inode begins with: root's, and with what a process's new file takes over from its
+    /// What a new inode begins with: root's, or at a mount of who mounted it, and with what a process's new file takes over from its
     /// directory. Of the permissions that are asked for it gets what the usual umask leaves, or the
     /// directory's default access control list.
     pub fn new_inode(&self, asked_mode: u32) -> NewInode {
+        let (uid, gid) = match live::served() {
+            Some(_) => (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            None => (0, 0),
+        };
         let inherit = Inherit::AsProcess { umask: UMASK };
-        NewInode { inherit, ..NewInode::new(asked_mode, self.now) }
+        NewInode { inherit, uid, gid, ..NewInode::new(asked_mode, self.now) }
     }
 
     /// Makes a file, directory, device node, fifo or socket.

@@ -2,11 +2,13 @@
 //!
 //! This is the only place that turns an error of a library into an exit code.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::mounts::Mounted;
 use crate::output::quote;
 
 /// The exit codes, worst last where several paths of one call fail differently.
@@ -70,6 +72,30 @@ pub struct Failure {
     advice: Option<String>,
     quiet: bool,
     is_not_found: bool,
+    mounted: Option<Box<Mounted>>,
+}
+
+thread_local! {
+    /// What is heard on this thread instead of being printed.
+    static HEARD: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs `work`, and returns what it reported meanwhile instead of printing it.
+pub fn overhear<T>(work: impl FnOnce() -> T) -> (T, String) {
+    HEARD.set(Some(String::new()));
+    let result = work();
+    (result, HEARD.take().unwrap_or_default())
+}
+
+/// Prints a line on stderr, unless somebody listens here.
+pub fn say(line: &str) {
+    HEARD.with_borrow_mut(|heard| match heard {
+        Some(heard) => {
+            heard.push_str(line);
+            heard.push('\n');
+        }
+        None => eprintln!("{line}"),
+    });
 }
 
 /// The result of a command or a part of one.
@@ -86,7 +112,22 @@ impl Failure {
             advice: None,
             quiet: false,
             is_not_found: false,
+            mounted: None,
         }
+    }
+
+    /// IMAGE is a directory where a filesystem is mounted: its own process is to be asked.
+    pub fn at_mount(mounted: Mounted) -> Self {
+        let mut failure = Self::new(Exit::Unsupported, "opening", "it is mounted")
+            .at_path(&mounted.directory)
+            .advice("This takes an image that is not mounted.");
+        failure.mounted = Some(Box::new(mounted));
+        failure
+    }
+
+    /// The mount that is to be asked.
+    pub fn mounted(&self) -> Option<&Mounted> {
+        self.mounted.as_deref()
     }
 
     /// A command line that cannot be meant so.
@@ -163,7 +204,7 @@ impl Failure {
     /// Prints it on stderr, unless there is nobody to tell.
     pub fn report(&self) {
         if !self.quiet {
-            eprintln!("{self}");
+            say(&self.to_string());
         }
     }
 

@@ -9,7 +9,9 @@ use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 use crate::epoch;
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{self, Exit, Failure, Result};
+use crate::live::{self, Live};
+use crate::mounts;
 use crate::output::quote;
 use crate::walk::Child;
 
@@ -128,6 +130,10 @@ impl ChangedImageArgs {
     }
 
     fn write_with(&self, image: &ImageArgs) -> Result<Image> {
+        if let (true, Some(live)) = (self.discard, live::served()) {
+            let why = "freed space is given back where it is mounted with -o discard";
+            return Err(live::refused("--discard", &live.directory, why));
+        }
         image.open_with(OpenMode::ReadWrite, false, |options| options.discard = self.discard)
     }
 
@@ -210,6 +216,10 @@ impl OpenArgs {
 
     /// Opens the devices and matches them to one volume.
     pub fn volume(&self, path: &Path, mode: OpenMode) -> Result<Volume> {
+        if let Some(live) = live::served() {
+            let why = "it is shown of an image that is not mounted";
+            return Err(live::refused("opening", &live.directory, why));
+        }
         let mut devices: Vec<Arc<dyn Device>> = Vec::with_capacity(1 + self.device.len());
         devices.push(Arc::new(open_device(path, mode, self.window.window())?));
         for other in &self.device {
@@ -251,6 +261,9 @@ impl OpenArgs {
         mode: OpenMode,
         change: impl FnOnce(&mut OpenOptions),
     ) -> Result<Filesystem> {
+        if let Some(live) = live::served() {
+            return self.of_mount(&live, mode);
+        }
         let volume = self.volume(path, mode)?;
         let superblock = volume.superblock();
         // No two runs on one filesystem draw the same identifiers.
@@ -264,12 +277,26 @@ impl OpenArgs {
             if mode != OpenMode::ReadOnly {
                 return Err(not_writable(notice).at_path(path));
             }
-            eprintln!("ubtrfs: note: {}: {notice}", quote::path(path));
+            failure::say(&format!("ubtrfs: note: {}: {notice}", quote::path(path)));
         }
         if mode != OpenMode::ReadOnly {
             check_writable(&filesystem).map_err(|failure| failure.at_path(path))?;
         }
         Ok(filesystem)
+    }
+}
+
+impl OpenArgs {
+    /// The filesystem that is served: it is open already, as who mounted it wanted.
+    fn of_mount(&self, live: &Live, mode: OpenMode) -> Result<Filesystem> {
+        if self.is_given() {
+            let why = "how an image is opened was said when it was mounted";
+            return Err(Failure::usage("options", why).at_path(&live.directory));
+        }
+        if mode != OpenMode::ReadOnly {
+            check_writable(&live.filesystem).map_err(|failure| failure.at_path(&live.directory))?;
+        }
+        Ok(live.filesystem.clone())
     }
 }
 
@@ -292,8 +319,33 @@ fn check_writable(filesystem: &Filesystem) -> Result<()> {
 
 /// Opens one file or device.
 pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDevice> {
-    FileDevice::open(path, mode, window)
-        .map_err(|error| Failure::volume("opening", &error).at_path(path))
+    if let Some(mounted) = mount_at(path) {
+        return Err(Failure::at_mount(mounted));
+    }
+    FileDevice::open(path, mode, window).map_err(|error| {
+        let failure = Failure::volume("opening", &error).at_path(path);
+        match mounts::of_image(path) {
+            Some(mounted) if matches!(error, ubtrfs_volume::Error::Busy { .. }) => {
+                let place = quote::path(&mounted.directory);
+                failure.advice(format!(
+                    "It is mounted on {place}: name that in its place, or unmount it first."
+                ))
+            }
+            _ => failure,
+        }
+    })
+}
+
+/// What this command has mounted on a directory.
+pub fn mount_at(path: &Path) -> Option<mounts::Mounted> {
+    // Not asked of the directory itself, which whoever serves it may not answer any more.
+    mounts::on(&std::path::absolute(path).ok()?).or_else(|| {
+        let is_directory = std::fs::metadata(path).is_ok_and(|about| about.is_dir());
+        is_directory
+            .then(|| std::fs::canonicalize(path).ok())
+            .flatten()
+            .and_then(|path| mounts::on(&path))
+    })
 }
 
 /// An open filesystem, and the place in it where paths begin.
@@ -306,9 +358,10 @@ pub struct Image {
 impl Image {
     /// Takes an open filesystem.
     pub fn new(filesystem: Filesystem, path: &Path, start: &StartArgs) -> Result<Self> {
-        let start = match start.subvolid {
-            Some(id) => subvolume_root(&filesystem, path, RootId(id))?,
-            None => filesystem.default_subvolume().map_err(|error| {
+        let start = match (start.subvolid, live::served()) {
+            (Some(id), _) => subvolume_root(&filesystem, path, RootId(id))?,
+            (None, Some(live)) => live.root,
+            (None, None) => filesystem.default_subvolume().map_err(|error| {
                 Failure::engine("finding the default subvolume", error).at_path(path)
             })?,
         };

@@ -9,6 +9,8 @@ mod epoch;
 mod facts;
 mod failure;
 mod image;
+mod live;
+mod mounts;
 mod output;
 mod progress;
 mod signature;

@@ -214,3 +214,139 @@ fn process_that_is_killed_loses_nothing_that_was_synced() {
     }
     place.umount();
 }
+
+/// Commands at the directory go to the process that serves it, and the kernel sees what they did at once, though it was told
+/// that nothing changes without it: names that were not there, attributes, what a directory holds.
+#[test]
+fn commands_reach_a_mount_and_the_kernel_sees_what_they_did() {
+    for is_root in [true, false] {
+        let Some(place) = Place::new(is_root) else { return };
+        place.mount(&[]);
+        let dir = &place.directory;
+        let shell = |line: &str| {
+            let output =
+                place.command("sh").args(["-c", line]).current_dir("/").env("D", dir).output();
+            let output = output.unwrap();
+            assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let at = |words: &[&str], path: &str| place.done(words, &[dir, Path::new(path)]);
+        shell(r#"echo one > "$D/file"; mkdir "$D/dir"; touch "$D/dir/x"; sync "$D/file""#);
+        // So that the kernel knows: no such names, these attributes, this directory.
+        assert_eq!(
+            shell(r#"ls "$D"; cat "$D/sub/x" "$D/snap/file" 2>/dev/null; true"#),
+            "dir\nfile\n"
+        );
+        at(&["subvolume", "create"], "/sub");
+        assert_eq!(
+            shell(r#"ls "$D"; echo two > "$D/sub/x"; cat "$D/sub/x""#),
+            "dir\nfile\nsub\ntwo\n"
+        );
+        place.done(&["subvolume", "snapshot", "-r"], &[dir, Path::new("/"), Path::new("/snap")]);
+        // Written but not synced, it is in the snapshot.
+        assert_eq!(shell(r#"cat "$D/snap/file" && ! touch "$D/snap/file" 2>/dev/null"#), "one\n");
+        place.done(
+            &["property", "set"],
+            &[dir, Path::new("/snap"), Path::new("ro"), Path::new("false")],
+        );
+        shell(r#"echo three > "$D/snap/file""#);
+        place.done(&["reflink"], &[dir, Path::new("/snap/file"), Path::new("/dir/copy")]);
+        assert_eq!(shell(r#"ls "$D/dir"; cat "$D/dir/copy""#), "copy\nx\nthree\n");
+        assert_eq!(shell(r#"stat -c %a "$D/file""#), "644\n");
+        place.done(&["chmod"], &[dir, Path::new("600"), Path::new("/file")]);
+        place.done(&["mkdir"], &[dir, Path::new("/dir/new")]);
+        // Who has it open has it still, with other contents.
+        let said = shell(&format!(
+            r#"exec 3< "$D/dir/copy"; '{}' reflink "$D" /file /dir/copy; cat <&3; cat "$D/dir/copy""#,
+            env!("CARGO_BIN_EXE_ubtrfs"),
+        ));
+        assert_eq!(said, "one\none\n");
+        assert_eq!(shell(r#"stat -c %a "$D/file"; ls "$D/dir""#), "600\ncopy\nnew\nx\n");
+        at(&["truncate", "--size", "2"], "/dir/copy");
+        assert_eq!(shell(r#"cat "$D/dir/copy""#), "on");
+        let list = place.done(&["subvolume", "list"], &[dir]);
+        assert!(list.contains("path sub\n") && list.contains("path snap\n"), "{list}");
+        at(&["subvolume", "delete"], "/snap");
+        assert_eq!(shell(r#"ls "$D"; ! cat "$D/snap/file" 2>/dev/null"#), "dir\nfile\nsub\n");
+        place.done(&["filesystem", "label"], &[dir, Path::new("mine")]);
+        assert_eq!(place.done(&["filesystem", "label"], &[dir]), "mine\n");
+        let blocks = || shell(r#"stat -f -c %b "$D""#).trim().parse::<u64>().unwrap();
+        let before = blocks();
+        place.done(&["filesystem", "resize"], &[dir, Path::new("+100M")]);
+        assert_eq!(blocks() - before, (100 << 20) / 4096);
+        place.done(&["filesystem", "sync"], &[dir]);
+        assert!(place.done(&["filesystem", "usage"], &[dir]).contains("Overall"));
+        assert!(place.done(&["inspect", "delayed-refs"], &[dir]).contains(" runs\n"));
+        assert!(place.done(&["inspect", "fiemap"], &[dir, Path::new("/file")]).contains("inline"));
+        for (words, paths, code, why) in [
+            (&["subvolume", "create"][..], &["/file"][..], 4, "exists already"),
+            (&["subvolume", "delete"], &["/none"], 4, "no such file"),
+            (&["put"], &["/etc/hostname", "/"], 6, "an image that is not mounted"),
+            (&["check"], &[], 6, "an image that is not mounted"),
+            (&["inspect", "super"], &[], 6, "an image that is not mounted"),
+            (&["rm"], &["/file"], 6, "an image that is not mounted"),
+            (&["touch", "--discard"], &["/file"], 6, "with -o discard"),
+            (&["ls", "--cache", "1M"], &["/"], 2, "when it was mounted"),
+        ] {
+            let paths: Vec<&Path> =
+                std::iter::once(dir.as_path()).chain(paths.iter().map(Path::new)).collect();
+            let output = place.run(words, &paths);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
+            assert!(said.contains(why), "{words:?}: {said}");
+        }
+        // The image itself is refused, and where it is mounted told.
+        let output = place.run(&["ls"], &[&place.image]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_told = said.contains("It is mounted on ") && said.contains("a b");
+        assert!(!output.status.success() && is_told, "{said}");
+        place.umount();
+        assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/sub/x")]), "two\n");
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        let place_of_sub = ["-o", "subvol=sub"];
+        place.mount(&place_of_sub);
+        let output =
+            place.run(&["subvolume", "delete", "--subvolid", "5"], &[dir, Path::new("/sub")]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("what is mounted"), "{said}");
+        assert_eq!(place.done(&["ls"], &[dir, Path::new("/")]), "x\n");
+        place.umount();
+    }
+}
+
+/// Commands while programs write: each is done once, and nothing is lost.
+#[test]
+fn commands_beside_programs_that_write() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let dir = &place.directory;
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            scope.spawn(move || {
+                for number in 0..300 {
+                    let path = dir.join(format!("file {thread} {number}"));
+                    fs::write(&path, vec![7; 5000]).unwrap();
+                    assert_eq!(fs::read(&path).unwrap().len(), 5000);
+                    if number % 3 == 0 {
+                        fs::remove_file(&path).unwrap();
+                    }
+                }
+            });
+        }
+        for number in 0..20 {
+            let name = format!("/snap{number}");
+            place.done(&["subvolume", "snapshot", "-r"], &[dir, Path::new("/"), Path::new(&name)]);
+            assert!(dir.join(&name[1..]).is_dir());
+            if number % 2 == 0 {
+                place.done(&["subvolume", "delete"], &[dir, Path::new(&name)]);
+                assert!(!dir.join(&name[1..]).exists());
+            }
+        }
+    });
+    let count = fs::read_dir(dir).unwrap().count();
+    assert_eq!(count, 2 * 200 + 10);
+    place.umount();
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    let list = place.done(&["ls"], &[&place.image, Path::new("/")]);
+    assert_eq!(list.lines().count(), count);
+}

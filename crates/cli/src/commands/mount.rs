@@ -3,13 +3,14 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::ArgAction;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_engine::{BackgroundOptions, InodeId, OpenOptions};
-use ubtrfs_fuse::{FuseDevice, MountOptions, Server, Transport};
+use ubtrfs_fuse::{ControlSocket, FuseDevice, MountOptions, Server, Transport};
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_ondisk::InodeNo;
 use ubtrfs_ondisk::RootId;
@@ -19,6 +20,8 @@ use ubtrfs_volume::OpenMode;
 use crate::compress::{self, Compress};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, ImageArgs};
+use crate::live::{self, Live};
+use crate::mounts;
 
 /// Set for the process that serves; it says on its standard output when it does.
 const SERVES: &str = "UBTRFS_MOUNT_SERVES";
@@ -222,11 +225,25 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     }
     let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device));
     let is_background = !args.foreground;
-    let served = Server::new(fs.clone(), root).run(&transport, || {
+    let server = Server::new(fs.clone(), root);
+    let live = Live { directory: directory.clone(), filesystem: fs.clone(), root };
+    let control = take_commands(live, &server);
+    if let Err(error) = &control {
+        // The mount is of use without.
+        let note = "ubtrfs: note: commands cannot reach this mount";
+        eprintln!("{note}: {error}");
+    }
+    let served = server.run(&transport, || {
         if is_background {
             leave_terminal();
         }
     });
+    if let Ok((socket, taking)) = control {
+        socket.close();
+        // What panicked in a command is told of where the engine is asked next.
+        let _ = taking.join();
+    }
+    drop(server);
     if served.is_err() {
         leave(&directory, &source);
     }
@@ -238,6 +255,19 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     served
         .map(|()| Exit::Done)
         .map_err(|error| Failure::new(Exit::Io, "serving", error).at_path(&directory))
+}
+
+/// Takes commands for the mount from now on.
+fn take_commands(
+    live: Live,
+    server: &Arc<Server>,
+) -> std::io::Result<(Arc<ControlSocket>, JoinHandle<()>)> {
+    let mounted = mounts::on(&live.directory).ok_or(std::io::ErrorKind::NotFound)?;
+    let socket = Arc::new(ControlSocket::bind(&mounted.device)?);
+    let server = Arc::clone(server);
+    let run = move |words| live::answer(&live, &server, words);
+    let taking = ubtrfs_fuse::serve_control(&socket, run)?;
+    Ok((socket, taking))
 }
 
 /// Says that the directory can be used, and leaves the terminal to others.
@@ -263,7 +293,7 @@ fn watch_signals(mut signals: Signals, directory: PathBuf, source: PathBuf) {
 
 /// Unmounts the image from the directory, if it is what lies there.
 fn leave(directory: &Path, source: &Path) {
-    if source_of(directory).is_some_and(|found| found == source) {
+    if mounts::on(directory).is_some_and(|mounted| mounted.source == source) {
         let _ = ubtrfs_fuse::unmount(directory)
             .or_else(|_| ubtrfs_fuse::unmount_when_unused(directory));
     }
@@ -288,45 +318,6 @@ fn root_of(image: &Image, wanted: &Wanted) -> Result<InodeId> {
     Err(Failure::usage("-o subvol", why).at_name(path.as_bytes()).at_path(image.path()))
 }
 
-/// The image that is mounted on a directory with this command, if one is.
-pub fn source_of(directory: &Path) -> Option<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let of_line = |line: &str| {
-        let (front, back) = line.split_once(" - ")?;
-        let mut back = back.split(' ');
-        let is_ours = !front.is_empty() && back.next()? == "fuse.ubtrfs";
-        is_ours.then(|| PathBuf::from(unescape(back.next().unwrap_or_default())))
-    };
-    // The last one on a directory lies on top.
-    let is_there = |line: &&str| {
-        let place = line.split(' ').nth(4).map(unescape);
-        place.is_some_and(|place| Path::new(&place) == directory)
-    };
-    mounts.lines().rev().find(is_there).and_then(of_line)
-}
-
-/// Undoes the octal escapes of `/proc`.
-fn unescape(text: &str) -> String {
-    let mut plain = String::new();
-    let mut rest = text;
-    while let Some((before, behind)) = rest.split_once('\\') {
-        plain.push_str(before);
-        let byte = behind.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match byte {
-            Some(byte) => {
-                plain.push(char::from(byte));
-                rest = &behind[3..];
-            }
-            None => {
-                plain.push('\\');
-                rest = behind;
-            }
-        }
-    }
-    plain.push_str(rest);
-    plain
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -349,11 +340,5 @@ mod tests {
         {
             assert!(parse(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn names_of_proc_are_read() {
-        assert_eq!(unescape(r"/a\040b\134c\x"), r"/a b\c\x");
-        assert_eq!(unescape("/plain"), "/plain");
     }
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use clap::ArgAction;
 
-use crate::commands::mount::source_of;
 use crate::failure::{Exit, Failure, Result};
+use crate::mounts;
 
 /// For so long the process that serves may take to end.
 const WAIT_MAX: Duration = Duration::from_secs(120);
@@ -37,7 +37,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Exit> {
     let directory = std::fs::canonicalize(&args.directory)
         .map_err(|error| Failure::io("unmounting", &error).at_path(&args.directory))?;
-    let Some(image) = source_of(&directory) else {
+    let Some(image) = mounts::on(&directory).map(|mounted| mounted.source) else {
         let why = "ubtrfs has nothing mounted there";
         return Err(Failure::new(Exit::Io, "unmounting", why).at_path(&args.directory));
     };

@@ -7,13 +7,13 @@ pub mod quote;
 pub mod table;
 pub mod time;
 
-use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 
 use crate::failure::{Exit, Failure, Result};
 
-/// Standard output, buffered, and the worst failure so far.
+/// Standard output, or what takes its place, buffered; and the worst failure so far.
 pub struct Output {
-    writer: BufWriter<StdoutLock<'static>>,
+    writer: BufWriter<Box<dyn Write>>,
     terminal: bool,
     worst: Exit,
 }
@@ -23,11 +23,13 @@ impl Output {
     pub fn new() -> Self {
         let stdout = io::stdout();
         let terminal = stdout.is_terminal();
-        Self {
-            writer: BufWriter::with_capacity(64 << 10, stdout.lock()),
-            terminal,
-            worst: Exit::Done,
-        }
+        Self::to(stdout.lock(), terminal)
+    }
+
+    /// What is shown at a terminal or not, through `writer`.
+    pub fn to(writer: impl Write + 'static, terminal: bool) -> Self {
+        let writer = BufWriter::with_capacity(64 << 10, Box::new(writer) as Box<dyn Write>);
+        Self { writer, terminal, worst: Exit::Done }
     }
 
     /// Writes bytes as they are.

@@ -13,6 +13,7 @@ use super::{Change, base_name, only_into_a_directory};
 use crate::edit::{Edit, INHERITED_XATTRS, UMASK};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{ChangedImageArgs, Place};
+use crate::live;
 use crate::output::Output;
 use crate::walk::{self, Walk};
 use crate::whole;
@@ -406,6 +407,12 @@ impl Change for ReflinkArgs {
                 let target = image.inode(target, &path)?;
                 if target.file_type() != FileType::Regular {
                     return refused("it is no regular file");
+                }
+                if live::served().is_some() {
+                    // Who has it open is to have it still.
+                    let emptied = edit.filesystem().truncate(target.id, 0);
+                    emptied.map_err(|error| image.failure("replacing", &path, error))?;
+                    return share(target.id);
                 }
                 whole::contents(edit, &target, &path, share).map(drop)
             }

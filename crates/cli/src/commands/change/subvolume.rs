@@ -11,6 +11,7 @@ use super::{Change, base_name, commit};
 use crate::edit::Edit;
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{ChangedImageArgs, Image};
+use crate::live;
 use crate::output::Output;
 
 /// Make empty subvolumes
@@ -75,7 +76,12 @@ impl Change for DeleteArgs {
     fn apply(&self, edit: &Edit<'_>, out: &mut Output) -> Result<()> {
         edit.each(&self.paths, out, |path, _| {
             let path = path.as_bytes();
-            named_subvolume(edit.image(), path)?;
+            let subvolume = named_subvolume(edit.image(), path)?;
+            if live::served().is_some_and(|live| live.root.root == subvolume.root) {
+                return Err(Failure::new(Exit::Io, "deleting", "it is what is mounted")
+                    .at_name(path)
+                    .at_path(edit.image().path()));
+            }
             let place = edit.image().place(path)?;
             edit.filesystem().delete_subvolume(place.dir, &place.name).map(|_| ()).map_err(
                 |error| match error {

@@ -1,4 +1,4 @@
-//! `ubtrfs inspect delayed-refs`: how long runs of delayed references took in a benchmark.
+//! `ubtrfs inspect delayed-refs`: how long runs of delayed references took, in a benchmark or at a mount.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,24 +8,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::failure::{Exit, Failure, Result};
+use crate::image::mount_at;
+use crate::live::{self, Live};
 use crate::output::json::Array;
 use crate::output::table::{Align, Table};
 use crate::output::{Output, quote};
 
-/// Show how long runs of delayed references took in a run of the benchmarks
+/// Show how long runs of delayed references took: at a mount, or in a run of the benchmarks
 ///
-/// FILE is what `ubtrfs-bench --json FILE` wrote, with the workloads create or fsmark. A delayed
+/// FILE is the directory where a filesystem is mounted, or what `ubtrfs-bench --json FILE` wrote, with
+/// the workloads create or fsmark. A delayed
 /// reference is a change to the extent tree that waits for the commit; the references of one extent
 /// are run together, and each such run is timed.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
     after_help = "\
-Example:
+Examples:
+  ubtrfs inspect delayed-refs /mnt
   ubtrfs inspect delayed-refs bench.json"
 )]
 pub struct Args {
-    /// The benchmark's figures
+    /// The mount, or the benchmark's figures
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Print JSON: an array with one object a row
@@ -70,6 +74,12 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
 
 impl Args {
     fn rows(&self) -> Result<Vec<Row>> {
+        if let Some(live) = live::served() {
+            return Ok(rows_of(&live));
+        }
+        if let Some(mounted) = mount_at(&self.file) {
+            return Err(Failure::at_mount(mounted));
+        }
         let failed =
             |what: &str, error: &std::io::Error| Failure::io(what, error).at_path(&self.file);
         let none = |why: String| {
@@ -100,6 +110,18 @@ impl Args {
         }
         Ok(rows)
     }
+}
+
+/// Since it was mounted.
+fn rows_of(live: &Live) -> Vec<Row> {
+    let times = live.filesystem.delayed_ref_times();
+    let row = |(up_to_ns, runs): &(u64, u64)| Row {
+        workload: "mount".to_owned(),
+        who: live.directory.display().to_string(),
+        up_to_ns: *up_to_ns,
+        runs: *runs,
+    };
+    times.buckets.iter().map(row).collect()
 }
 
 /// One histogram.

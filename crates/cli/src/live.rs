@@ -1,0 +1,134 @@
+//! Commands at a filesystem that is mounted: the process that serves the mount does them, with the filesystem that it has
+//! open, and the command that was called prints what they say.
+//!
+//! In the serving process a thread does one command after the other. While it does one, whatever opens an image gets the
+//! filesystem that is served, and failures are heard here instead of on the standard error.
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use ubtrfs_engine::{Error, Filesystem, InodeId};
+use ubtrfs_fuse::{Changed, ControlAnswer, Server};
+use ubtrfs_rt::Arc;
+
+use crate::cli;
+use crate::failure::{self, Exit, Failure, Result};
+use crate::mounts::Mounted;
+use crate::output::Output;
+
+/// In front of the words: the standard output is a terminal, or not.
+const TERMINAL: &str = "terminal";
+const PIPE: &str = "pipe";
+
+/// A filesystem that is served.
+#[derive(Clone)]
+pub struct Live {
+    /// Where it is mounted.
+    pub directory: PathBuf,
+    /// The engine's side.
+    pub filesystem: Filesystem,
+    /// The directory that is mounted.
+    pub root: InodeId,
+}
+
+thread_local! {
+    static SERVED: RefCell<Option<Rc<Live>>> = const { RefCell::new(None) };
+}
+
+/// The filesystem that this thread does a command at, if it is one of a mount.
+pub fn served() -> Option<Rc<Live>> {
+    SERVED.with_borrow(Clone::clone)
+}
+
+/// Does a command that came by the control socket.
+pub fn answer(live: &Live, server: &Arc<Server>, words: Vec<OsString>) -> ControlAnswer {
+    let mut words = words.into_iter();
+    let is_terminal = words.next().is_some_and(|word| word == TERMINAL);
+    SERVED.set(Some(Rc::new(live.clone())));
+    let buffer = Buffer::default();
+    let (exit, errors) = failure::overhear(|| {
+        let mut out = Output::to(buffer.clone(), is_terminal);
+        let exit = run(live, server, words.collect(), &mut out);
+        let flushed = out.flush();
+        match exit.and_then(|exit| flushed.map(|()| exit)) {
+            Ok(exit) => exit.max(out.exit()),
+            Err(failure) => {
+                failure.report();
+                failure.exit.max(out.exit())
+            }
+        }
+    });
+    SERVED.set(None);
+    let output = buffer.0.take();
+    ControlAnswer { exit: exit.code(), output, errors: errors.into_bytes() }
+}
+
+fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> Result<Exit> {
+    let command = cli::parse_for_mount(words)?;
+    let Some(changed) = command.changes_of_mount() else {
+        // What it shows is what lies on the medium.
+        match live.filesystem.sync() {
+            Err(Error::ReadOnly { .. }) | Ok(()) => {}
+            Err(error) => {
+                return Err(Failure::engine("making all durable", error).at_path(&live.directory));
+            }
+        }
+        return command.run(out);
+    };
+    let result = command.run(out);
+    // Whatever came of it.
+    server.forget_all(changed);
+    result
+}
+
+/// Has this process's command done by who serves the mount, and prints what that said.
+///
+/// # Errors
+/// Nobody listens there.
+pub fn forward(mounted: &Mounted) -> Result<Exit> {
+    let failed = |what: &str, error: &io::Error| {
+        Failure::io(what, error).at_path(&mounted.directory).advice(
+            "Who mounted it, and root, can give it commands; or unmount it, and name the image.",
+        )
+    };
+    let is_terminal = io::stdout().is_terminal();
+    let mut words = vec![OsString::from(if is_terminal { TERMINAL } else { PIPE })];
+    words.extend(std::env::args_os());
+    let answer = ubtrfs_fuse::control(mounted.uid, &mounted.device, &words)
+        .map_err(|error| failed("reaching the process that serves the mount", &error))?;
+    let mut out = io::stdout().lock();
+    let written = out.write_all(&answer.output).and_then(|()| out.flush());
+    let _ = io::stderr().write_all(&answer.errors);
+    written.map_err(|error| Failure::stdout(&error))?;
+    let exit = Exit::MEANINGS.iter().map(|(exit, _)| *exit).find(|exit| exit.code() == answer.exit);
+    exit.ok_or_else(|| {
+        let error = io::Error::new(io::ErrorKind::InvalidData, "it is of another version");
+        failed("understanding the process that serves the mount", &error)
+    })
+}
+
+/// What a command changes of a mount, where it changes anything.
+pub type Changes = Option<Changed>;
+
+/// Refuses what cannot be done at a mount.
+pub fn refused(what: &str, directory: &Path, why: &str) -> Failure {
+    Failure::new(Exit::Unsupported, what, why).at_path(directory)
+}
+
+/// What is written stays here.
+#[derive(Clone, Default)]
+struct Buffer(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Buffer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
