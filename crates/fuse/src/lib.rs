@@ -6,6 +6,7 @@
 //! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting.
+//! - [`floor`]: a server that does nothing, for benchmarks.
 //! - `control`: the socket by which commands reach the engine that serves a mount.
 //!
 //! Writes go through at once: the kernel keeps what it wrote for reading only. What fsync returned for is durable; the rest
@@ -16,6 +17,8 @@ mod abi;
 mod control;
 mod errno;
 mod files;
+#[doc(hidden)]
+pub mod floor;
 mod message;
 mod mount;
 mod nodes;

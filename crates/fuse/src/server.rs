@@ -18,13 +18,13 @@ use crate::transport::Transport;
 /// The most that one request writes or reads.
 pub(crate) const DATA_BYTES_MAX: usize = 1 << 20;
 /// What a request may have beside its data: header, arguments, names.
-const REQUEST_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
+pub(crate) const REQUEST_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
 /// For so long the kernel need not ask again. Nobody else changes the filesystem.
 pub(crate) const VALID_SECONDS: u64 = 1 << 32;
 /// What a notification has beside its header: a struct and a name.
 const NOTIFICATION_BYTES_MAX: usize = 512;
 /// At least so many threads, as one may wait for a commit.
-const THREADS_MIN: usize = 4;
+pub(crate) const THREADS_MIN: usize = 4;
 
 /// What the kernel is told of an inode.
 #[derive(Debug)]
@@ -51,6 +51,54 @@ impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Server").field("root", &self.root).finish_non_exhaustive()
     }
+}
+
+/// Answers the first request, in which the kernel says what it can do. Returns that; `None` where it went away.
+///
+/// # Errors
+/// The transport's; another protocol than this.
+pub(crate) fn agree(
+    transport: &dyn Transport,
+    buffer: &mut [u8],
+) -> std::result::Result<Option<u32>, ServeError> {
+    let Some(len) = transport.receive(buffer).map_err(ServeError::Transport)? else {
+        return Ok(None);
+    };
+    let mut request = Request::parse(&buffer[..len]).ok_or(ServeError::Protocol)?;
+    let theirs: abi::InitIn = request.take().map_err(|_| ServeError::Protocol)?;
+    if request.header.opcode != opcode::INIT || theirs.major != abi::MAJOR {
+        return Err(ServeError::Protocol);
+    }
+    let wanted = init::ASYNC_READ
+        | init::BIG_WRITES
+        | init::DONT_MASK
+        | init::HAS_IOCTL_DIR
+        | init::DO_READDIRPLUS
+        | init::READDIRPLUS_AUTO
+        | init::ASYNC_DIO
+        | init::PARALLEL_DIROPS
+        | init::POSIX_ACL
+        | init::MAX_PAGES
+        | init::CACHE_SYMLINKS
+        | init::HANDLE_KILLPRIV_V2
+        | init::SETXATTR_EXT;
+    let ours = abi::InitOut {
+        major: abi::MAJOR,
+        minor: abi::MINOR,
+        max_readahead: theirs.max_readahead,
+        flags: theirs.flags & wanted,
+        max_background: 64,
+        congestion_threshold: 48,
+        max_write: u32::try_from(DATA_BYTES_MAX).expect("1 MiB"),
+        time_gran: 1,
+        max_pages: u16::try_from(DATA_BYTES_MAX / 4096).expect("256"),
+        ..abi::InitOut::default()
+    };
+    let mut answer = Answer::with_room(0);
+    answer.put(&ours);
+    let answer = answer.finish(request.header.unique, Ok(()));
+    transport.send(answer).map_err(ServeError::Transport)?;
+    Ok(Some(theirs.flags))
 }
 
 /// What was changed beside the kernel.
@@ -120,9 +168,8 @@ impl Server {
     ) -> std::result::Result<(), ServeError> {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
         let _ = self.transport.set(Arc::clone(transport));
-        if !self.agree(&**transport, &mut buffer)? {
-            return Ok(());
-        }
+        let Some(theirs) = agree(&**transport, &mut buffer)? else { return Ok(()) };
+        self.has_setxattr_ext.store(theirs & init::SETXATTR_EXT != 0, Ordering::Release);
         is_ready();
         let executor = self.fs.runtime().executor;
         let mut threads = Vec::new();
@@ -217,54 +264,6 @@ impl Server {
             // Among others OPEN, OPENDIR and FLUSH: told so once, the kernel does without them.
             _ => Err(Errno::NOSYS),
         })
-    }
-
-    /// The first request says what the kernel can. `false` if there is none.
-    fn agree(
-        &self,
-        transport: &dyn Transport,
-        buffer: &mut [u8],
-    ) -> std::result::Result<bool, ServeError> {
-        let Some(len) = transport.receive(buffer).map_err(ServeError::Transport)? else {
-            return Ok(false);
-        };
-        let mut request = Request::parse(&buffer[..len]).ok_or(ServeError::Protocol)?;
-        let theirs: abi::InitIn = request.take().map_err(|_| ServeError::Protocol)?;
-        if request.header.opcode != opcode::INIT || theirs.major != abi::MAJOR {
-            return Err(ServeError::Protocol);
-        }
-        let wanted = init::ASYNC_READ
-            | init::BIG_WRITES
-            | init::DONT_MASK
-            | init::HAS_IOCTL_DIR
-            | init::DO_READDIRPLUS
-            | init::READDIRPLUS_AUTO
-            | init::ASYNC_DIO
-            | init::PARALLEL_DIROPS
-            | init::POSIX_ACL
-            | init::MAX_PAGES
-            | init::CACHE_SYMLINKS
-            | init::HANDLE_KILLPRIV_V2
-            | init::SETXATTR_EXT;
-        let has_ext = theirs.flags & init::SETXATTR_EXT != 0;
-        self.has_setxattr_ext.store(has_ext, Ordering::Release);
-        let ours = abi::InitOut {
-            major: abi::MAJOR,
-            minor: abi::MINOR,
-            max_readahead: theirs.max_readahead,
-            flags: theirs.flags & wanted,
-            max_background: 64,
-            congestion_threshold: 48,
-            max_write: u32::try_from(DATA_BYTES_MAX).expect("1 MiB"),
-            time_gran: 1,
-            max_pages: u16::try_from(DATA_BYTES_MAX / 4096).expect("256"),
-            ..abi::InitOut::default()
-        };
-        let mut answer = Answer::with_room(0);
-        answer.put(&ours);
-        let answer = answer.finish(request.header.unique, Ok(()));
-        transport.send(answer).map_err(ServeError::Transport)?;
-        Ok(true)
     }
 
     /// Makes all durable; of what cannot be written nothing is missing.

@@ -14,14 +14,14 @@ const BEHIND_SELF: u64 = 1;
 const BEHIND_PARENT: u64 = 2;
 
 /// How much of an answer is used, and its end.
-struct Room {
+pub(crate) struct Room {
     len_max: usize,
     is_plus: bool,
 }
 
 /// Which way an entry went.
 #[derive(PartialEq, Eq)]
-enum Put {
+pub(crate) enum Put {
     Done,
     Full,
 }
@@ -49,7 +49,7 @@ impl Server {
     ) -> Result {
         let wanted: ReadIn = request.take()?;
         let len_max = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
-        let room = Room { len_max, is_plus };
+        let room = Room::new(len_max, is_plus);
         if wanted.offset < BEHIND_SELF
             && room.put(answer, EntryOut::default(), self.shown_number(id), BEHIND_SELF, b".", DIR)
                 == Put::Full
@@ -90,6 +90,11 @@ impl Server {
 }
 
 impl Room {
+    /// For so many bytes; with the attributes of each entry, or without.
+    pub(crate) fn new(len_max: usize, is_plus: bool) -> Self {
+        Self { len_max, is_plus }
+    }
+
     fn record_len(&self, name: &[u8]) -> usize {
         let front = if self.is_plus { size_of::<EntryOut>() } else { 0 };
         front + (size_of::<Dirent>() + name.len()).next_multiple_of(8)
@@ -99,7 +104,7 @@ impl Room {
         answer.body_len() + self.record_len(name) <= self.len_max
     }
 
-    fn put(
+    pub(crate) fn put(
         &self,
         answer: &mut Answer,
         told: EntryOut,

@@ -2,7 +2,7 @@
 
 mod attributes;
 mod data;
-mod directories;
+pub(crate) mod directories;
 mod flags;
 mod names;
 mod xattrs;
