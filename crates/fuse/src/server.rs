@@ -45,6 +45,7 @@ pub struct Server {
     /// Where to tell the kernel what it did not ask for.
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
+    device: OnceLock<String>,
 }
 
 impl std::fmt::Debug for Server {
@@ -133,6 +134,7 @@ impl Server {
             counts,
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
+            device: OnceLock::new(),
         })
     }
 
@@ -228,7 +230,20 @@ impl Server {
             _ => {}
         }
         let Some(id) = self.nodes.inode(node) else { return Some(Err(Errno::STALE)) };
-        Some(match request.header.opcode {
+        let result = self.answer_of(id, request, answer);
+        let may_change_size = matches!(
+            request.header.opcode,
+            opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE
+        );
+        if result.is_err() && may_change_size {
+            // It may be done in part, and the kernel believes that nothing was.
+            self.forget_attributes(id);
+        }
+        Some(result)
+    }
+
+    fn answer_of(&self, id: InodeId, request: Request<'_>, answer: &mut Answer) -> Result {
+        match request.header.opcode {
             opcode::LOOKUP => self.lookup(id, request, answer),
             opcode::GETATTR => self.getattr(id, answer),
             opcode::SETATTR => self.setattr(id, request, answer),
@@ -263,7 +278,7 @@ impl Server {
             opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY => Ok(()),
             // Among others OPEN, OPENDIR and FLUSH: told so once, the kernel does without them.
             _ => Err(Errno::NOSYS),
-        })
+        }
     }
 
     /// Makes all durable; of what cannot be written nothing is missing.
@@ -305,17 +320,53 @@ impl Server {
         }
     }
 
+    /// A request that is none for names made or took one away.
+    pub(crate) fn forget_name(self: &Server, dir: InodeId, name: &[u8]) {
+        let Some(node) = self.nodes.number(dir) else { return };
+        // What a directory holds the kernel keeps as it does data.
+        self.invalidate(node, Known::Everything);
+        if self.notify(abi::NOTIFY_INC_EPOCH, |_| ()).is_ok() {
+            return;
+        }
+        self.notify_later(abi::NOTIFY_INVAL_ENTRY, invalidated_entry(node, name));
+    }
+
+    /// The kernel may have old data of a file.
+    pub(crate) fn forget_data_later(&self, id: InodeId) {
+        if let Some(node) = self.nodes.number(id) {
+            let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
+            message.put(&abi::NotifyInvalInode { node, offset: 0, len: 0 });
+            self.notify_later(abi::NOTIFY_INVAL_INODE, message);
+        }
+    }
+
+    /// Tells the kernel what it waits with for others, who wait for a thread of this server: so not on one of these.
+    fn notify_later(&self, code: i32, mut message: Answer) {
+        let Some(transport) = self.transport.get().cloned() else { return };
+        let _ = std::thread::Builder::new().spawn(move || {
+            let _ = transport.send(message.finish_notification(code));
+        });
+    }
+
+    /// The mount's device number, as `/proc` writes it.
+    pub(crate) fn device(&self) -> Option<&str> {
+        self.device.get().map(String::as_str)
+    }
+
+    /// Says where this is mounted, by the device number that `/proc/self/mountinfo` shows: by it files that others have open are known to
+    /// be of this mount.
+    pub fn set_device(&self, device: &str) {
+        let _ = self.device.set(device.to_owned());
+    }
+
     /// As older kernels take it: the names that a directory has by now. One that is gone leads to an inode that is.
     fn forget_names(&self, node: u64, id: InodeId) {
         let names =
             self.fs.read_dir(id, 0).into_iter().flatten().map_while(std::result::Result::ok);
+        let Some(transport) = self.transport.get() else { return };
         for entry in names {
-            let name_len = u32::try_from(entry.name.len()).unwrap_or(0);
-            let _ = self.notify(abi::NOTIFY_INVAL_ENTRY, |message| {
-                message.put(&abi::NotifyInvalEntry { parent: node, name_len, flags: 0 });
-                message.put_bytes(&entry.name);
-                message.put_bytes(&[0]);
-            });
+            let mut message = invalidated_entry(node, &entry.name);
+            let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_ENTRY));
         }
     }
 
@@ -437,6 +488,15 @@ impl Server {
         // What cannot go now goes later.
         let _ = self.fs.evict_now_or_later(id);
     }
+}
+
+fn invalidated_entry(parent: u64, name: &[u8]) -> Answer {
+    let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
+    let name_len = u32::try_from(name.len()).unwrap_or(0);
+    message.put(&abi::NotifyInvalEntry { parent, name_len, flags: 0 });
+    message.put_bytes(name);
+    message.put_bytes(&[0]);
+    message
 }
 
 /// A number for an inode of another subvolume: no two are the same as long as there are fewer than 2²³ subvolumes and 2⁴⁰ inodes in each.

@@ -263,6 +263,7 @@ fn take_commands(
     server: &Arc<Server>,
 ) -> std::io::Result<(Arc<ControlSocket>, JoinHandle<()>)> {
     let mounted = mounts::on(&live.directory).ok_or(std::io::ErrorKind::NotFound)?;
+    server.set_device(&mounted.device);
     let socket = Arc::new(ControlSocket::bind(&mounted.device)?);
     let server = Arc::clone(server);
     let run = move |words| live::answer(&live, &server, words);

@@ -140,7 +140,12 @@ impl Server {
         self.drop_capabilities(target)?;
         let (range, to) =
             (DiskOffset(wanted.offset_in)..DiskOffset(end), DiskOffset(wanted.offset_out));
-        let done = self.fs.copy_range(id, range, target, to).map_err(|error| errno(&error))?;
+        let copied = self.fs.copy_range(id, range, target, to);
+        if copied.is_err() {
+            // Some of it may be there.
+            self.forget_data_later(target);
+        }
+        let done = copied.map_err(|error| errno(&error))?;
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
     }

@@ -13,6 +13,7 @@ use crate::server::Server;
 const GET_FLAGS: u32 = 0x8008_6601;
 const SET_FLAGS: u32 = 0x4008_6602;
 const GET_XFLAGS: u32 = 0x801c_581f;
+const SET_XFLAGS: u32 = 0x401c_5820;
 /// The bytes of `struct fsxattr`.
 const XFLAGS_BYTES: usize = 28;
 
@@ -60,7 +61,24 @@ impl Server {
                 answer.put(&abi::IoctlOut::default());
                 Ok(())
             }
-            _ => Err(Errno::NOTTY),
+            SET_XFLAGS => {
+                let [xflags, extent_size_hint]: [u32; 2] = request.take()?;
+                let [_extent_count, project, copy_hint]: [u32; 3] = request.take()?;
+                let known: u32 = FLAGS.iter().map(|(_, xflag, _)| xflag).sum();
+                if xflags & !known != 0 || [extent_size_hint, project, copy_hint] != [0; 3] {
+                    return Err(Errno::OPNOTSUPP);
+                }
+                // Those that this form does not know stay.
+                let kept = shown(self.inode(id)?.flags, |(flag, xflag, _)| match xflag {
+                    0 => *flag,
+                    _ => 0,
+                });
+                let set = FLAGS.iter().filter(|(_, xflag, _)| xflags & xflag != 0);
+                self.set_flags(id, kept | set.map(|(flag, _, _)| flag).sum::<u32>())?;
+                answer.put(&abi::IoctlOut::default());
+                Ok(())
+            }
+            other => self.subvolume_ioctl(id, other, request, answer),
         }
     }
 

@@ -5,4 +5,5 @@ mod data;
 pub(crate) mod directories;
 mod flags;
 mod names;
+mod subvolumes;
 mod xattrs;

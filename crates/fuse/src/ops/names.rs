@@ -48,7 +48,7 @@ impl Server {
         Ok(())
     }
 
-    fn new_inode(&self, header: &InHeader, mode: u32, umask: u32) -> NewInode {
+    pub(crate) fn new_inode(&self, header: &InHeader, mode: u32, umask: u32) -> NewInode {
         NewInode {
             uid: header.uid,
             gid: header.gid,

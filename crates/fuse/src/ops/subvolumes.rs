@@ -1,0 +1,192 @@
+//! Subvolumes and the label, by the requests of `linux/btrfs.h` whose size is fixed: others do not reach a FUSE server. For who
+//! mounted, and root: the kernel asks nobody's permission for an ioctl.
+
+use rustix::io::Errno;
+use ubtrfs_engine::{InodeId, Reservation, SnapshotOptions};
+use ubtrfs_ondisk::{InodeNo, RootId};
+
+use crate::abi::{self, InHeader};
+use crate::errno::errno;
+use crate::message::{Answer, Request, Result};
+use crate::server::Server;
+
+const GET_LABEL: u32 = 0x8100_9431;
+const SET_LABEL: u32 = 0x4100_9432;
+const SNAPSHOT: u32 = 0x5000_9401;
+const CREATE: u32 = 0x5000_940e;
+const DELETE: u32 = 0x5000_940f;
+const LOOK_UP: u32 = 0xd000_9412;
+const SNAPSHOT_V2: u32 = 0x5000_9417;
+const GET_FLAGS: u32 = 0x8008_9419;
+const SET_FLAGS: u32 = 0x4008_941a;
+
+/// Of `BTRFS_IOC_SUBVOL_GETFLAGS` and `BTRFS_IOC_SNAP_CREATE_V2`.
+const READ_ONLY: u64 = 1 << 1;
+const LABEL_BYTES: usize = 256;
+/// `struct btrfs_ioctl_ino_lookup_args`.
+const LOOK_UP_BYTES: usize = 4096;
+/// Words of `struct btrfs_ioctl_vol_args_v2` that say nothing here.
+const UNUSED_WORDS: usize = 4;
+const NAME_BYTES_MAX: usize = 255;
+
+impl Server {
+    /// Answers a request about subvolumes, or says that it is none.
+    pub(crate) fn subvolume_ioctl(
+        &self,
+        id: InodeId,
+        command: u32,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
+        let header = request.header;
+        let is_change = !matches!(command, GET_LABEL | LOOK_UP | GET_FLAGS);
+        if is_change && header.uid != 0 && header.uid != rustix::process::geteuid().as_raw() {
+            return Err(Errno::PERM);
+        }
+        answer.put(&abi::IoctlOut::default());
+        match command {
+            GET_LABEL => {
+                let label = self.fs.superblock().label;
+                answer.put_bytes(&label[..LABEL_BYTES.min(label.len())]);
+            }
+            SET_LABEL => {
+                let bytes = request.take_bytes(LABEL_BYTES as u32)?;
+                let label = until_zero(bytes).ok_or(Errno::INVAL)?;
+                self.fs.set_label(label).map_err(|error| errno(&error))?;
+            }
+            CREATE => {
+                let (_, name) = vol_args(&mut request)?;
+                let mut new = self.new_inode(&header, 0o040_777, 0o022);
+                (new.uid, new.gid) = (header.uid, header.gid);
+                let made = self.fs.begin(Reservation::create_subvolume());
+                made.and_then(|mut handle| handle.create_subvolume(id, name, &new))
+                    .map_err(|error| errno(&error))?;
+                self.forget_name(id, name);
+            }
+            DELETE => {
+                let (_, name) = vol_args(&mut request)?;
+                let root = self.fs.lookup(id, name).map_err(|error| errno(&error))?.root;
+                if root == self.root.root {
+                    return Err(Errno::BUSY);
+                }
+                self.fs.delete_subvolume(id, name).map_err(|error| errno(&error))?;
+                // Its space is freed in the background.
+                self.forget_name(id, name);
+            }
+            SNAPSHOT => {
+                let (file, name) = vol_args(&mut request)?;
+                self.make_snapshot(id, &header, file, name, false)?;
+            }
+            SNAPSHOT_V2 => {
+                let file: i64 = request.take()?;
+                let [_transid, flags]: [u64; 2] = request.take()?;
+                let _: [u64; UNUSED_WORDS] = request.take()?;
+                if flags & !READ_ONLY != 0 {
+                    return Err(Errno::OPNOTSUPP);
+                }
+                let name = entry_name(&mut request)?;
+                self.make_snapshot(id, &header, file, name, flags & READ_ONLY != 0)?;
+            }
+            LOOK_UP => {
+                let [_, object]: [u64; 2] = request.take()?;
+                // Only who asks for the subvolume of the file itself is answered, as of anybody but root in Linux.
+                if object != InodeNo::SUBVOLUME_ROOT.0 {
+                    return Err(Errno::OPNOTSUPP);
+                }
+                let mut bytes = [0; LOOK_UP_BYTES];
+                bytes[..8].copy_from_slice(&id.root.0.to_ne_bytes());
+                bytes[8..16].copy_from_slice(&object.to_ne_bytes());
+                answer.put_bytes(&bytes);
+            }
+            GET_FLAGS => {
+                let info = self.fs.subvolume(subvolume(id)?).map_err(|error| errno(&error))?;
+                let flags = if info.read_only { READ_ONLY } else { 0 };
+                answer.put_bytes(&flags.to_ne_bytes());
+            }
+            SET_FLAGS => {
+                let flags: u64 = request.take()?;
+                if flags & !READ_ONLY != 0 {
+                    return Err(Errno::OPNOTSUPP);
+                }
+                let root = subvolume(id)?;
+                self.fs
+                    .set_subvolume_read_only(root, flags & READ_ONLY != 0)
+                    .map_err(|error| errno(&error))?;
+            }
+            _ => return Err(Errno::NOTTY),
+        }
+        if matches!(command, SET_LABEL | CREATE | SNAPSHOT | SNAPSHOT_V2 | SET_FLAGS) {
+            // Linux commits these, too.
+            self.fs.commit().map_err(|error| errno(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Of the subvolume whose top the calling process has open as `file`.
+    fn make_snapshot(
+        &self,
+        dir: InodeId,
+        header: &InHeader,
+        file: i64,
+        name: &[u8],
+        read_only: bool,
+    ) -> Result {
+        let number = self.number_of_open_file(header.pid, file)?;
+        let infos = self.fs.subvolumes().map_err(|error| errno(&error))?;
+        let source = infos
+            .iter()
+            .map(|info| info.id)
+            .find(|root| self.shown_number(InodeId::root_of(*root)) == number)
+            .ok_or(Errno::INVAL)?;
+        self.fs
+            .snapshot(source, dir, name, &SnapshotOptions { read_only })
+            .map_err(|error| errno(&error))?;
+        self.forget_name(dir, name);
+        Ok(())
+    }
+
+    /// The inode number of what a process has open, if it lies in this mount: `/proc` knows it without asking this server.
+    fn number_of_open_file(&self, pid: u32, file: i64) -> Result<u64> {
+        let about = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{file}"))
+            .map_err(|_| Errno::BADF)?;
+        let value = |name: &str| {
+            let line = about.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse::<u64>().ok()
+        };
+        let (mount, number) = value("mnt_id:").zip(value("ino:")).ok_or(Errno::OPNOTSUPP)?;
+        let table =
+            std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).map_err(|_| Errno::BADF)?;
+        let mut fields = table.lines().map(|line| line.split(' '));
+        let device = fields.find_map(|mut fields| {
+            (fields.next()? == mount.to_string()).then(|| fields.nth(1)).flatten()
+        });
+        match device.zip(self.device()) {
+            Some((theirs, ours)) if theirs == ours => Ok(number),
+            Some(_) => Err(Errno::XDEV),
+            None => Err(Errno::BADF),
+        }
+    }
+}
+
+/// The number of the subvolume whose top this is.
+fn subvolume(id: InodeId) -> Result<RootId> {
+    if id.inode == InodeNo::SUBVOLUME_ROOT { Ok(id.root) } else { Err(Errno::INVAL) }
+}
+
+/// `struct btrfs_ioctl_vol_args`.
+fn vol_args<'a>(request: &mut Request<'a>) -> Result<(i64, &'a [u8])> {
+    let file: i64 = request.take()?;
+    Ok((file, entry_name(request)?))
+}
+
+fn entry_name<'a>(request: &mut Request<'a>) -> Result<&'a [u8]> {
+    let name = request.take_name()?;
+    if name.is_empty() || name.contains(&b'/') {
+        return Err(Errno::INVAL);
+    }
+    if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
+}
+
+fn until_zero(bytes: &[u8]) -> Option<&[u8]> {
+    bytes.iter().position(|byte| *byte == 0).map(|len| &bytes[..len])
+}
