@@ -40,6 +40,9 @@ use crate::seek_window::SeekWindow;
 /// How much is put into the cache before others have their turn.
 const WRITE_STEP_BYTES: u64 = 1 << 20;
 
+/// A step that reads what it writes takes so small a part of all memory.
+const SAME_STEP_PART: u64 = 64;
+
 /// How many mappings the filesystem is asked for at once, to read what lies there.
 const ASKED_AHEAD_MAX: usize = 1024;
 
@@ -338,9 +341,15 @@ impl<F: FileSystem> AddressSpace<F> {
                 }
                 other => other,
             };
+            let step_bytes = match source {
+                // What is read first must stay until all of the step is there, whatever else wants memory.
+                Source::Same => (self.cache.options().cached_bytes_max / SAME_STEP_PART)
+                    .clamp(self.block_bytes, WRITE_STEP_BYTES),
+                _ => WRITE_STEP_BYTES,
+            };
             // Whole blocks but for the last step, so that no block is written in two parts.
-            let step = if range.end.bytes_since(at) > WRITE_STEP_BYTES {
-                let end = at.saturating_add(WRITE_STEP_BYTES).round_down(self.block_bytes);
+            let step = if range.end.bytes_since(at) > step_bytes {
+                let end = at.saturating_add(step_bytes).round_down(self.block_bytes);
                 FileRange::new(at, end)
             } else {
                 FileRange::new(at, range.end)

@@ -576,3 +576,29 @@ fn file_dirty_before_first_pass_is_not_old_at_it() {
     assert_eq!(cache.background_pass(1_001_000), None);
     assert_eq!(cache.dirty_bytes(), 0);
 }
+
+/// What is read first, to be dirty then, was driven out of memory by what was read behind it, for ever, where the range was longer than
+/// memory: the long run of the random operations did not end.
+#[test]
+fn unsharing_more_than_memory_holds_ends() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions {
+        cached_bytes_max: 4 * BLOCK,
+        dirty_bytes_max: 2 * BLOCK,
+        dirty_bytes_background: BLOCK,
+        folio_bytes_max: BLOCK,
+        ..CacheOptions::default()
+    };
+    let space = new_file(&fs, options);
+    let file = space.open();
+    let bytes: Vec<u8> = (0..64 * 4096_u32).map(|place| (place / 100 % 251) as u8).collect();
+    file.write(at(0), &bytes).unwrap();
+    file.fsync().unwrap();
+    let copy = new_file(&fs, CacheOptions::default());
+    fs.share(space.inode(), copy.inode());
+    file.unshare(at(0), 64 * BLOCK).unwrap();
+    file.fsync().unwrap();
+    assert!(contents(&file) == bytes);
+    assert!(fs.stored(space.inode(), 64 * BLOCK) == bytes);
+    assert_eq!(fs.reserved_blocks(), 0);
+}
