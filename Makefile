@@ -28,11 +28,14 @@ io-suite:
 	UBTRFS_IOMAP_SEEDS=215 UBTRFS_RACE_ROUNDS=100000 \
 		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2
 
-# A mount judged by pjdfstest and fsx, which are fetched and built, and killed fifty times under load.
+# A mount judged by pjdfstest and fsx, which are fetched and built; by programs that check what they write; and killed fifty times under
+# load.
 .PHONY: mount-suites
 mount-suites:
 	scripts/setup test
+	scripts/setup load
 	scripts/mount-suites
+	scripts/mount-load
 	UBTRFS_KILLS=50 cargo test --release -p ubtrfs-cli --test mount
 
 # A million random operations beside a model, a fifth of them with the power cuts of each commit, millions
