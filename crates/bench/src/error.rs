@@ -39,6 +39,9 @@ pub enum Error {
     /// The devices, in a job inside of this process.
     #[error(transparent)]
     Volume(#[from] ubtrfs_volume::Error),
+    /// The server that does nothing.
+    #[error(transparent)]
+    Serve(#[from] ubtrfs_fuse::ServeError),
 }
 
 impl Error {

@@ -4,17 +4,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use ubtrfs_bench::{Options, Workload, jobs, run};
+use ubtrfs_bench::{Options, Workload, floor, jobs, run};
 
-/// Time ubtrfs beside the kernel's btrfs and mkfs.btrfs, in one run.
+/// Time ubtrfs beside the kernel's btrfs, mkfs.btrfs and other FUSE filesystems, in one run.
 #[derive(Parser)]
 #[command(name = "ubtrfs-bench", version)]
 struct Args {
     /// What to run [default: all]: cost, import, readback, memory, growth, create, fsmark, snapshot,
-    /// flat, check, seek, zeroing, sequential
+    /// flat, check, seek, zeroing, sequential, mount
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
-    /// Who competes besides ubtrfs: kernel (and mkfs.btrfs) or none
+    /// Who competes besides ubtrfs: kernel (with mkfs.btrfs and FUSE filesystems) or none
     #[arg(long, value_name = "WHO", default_value = "kernel", value_parser = ["kernel", "none"])]
     vs: String,
     /// Share of the source tree and of the items, above 0 and up to 1
@@ -51,6 +51,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let done = match arguments.split_first() {
         Some((first, job)) if first == "job" => jobs::main(job).map_err(|error| error.to_string()),
+        Some((first, floor)) if first == "floor" => {
+            floor::main(floor).map_err(|error| error.to_string())
+        }
         _ => bench(Args::parse()),
     };
     match done {
@@ -76,6 +79,7 @@ fn bench(args: Args) -> Result<(), String> {
         source: args.source,
         scratch: args.scratch,
         ubtrfs: args.ubtrfs.unwrap_or_else(|| this.with_file_name("ubtrfs")),
+        floor: vec![this.clone().into(), "floor".into()],
         job: vec![this.into(), "job".into()],
         with_kernel: args.vs == "kernel",
     };

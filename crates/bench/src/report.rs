@@ -19,6 +19,8 @@ pub enum Cell {
     Precise(f64),
     /// A time in milliseconds.
     Millis(f64),
+    /// A time in microseconds.
+    Micros(f64),
     /// A time in nanoseconds.
     Nanos(f64),
     /// Bytes, shown in MiB.
@@ -43,6 +45,7 @@ impl Cell {
             Self::Seconds(number)
             | Self::Precise(number)
             | Self::Millis(number)
+            | Self::Micros(number)
             | Self::Nanos(number)
             | Self::Ratio(number) => Some(*number),
             Self::Bytes(bytes) => Some(*bytes as f64 / f64::from(1 << 20)),
@@ -61,6 +64,7 @@ impl Cell {
             Self::Seconds(number)
             | Self::Precise(number)
             | Self::Millis(number)
+            | Self::Micros(number)
             | Self::Nanos(number)
             | Self::Ratio(number) => Value::from(*number),
             Self::Bytes(number) | Self::Count(number) => Value::from(*number),
@@ -76,6 +80,7 @@ impl fmt::Display for Cell {
             Self::Seconds(seconds) => write!(f, "{seconds:.2}"),
             Self::Precise(seconds) => write!(f, "{seconds:.4}"),
             Self::Millis(millis) => write!(f, "{millis:.1}"),
+            Self::Micros(micros) => write!(f, "{micros:.2}"),
             Self::Nanos(nanos) if *nanos < 100.0 => write!(f, "{nanos:.1}"),
             Self::Nanos(nanos) => write!(f, "{nanos:.0}"),
             Self::Bytes(bytes) => write!(f, "{}", (bytes + (1 << 19)) >> 20),

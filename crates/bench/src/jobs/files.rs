@@ -4,14 +4,14 @@
 use std::path::Path;
 
 use rustix::fd::OwnedFd;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use ubtrfs_engine::{
     DelayedRefTimes, Filesystem, InodeId, NewInode, PreparedData, Reservation, WriteOptions,
 };
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_rt::{Executor, Time};
 
-use super::{Args, EngineCounts, Outcome, RefTimes, Timing, make_with, timed};
+use super::{Args, EngineCounts, Outcome, Phase, RefTimes, Timing, make_with, timed};
 use crate::error::{Error, Result};
 
 /// The subvolume that takes the files when one is asked for.
@@ -133,8 +133,12 @@ fn failed(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
 }
 
 /// Makes the files that `args` ask for, on the engine in a new image, or where something is
-/// mounted.
+/// mounted. With [`Phase::Remove`] those of a mount that has them all in one directory a thread are removed.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
+    if args.phase == Phase::Remove {
+        let timings = remove(&System::new(&args.path)?, args)?;
+        return Ok(Outcome { timings, ..Outcome::default() });
+    }
     if args.system {
         return Ok(Outcome {
             timings: fill(&System::new(&args.path)?, args)?,
@@ -212,6 +216,31 @@ fn fill_seat<T: Target>(
         seat.made += 1;
     }
     Ok(())
+}
+
+/// In the order in which they were made, each thread its own.
+fn remove(target: &System, args: &Args) -> Result<Vec<Timing>> {
+    let mut tops = Vec::new();
+    for thread in 0..args.threads {
+        let top = open_directory(&target.top, format!("t{thread}"));
+        tops.push((thread, top.map_err(failed("open a directory"))?));
+    }
+    let count = args.loops * args.count;
+    let (removed, ()) = timed(|| {
+        Executor::Threads(args.threads).for_each_part(&mut tops, |part| {
+            for (thread, top) in part {
+                for number in 0..count {
+                    let name = name(*thread, number, args.name_bytes);
+                    let done = rustix::fs::unlinkat(&*top, name, AtFlags::empty());
+                    done.map_err(failed("unlink"))?;
+                }
+            }
+            Ok(())
+        })
+    })?;
+    let (committed, ()) = timed(|| target.sync())?;
+    let all = args.threads as u64 * count;
+    Ok(vec![Timing::new("remove", all, removed), Timing::new("commit", all, committed)])
 }
 
 /// The number, and as many letters as are missing, which differ from name to name.

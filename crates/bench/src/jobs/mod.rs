@@ -9,6 +9,7 @@ mod seek;
 mod sequential;
 mod snapshot;
 mod tree;
+mod walk;
 mod zeroing;
 
 use std::ops::Add;
@@ -119,6 +120,18 @@ pub enum Phase {
     Store,
     /// Looks at what was stored.
     Look,
+    /// Asks for the next data and hole at places that are known.
+    Places,
+    /// Reads blocks of what is cached, in no order.
+    Random,
+    /// Removes the files that were made.
+    Remove,
+    /// Asks for the attributes of each file.
+    Stat,
+    /// Lists each directory.
+    List,
+    /// Makes all of the filesystem durable.
+    Sync,
 }
 
 impl Phase {
@@ -130,6 +143,12 @@ impl Phase {
             Self::Fiemap => "fiemap",
             Self::Store => "store",
             Self::Look => "look",
+            Self::Places => "places",
+            Self::Random => "random",
+            Self::Remove => "remove",
+            Self::Stat => "stat",
+            Self::List => "list",
+            Self::Sync => "sync",
         }
     }
 }
@@ -217,7 +236,7 @@ pub struct Checked {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ubtrfs-bench job")]
 pub(crate) struct Args {
-    /// tree, create, files, snapshot, check, seek, zeroing or sequential
+    /// tree, create, files, snapshot, check, seek, zeroing, sequential or walk
     job: String,
     /// The image, or where it is mounted
     path: PathBuf,
@@ -292,6 +311,7 @@ fn run(args: &Args) -> Result<Outcome> {
         "seek" => seek::run(args),
         "zeroing" => zeroing::run(args),
         "sequential" => sequential::run(args),
+        "walk" => walk::run(args),
         unknown => Err(Error::Input { what: format!("{unknown}: no such job") }),
     }
 }
@@ -423,6 +443,8 @@ mod tests {
                 assert_eq!(made.count("seek, delalloc", "device reads"), Some(0));
             }
         }
+        let sought = job(&format!("seek {path}/places 100 --phase places")).unwrap();
+        assert_eq!(sought.count("seek", "told"), Some(200));
         for ablate in ["hint", "lock", "seek"] {
             job(&format!("seek {path}/{ablate} 100 --ablate {ablate}")).unwrap();
         }
@@ -450,7 +472,7 @@ mod tests {
         for place in
             [format!("{path}/a"), format!("{path}/b --compress 1"), format!("{path} --system")]
         {
-            for phase in ["make", "look"] {
+            for phase in ["make", "look", "random"] {
                 job(&format!("sequential {place} 3 --phase {phase}")).unwrap();
             }
         }
@@ -464,5 +486,21 @@ mod tests {
         assert_eq!(made.unwrap().all("create").next().unwrap().count, 100);
         let last = dir.path().join("t0/d00001");
         assert_eq!(std::fs::read_dir(last).unwrap().count(), 50);
+    }
+
+    #[test]
+    fn files_of_two_threads_are_walked_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        job(&format!("files {path} 100 --system --threads 2")).unwrap();
+        let walked = job(&format!("walk {path} 3 --system --phase stat")).unwrap();
+        // The directories count, too.
+        assert_eq!(walked.all("stat").next().unwrap().count, 3 * 202);
+        let listed = job(&format!("walk {path} 2 --system --phase list")).unwrap();
+        assert_eq!(listed.all("list").next().unwrap().count, 2 * 202);
+        job(&format!("walk {path} 1 --system --phase sync")).unwrap();
+        let removed = job(&format!("files {path} 100 --system --threads 2 --phase remove"));
+        assert_eq!(removed.unwrap().all("remove").next().unwrap().count, 200);
+        assert_eq!(std::fs::read_dir(dir.path().join("t1")).unwrap().count(), 0);
     }
 }

@@ -11,12 +11,20 @@ const CHUNK: usize = 1 << 20;
 /// Text that repeats after so much: further than any compression looks back.
 const TEXT: usize = 64 << 20;
 
-/// With [`Phase::Make`] a new file of `count` MiB is written and made durable; with [`Phase::Look`] it is read.
+/// What a read of [`Phase::Random`] reads.
+const BLOCK: usize = 4096;
+/// How much of the file those reads are of, in MiB: cached by whatever caches.
+const RANDOM_MIB: u64 = 64;
+const RANDOM_READS: u64 = 100_000;
+
+/// With [`Phase::Make`] a new file of `count` MiB is written and made durable; with [`Phase::Look`] it is read, with
+/// [`Phase::Random`] by blocks and after its beginning was read once.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let text = Prng::new(1).text(TEXT);
     match args.phase {
         Phase::Make => with_file(args, true, |file| write(args.count, &text, file)),
         Phase::Look => with_file(args, false, |file| read(args.count, &text, file)),
+        Phase::Random => with_file(args, false, |file| random(args.count, file)),
         _ => Err(Error::Input { what: "no such phase of sequential".to_owned() }),
     }
 }
@@ -52,5 +60,24 @@ fn read(count: u64, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
     })?;
     outcome.timings.push(Timing::new("read", count, spent));
     outcome.note_counts("read", file.counts());
+    Ok(outcome)
+}
+
+fn random(count: u64, file: &mut dyn Data) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mib = count.min(RANDOM_MIB);
+    let mut chunk = vec![0; CHUNK];
+    for number in 0..mib {
+        require(file.read(number * CHUNK as u64, &mut chunk)? == CHUNK)?;
+    }
+    let blocks = mib * (CHUNK / BLOCK) as u64;
+    let (mut prng, mut block) = (Prng::new(2), vec![0; BLOCK]);
+    let (spent, ()) = timed(|| {
+        (0..RANDOM_READS).try_for_each(|_| {
+            let at = prng.below(blocks) * BLOCK as u64;
+            require(file.read(at, &mut block)? == BLOCK)
+        })
+    })?;
+    outcome.timings.push(Timing::new("random", RANDOM_READS, spent));
     Ok(outcome)
 }

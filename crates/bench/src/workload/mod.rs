@@ -11,6 +11,7 @@ mod growth;
 mod import;
 mod making;
 mod memory;
+mod mount;
 mod readback;
 mod seek;
 mod sequential;
@@ -64,11 +65,13 @@ pub enum Workload {
     Zeroing,
     /// A large file written and read, plain and compressed.
     Sequential,
+    /// What users do on a mount, beside the kernel and other FUSE filesystems.
+    Mount,
 }
 
 impl Workload {
     /// All of them, in the order they run.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Cost,
         Self::Import,
         Self::Readback,
@@ -82,6 +85,7 @@ impl Workload {
         Self::Seek,
         Self::Zeroing,
         Self::Sequential,
+        Self::Mount,
     ];
 
     /// Its name on the command line.
@@ -100,6 +104,7 @@ impl Workload {
             Self::Seek => "seek",
             Self::Zeroing => "zeroing",
             Self::Sequential => "sequential",
+            Self::Mount => "mount",
         }
     }
 
@@ -129,6 +134,9 @@ impl Workload {
             Self::Sequential => {
                 "a file of 4 GiB written and read, beside a plain file and the kernel"
             }
+            Self::Mount => {
+                "untar, tar, stat, fs_mark and more on a mount, beside the kernel, bindfs, fuse2fs, ntfs-3g"
+            }
             Self::Zeroing => {
                 "blocks written and cut by one byte, beside the kernel's btrfs and xfs"
             }
@@ -151,7 +159,9 @@ pub struct Options {
     pub ubtrfs: PathBuf,
     /// Program and first arguments that reach [`crate::jobs::main`].
     pub job: Vec<OsString>,
-    /// Whether the kernel and `mkfs.btrfs` compete.
+    /// Program and first arguments that reach [`crate::floor::main`].
+    pub floor: Vec<OsString>,
+    /// Whether the kernel, `mkfs.btrfs` and other FUSE filesystems compete.
     pub with_kernel: bool,
 }
 
@@ -198,6 +208,7 @@ pub fn run(
             Workload::Seek => seek::run(&context)?,
             Workload::Zeroing => zeroing::run(&context)?,
             Workload::Sequential => sequential::run(&context)?,
+            Workload::Mount => mount::run(&context)?,
         };
         made.iter().for_each(&mut show);
         tables.extend(made);
