@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ubtrfs_rt::Arc;
+use ubtrfs_rt::{Arc, AtomicBool, Ordering};
 
 /// Bytes of a command at most.
 const COMMAND_BYTES_MAX: usize = 1 << 20;
@@ -24,6 +24,8 @@ const ANSWER_BYTES_MAX: usize = 1 << 30;
 const STRING_COUNT_MAX: usize = 4096;
 /// Who has connected says what he wants within this.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Before the next connection is taken where one could not be.
+const AFTER_ERROR: Duration = Duration::from_millis(10);
 
 /// What a command came to.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -41,6 +43,7 @@ pub struct ControlAnswer {
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
+    is_closed: AtomicBool,
 }
 
 /// Where the socket of a mount is: of user `uid`, with the device number that `/proc/self/mountinfo` shows of it.
@@ -89,19 +92,24 @@ impl ControlSocket {
         }
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(Self { listener, path })
+        Ok(Self { listener, path, is_closed: AtomicBool::new(false) })
     }
 
     /// Takes commands one after the other, until [`ControlSocket::close`].
     pub fn serve(&self, run: impl Fn(Vec<OsString>) -> ControlAnswer) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            // Who goes away, or says nothing that makes sense, hears nothing.
-            let _ = answer(stream, &run);
+        while !self.is_closed.load(Ordering::Acquire) {
+            match self.listener.accept() {
+                // Who goes away, or says nothing that makes sense, hears nothing.
+                Ok((stream, _)) => drop(answer(stream, &run)),
+                // Out of files or memory, say, which passes.
+                Err(_) => std::thread::sleep(AFTER_ERROR),
+            }
         }
     }
 
     /// Takes no further command; what was begun is done to its end.
     pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
         let _ = std::fs::remove_file(&self.path);
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
     }
