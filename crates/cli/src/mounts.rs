@@ -13,6 +13,8 @@ pub struct Mounted {
     pub device: String,
     /// Who mounted it.
     pub uid: u32,
+    /// Nothing can be written.
+    pub is_read_only: bool,
 }
 
 /// What is mounted on a directory, if this command mounted it.
@@ -43,6 +45,7 @@ fn of_line(line: &str) -> Option<Mounted> {
     let mut front = front.split(' ').skip(2);
     let device = front.next()?.to_owned();
     let directory = PathBuf::from(unescape(front.nth(1)?));
+    let is_read_only = front.next()?.split(',').any(|option| option == "ro");
     let mut back = back.split(' ');
     if back.next()? != "fuse.ubtrfs" {
         return None;
@@ -50,7 +53,7 @@ fn of_line(line: &str) -> Option<Mounted> {
     let source = PathBuf::from(unescape(back.next().unwrap_or_default()));
     let options = back.next().unwrap_or_default();
     let uid = options.split(',').find_map(|option| option.strip_prefix("user_id="));
-    Some(Mounted { directory, source, device, uid: uid?.parse().ok()? })
+    Some(Mounted { directory, source, device, uid: uid?.parse().ok()?, is_read_only })
 }
 
 /// Undoes the octal escapes of `/proc`.
@@ -94,6 +97,10 @@ mod tests {
             42 22 0:53 / /mnt/c rw - tmpfs none rw\n";
         let found = on_in(table, Path::new("/mnt/a b")).unwrap();
         assert_eq!((found.device.as_str(), found.uid), ("0:51", 7));
+        assert!(!found.is_read_only);
+        assert!(
+            of_line("9 1 0:5 / /m ro,noatime - fuse.ubtrfs /i ro,user_id=1").unwrap().is_read_only
+        );
         assert_eq!(found.source, Path::new("/disk 1.img"));
         for other in ["/", "/mnt/c", "/mnt"] {
             assert_eq!(on_in(table, Path::new(other)), None, "{other}");

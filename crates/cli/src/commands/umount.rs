@@ -11,6 +11,8 @@ use crate::mounts;
 
 /// For so long the process that serves may take to end.
 const WAIT_MAX: Duration = Duration::from_secs(120);
+/// For so long one that only read.
+const WAIT_FOR_READER_MAX: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Unmount a filesystem that `ubtrfs mount` mounted
@@ -37,7 +39,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Exit> {
     let directory = std::fs::canonicalize(&args.directory)
         .map_err(|error| Failure::io("unmounting", &error).at_path(&args.directory))?;
-    let Some(image) = mounts::on(&directory).map(|mounted| mounted.source) else {
+    let Some(mounted) = mounts::on(&directory) else {
         let why = "ubtrfs has nothing mounted there";
         return Err(Failure::new(Exit::Io, "unmounting", why).at_path(&args.directory));
     };
@@ -49,12 +51,20 @@ pub fn run(args: &Args) -> Result<Exit> {
         .and_then(|top| top.sync_all())
         .map_err(|error| Failure::io("making all durable", &error).at_path(&args.directory))?;
     // Opened before: it may be known by this name only as long as it is mounted.
-    let file = std::fs::File::open(&image);
+    let file = std::fs::File::open(&mounted.source);
     ubtrfs_fuse::unmount(&directory).map_err(|error| failure("unmounting", &error))?;
     let Ok(file) = file else { return Ok(Exit::Done) };
     // Who serves it holds the lock until all is durable.
     let begun = Instant::now();
-    while let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
+    // Who only reads lets others read: he has ended when nobody has the image any more, or others read it, too.
+    let is_free = || match mounted.is_read_only {
+        true => file.try_lock(),
+        false => file.try_lock_shared(),
+    };
+    while let Err(TryLockError::WouldBlock) = is_free() {
+        if mounted.is_read_only && begun.elapsed() > WAIT_FOR_READER_MAX {
+            break;
+        }
         if begun.elapsed() > WAIT_MAX {
             let why = "unmounted here, but the image is still in use: it is mounted in another \
                        place, too, or somebody else has opened it";
