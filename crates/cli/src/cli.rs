@@ -284,7 +284,7 @@ pub fn parse_for_mount(words: Vec<OsString>) -> Result<MountCommand> {
 
 impl MountCommand {
     /// What it changes that the kernel may have been told of; nothing where it only shows.
-    pub fn changes_of_mount(&self) -> live::Changes {
+    pub fn changes_of_mount(&self) -> Option<Changed> {
         self.0.change().map(|_| match self.0 {
             Command::Subvolume(_) | Command::Property(_) | Command::Filesystem(_) => Changed::Names,
             _ => Changed::Anything,

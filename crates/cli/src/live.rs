@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use ubtrfs_engine::{Error, Filesystem, InodeId};
-use ubtrfs_fuse::{Changed, ControlAnswer, Server};
+use ubtrfs_fuse::{ControlAnswer, Server};
 use ubtrfs_rt::Arc;
 
 use crate::cli;
@@ -109,9 +109,6 @@ pub fn forward(mounted: &Mounted) -> Result<Exit> {
         failed("understanding the process that serves the mount", &error)
     })
 }
-
-/// What a command changes of a mount, where it changes anything.
-pub type Changes = Option<Changed>;
 
 /// Refuses what cannot be done at a mount.
 pub fn refused(what: &str, directory: &Path, why: &str) -> Failure {

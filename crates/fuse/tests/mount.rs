@@ -515,6 +515,17 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
         let said = ioctl(path, number, pack, words).unwrap_err();
         assert!(said.contains(why), "{number:#x} {words}: {said}");
     }
+    // Who has not mounted it may change nothing; what is no request of btrfs is none for him, too.
+    for (number, why) in [(0x5000_940e_u32, "not permitted"), (0x5401, "Inappropriate ioctl")] {
+        let script = format!(
+            "open(F, '<', $ARGV[0]) or die $!; my $b = pack('q a4088', 0, 'x'); ioctl(F, {number}, $b) or die $!"
+        );
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "perl", "-e"]);
+        let output = command.arg(script).arg(&inside).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(why), "{number:#x}: {said}");
+    }
     done(&top, 0x5000_940f, "q a4088", "0, 'writable'");
     let names: BTreeSet<_> =
         fs::read_dir(&top).unwrap().map(|entry| entry.unwrap().file_name()).collect();
