@@ -25,6 +25,7 @@ mod nodes;
 mod ops;
 mod server;
 mod transport;
+mod unsettled;
 
 pub use control::{ControlAnswer, ControlSocket, control, control_path, serve_control};
 pub use mount::{MountError, MountOptions, mount, unmount, unmount_when_unused};

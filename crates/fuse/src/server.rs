@@ -14,6 +14,7 @@ use crate::files::{Files, UsedFile};
 use crate::message::{Answer, Request, Result};
 use crate::nodes::Nodes;
 use crate::transport::Transport;
+use crate::unsettled::Unsettled;
 
 /// The most that one request writes or reads.
 pub(crate) const DATA_BYTES_MAX: usize = 1 << 20;
@@ -42,6 +43,7 @@ pub struct Server {
     pub(crate) nodes: Nodes,
     pub(crate) files: Files,
     counts: Mutex<RequestCounts>,
+    unsettled: Unsettled,
     /// Where to tell the kernel what it did not ask for.
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
@@ -132,6 +134,7 @@ impl Server {
             nodes,
             files: Files::default(),
             counts,
+            unsettled: Unsettled::default(),
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
             device: OnceLock::new(),
@@ -188,9 +191,34 @@ impl Server {
                 Err(_) => break,
             }
         }
+        let server = Arc::clone(self);
+        match executor.spawn("ubtrfs-settle", move || server.settle()) {
+            Ok(Some(service)) => threads.push(service),
+            Ok(None) | Err(_) => self.unsettled.end(),
+        }
         let result = self.work(&**transport, &mut buffer);
+        self.unsettled.end();
         threads.into_iter().for_each(ubtrfs_rt::Service::join);
         result
+    }
+
+    /// Has the kernel ask again for files that took another space than it was told, until the end.
+    fn settle(&self) {
+        while let Some(mut told) = self.unsettled.wait() {
+            told.retain(|id, blocks| {
+                let unstored_bytes = self.fs.unstored_bytes(*id);
+                if unstored_bytes > 0 {
+                    return true;
+                }
+                // One that is gone takes nothing, and nobody asks for it.
+                let inode = self.inode(*id);
+                if inode.is_ok_and(|inode| self.attr(&inode, 0).blocks != *blocks) {
+                    self.forget_attributes(*id);
+                }
+                false
+            });
+            self.unsettled.put_back(told);
+        }
     }
 
     fn work(
@@ -416,8 +444,10 @@ impl Server {
         // First: what is stored by the time of the second look is in the inode then. What is not may take another space later.
         let unstored_bytes = self.fs.unstored_bytes(id);
         let inode = self.inode(id)?;
-        let valid_seconds = if unstored_bytes > 0 { 0 } else { VALID_SECONDS };
-        Ok(Shown { attr: self.attr(&inode, unstored_bytes), valid_seconds, inode })
+        let attr = self.attr(&inode, unstored_bytes);
+        let may_be_kept = unstored_bytes == 0 || self.unsettled.note(id, attr.blocks);
+        let valid_seconds = if may_be_kept { VALID_SECONDS } else { 0 };
+        Ok(Shown { attr, valid_seconds, inode })
     }
 
     fn attr(&self, inode: &Inode, unstored_bytes: u64) -> Attr {

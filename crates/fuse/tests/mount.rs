@@ -405,6 +405,43 @@ fn attributes_of_what_is_not_written_back_yet() {
 }
 
 /// Threads that write, read, rename and remove, each in its own directory.
+/// A dirty file was told to be asked for each time, so that a `stat` of what `tar` has just written was a request each.
+#[test]
+fn attributes_of_what_is_not_written_back_yet_are_asked_for_once() {
+    const GETATTR: u32 = 3;
+    let Some(mounted) = Mounted::new() else { return };
+    let asked = || {
+        let (server, _) = mounted.server.as_ref().unwrap();
+        server.request_counts().get(&GETATTR).copied().unwrap_or(0)
+    };
+    let blocks = |name: &str| fs::metadata(mounted.path(name)).unwrap().blocks();
+    let names: Vec<String> = (0..20).map(|at| format!("file {at}")).collect();
+    for name in &names {
+        fs::write(mounted.path(name), [b'd'; 8192]).unwrap();
+    }
+    for name in &names {
+        assert_eq!(blocks(name), 16, "{name}");
+    }
+    let before = asked();
+    for name in names.iter().cycle().take(100) {
+        assert_eq!(blocks(name), 16, "{name}");
+    }
+    assert_eq!(asked(), before);
+
+    // Data in memory over data on the medium counts twice until it is stored. Then the kernel is told.
+    File::open(mounted.path("file 0")).unwrap().sync_all().unwrap();
+    let file = File::options().write(true).open(mounted.path("file 0")).unwrap();
+    file.write_all_at(&[b'e'; 8192], 0).unwrap();
+    assert_eq!(blocks("file 0"), 32);
+    // Of the top it stores all, and tells the kernel nothing of this file.
+    File::open(&mounted.directory).unwrap().sync_all().unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while blocks("file 0") != 16 {
+        assert!(std::time::Instant::now() < deadline, "the kernel was never told");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
 #[test]
 fn threads_at_work_leave_what_each_expects() {
     let Some(mut mounted) = Mounted::new() else { return };
