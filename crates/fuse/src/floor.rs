@@ -11,13 +11,14 @@ use rustix::io::Errno;
 use ubtrfs_rt::Mutex;
 
 use crate::abi::{self, Attr, AttrOut, EntryOut, ROOT_NODE, fattr, fopen, opcode};
+use crate::leader::{LOOKING, Leaders};
 use crate::message::{Answer, Request, Result};
 use crate::mount::{MountOptions, mount};
 use crate::ops::directories::{Put, Room};
 use crate::server::{
-    DATA_BYTES_MAX, REQUEST_BYTES_MAX, ServeError, THREADS_MIN, VALID_SECONDS, agree,
+    DATA_BYTES_MAX, REQUEST_BYTES_MAX, ServeError, THREADS_MIN, VALID_SECONDS, agree, send_answer,
 };
-use crate::transport::{FuseDevice, Transport};
+use crate::transport::FuseDevice;
 
 const TYPE_DIRECTORY: u32 = 0o040_000;
 const TYPE_SYMLINK: u32 = 0o120_000;
@@ -51,7 +52,7 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
     let options =
         MountOptions { source: "floor".to_owned(), allow_other: true, ..MountOptions::default() };
     let device = mount(directory, &options).map_err(|error| ServeError::Transport(error.errno))?;
-    let transport = FuseDevice::new(device);
+    let transport = FuseDevice::new(device).map_err(ServeError::Transport)?;
     let mut buffer = vec![0; REQUEST_BYTES_MAX];
     if agree(&transport, &mut buffer)?.is_none() {
         return Ok(());
@@ -60,37 +61,32 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
     let mut table = Table { next: ROOT_NODE, ..Table::default() };
     table.add(0, b"", TYPE_DIRECTORY | 0o755, (0, 0));
     let table = Mutex::new(table);
+    let leaders = Leaders::new(LOOKING);
     std::thread::scope(|scope| {
         for _ in 1..THREADS_MIN {
-            scope.spawn(|| work(&transport, &table, &mut vec![0; REQUEST_BYTES_MAX]));
+            scope.spawn(|| work(&leaders, &transport, &table, &mut vec![0; REQUEST_BYTES_MAX]));
         }
-        work(&transport, &table, &mut buffer)
+        work(&leaders, &transport, &table, &mut buffer)
     })
 }
 
 fn work(
+    leaders: &Leaders,
     transport: &FuseDevice,
     table: &Mutex<Table>,
     buffer: &mut [u8],
 ) -> std::result::Result<(), ServeError> {
     let mut answer = Answer::with_room(DATA_BYTES_MAX);
-    while let Some(len) = transport.receive(buffer).map_err(ServeError::Transport)? {
-        let Some(request) = Request::parse(&buffer[..len]) else { continue };
-        if matches!(
-            request.header.opcode,
-            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT
-        ) {
-            continue;
+    leaders.work(transport, buffer, |bytes| {
+        let Some(request) = Request::parse(bytes) else { return Ok(()) };
+        let opcode = request.header.opcode;
+        if matches!(opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT) {
+            return Ok(());
         }
         answer.clear();
         let result = table.lock().answer(request, &mut answer);
-        match transport.send(answer.finish(request.header.unique, result)) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(Errno::NODEV) => break,
-            Err(other) => return Err(ServeError::Transport(other)),
-        }
-    }
-    Ok(())
+        send_answer(transport, answer.finish(request.header.unique, result))
+    })
 }
 
 impl Table {

@@ -19,6 +19,7 @@ mod errno;
 mod files;
 #[doc(hidden)]
 pub mod floor;
+mod leader;
 mod message;
 mod mount;
 mod nodes;
@@ -28,6 +29,7 @@ mod transport;
 mod unsettled;
 
 pub use control::{ControlAnswer, ControlSocket, control, control_path, serve_control};
+pub use leader::LOOKING;
 pub use mount::{MountError, MountOptions, mount, unmount, unmount_when_unused};
 pub use server::{Changed, RequestCounts, ServeError, Server};
-pub use transport::{FuseDevice, Transport};
+pub use transport::{FuseDevice, Received, Transport};

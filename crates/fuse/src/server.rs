@@ -1,6 +1,7 @@
 //! The server of a mount: takes requests, lets the engine do them, answers.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
@@ -11,9 +12,10 @@ use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 use crate::abi::{self, Attr, EntryOut, init, opcode};
 use crate::errno::errno;
 use crate::files::{Files, UsedFile};
+use crate::leader::Leaders;
 use crate::message::{Answer, Request, Result};
 use crate::nodes::Nodes;
-use crate::transport::Transport;
+use crate::transport::{Received, Transport};
 use crate::unsettled::Unsettled;
 
 /// The most that one request writes or reads.
@@ -44,6 +46,7 @@ pub struct Server {
     pub(crate) files: Files,
     counts: Mutex<RequestCounts>,
     unsettled: Unsettled,
+    leaders: Leaders,
     /// Where to tell the kernel what it did not ask for.
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
@@ -64,8 +67,12 @@ pub(crate) fn agree(
     transport: &dyn Transport,
     buffer: &mut [u8],
 ) -> std::result::Result<Option<u32>, ServeError> {
-    let Some(len) = transport.receive(buffer).map_err(ServeError::Transport)? else {
-        return Ok(None);
+    let len = loop {
+        match transport.receive(buffer).map_err(ServeError::Transport)? {
+            Received::Request(len) => break len,
+            Received::Nothing => transport.wait().map_err(ServeError::Transport)?,
+            Received::End => return Ok(None),
+        }
     };
     let mut request = Request::parse(&buffer[..len]).ok_or(ServeError::Protocol)?;
     let theirs: abi::InitIn = request.take().map_err(|_| ServeError::Protocol)?;
@@ -104,6 +111,21 @@ pub(crate) fn agree(
     Ok(Some(theirs.flags))
 }
 
+/// Sends an answer.
+///
+/// # Errors
+/// The transport's.
+pub(crate) fn send_answer(
+    transport: &dyn Transport,
+    answer: &[u8],
+) -> std::result::Result<(), ServeError> {
+    match transport.send(answer) {
+        // Nobody waits for it any more; or all is unmounted, as the next look tells.
+        Ok(()) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
+        Err(other) => Err(ServeError::Transport(other)),
+    }
+}
+
 /// What was changed beside the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Changed {
@@ -124,8 +146,9 @@ enum Known {
 pub type RequestCounts = std::collections::BTreeMap<u32, u64>;
 
 impl Server {
-    /// Serves `fs` with the directory `root` as the top.
-    pub fn new(fs: Filesystem, root: InodeId) -> Arc<Self> {
+    /// Serves `fs` with the directory `root` as the top. Who has answered a request looks for the next one so long before it
+    /// sleeps: [`LOOKING`](crate::LOOKING) is a good time, and 0 saves that of the processor.
+    pub fn new(fs: Filesystem, root: InodeId, looking: Duration) -> Arc<Self> {
         let nodes = Nodes::new(root);
         let counts = Mutex::new(RequestCounts::new());
         Arc::new(Self {
@@ -135,6 +158,7 @@ impl Server {
             files: Files::default(),
             counts,
             unsettled: Unsettled::default(),
+            leaders: Leaders::new(looking),
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
             device: OnceLock::new(),
@@ -227,19 +251,13 @@ impl Server {
         buffer: &mut [u8],
     ) -> std::result::Result<(), ServeError> {
         let mut answer = Answer::with_room(DATA_BYTES_MAX);
-        while let Some(len) = transport.receive(buffer).map_err(ServeError::Transport)? {
-            let Some(request) = Request::parse(&buffer[..len]) else { continue };
+        self.leaders.work(transport, buffer, |bytes| {
+            let Some(request) = Request::parse(bytes) else { return Ok(()) };
             *self.counts.lock().entry(request.header.opcode).or_default() += 1;
             answer.clear();
-            let Some(result) = self.answer(request, &mut answer) else { continue };
-            match transport.send(answer.finish(request.header.unique, result)) {
-                // Nobody waits for it any more.
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(Errno::NODEV) => break,
-                Err(other) => return Err(ServeError::Transport(other)),
-            }
-        }
-        Ok(())
+            let Some(result) = self.answer(request, &mut answer) else { return Ok(()) };
+            send_answer(transport, answer.finish(request.header.unique, result))
+        })
     }
 
     /// Does what a request asks for; `None` where nobody waits for an answer.

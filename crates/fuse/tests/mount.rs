@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use ubtrfs_engine::{
     BackgroundOptions, Filesystem, MkfsOptions, OpenOptions, SnapshotOptions, mkfs,
 };
-use ubtrfs_fuse::{FuseDevice, MountOptions, Server, Transport, mount, unmount};
+use ubtrfs_fuse::{FuseDevice, LOOKING, MountOptions, Server, Transport, mount, unmount};
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_rt::Runtime;
 use ubtrfs_testkit::{
@@ -69,8 +69,8 @@ impl Mounted {
         let source = self.image.display().to_string();
         let options = MountOptions { source, allow_other: true, ..MountOptions::default() };
         let device = mount(&self.directory, &options).unwrap();
-        let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device));
-        let server = Server::new(fs.clone(), root);
+        let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device).unwrap());
+        let server = Server::new(fs.clone(), root, LOOKING);
         let serving = Arc::clone(&server);
         let thread = std::thread::spawn(move || {
             let background = fs.run_in_background(BackgroundOptions::default()).unwrap();

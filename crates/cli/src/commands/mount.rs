@@ -46,6 +46,9 @@ Options for -o, as of mount(8):
   commit=SECONDS       what is changed is durable after so long [30]
   max_inline=BYTES     keep files of up to so many bytes beside their inode [2048]
   cache=SIZE           memory for tree blocks and file data
+  busy_poll=MICROSECONDS
+                       look so long for the next request before sleeping; 0 saves that
+                       of the processor and makes each request wait for it [100]
   discard              give freed space back to the image file or device
   degraded             mount although devices are missing
   allow_other          other users see it, too (as they do in any case where root mounts)
@@ -88,6 +91,7 @@ struct Wanted {
     commit_seconds: Option<u64>,
     max_inline_bytes: Option<usize>,
     cache_bytes: Option<usize>,
+    looking: Option<Duration>,
 }
 
 impl Wanted {
@@ -126,6 +130,9 @@ impl Wanted {
             }
             ("commit", Some(value)) => self.commit_seconds = Some(number(value)?.max(1)),
             ("max_inline", Some(value)) => self.max_inline_bytes = Some(size(value)?),
+            ("busy_poll", Some(value)) => {
+                self.looking = Some(Duration::from_micros(number(value)?));
+            }
             ("cache", Some(value)) => self.cache_bytes = Some(size(value)?),
             _ => return Err("no such option, or not in this form".to_owned()),
         }
@@ -223,9 +230,11 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     if let Ok(signals) = signals {
         watch_signals(signals, directory.clone(), source.clone());
     }
-    let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device));
+    let device = FuseDevice::new(device)
+        .map_err(|error| Failure::new(Exit::Io, "serving", error).at_path(&directory))?;
+    let transport: Arc<dyn Transport> = Arc::new(device);
     let is_background = !args.foreground;
-    let server = Server::new(fs.clone(), root);
+    let server = Server::new(fs.clone(), root, wanted.looking.unwrap_or(ubtrfs_fuse::LOOKING));
     let live = Live { directory: directory.clone(), filesystem: fs.clone(), root };
     let control = take_commands(live, &server);
     if let Err(error) = &control {

@@ -1,0 +1,249 @@
+//! Which thread takes the next request: one leads, the others follow.
+//!
+//! Who makes small requests one after the other waits for each, and to wake a thread for one takes longer than to answer it. So the
+//! leader answers what it takes itself, and looks for the next for a short time ([`Leaders::new`]) before it sleeps. A follower
+//! takes over
+//!
+//! - while the leader answers what may take long, or more requests wait;
+//! - when the leader has been at one request for some milliseconds, which the first of the followers watches while requests come.
+//!
+//! Nothing here is O(requests), and nobody wakes while no requests come.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+use ubtrfs_rt::{Condvar, Mutex, monotonic_ns};
+
+use crate::abi::opcode;
+use crate::message::Request;
+use crate::server::ServeError;
+use crate::transport::{Received, Transport};
+
+/// For so long the leader looks for the next request before it sleeps, where nothing else is asked for.
+pub const LOOKING: Duration = Duration::from_micros(100);
+
+/// A leader that is at one request for so long is followed by another.
+const WATCH_EVERY: Duration = Duration::from_millis(4);
+
+/// What the leader does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Doing {
+    /// Nothing: there is no request.
+    Sleeps,
+    Looks,
+    /// Its nth request.
+    Answers(u64),
+}
+
+#[derive(Debug)]
+struct State {
+    /// The leader's term.
+    leader: Option<u64>,
+    terms: u64,
+    doing: Doing,
+    requests: u64,
+    follower_count: usize,
+    is_watched: bool,
+}
+
+/// Threads that serve one mount.
+#[derive(Debug)]
+pub(crate) struct Leaders {
+    state: Mutex<State>,
+    /// For followers that do not watch.
+    followers: Condvar,
+    watcher: Condvar,
+    looking_ns: u64,
+}
+
+/// Gives up the lead where that has not been done.
+struct Term<'a> {
+    leaders: &'a Leaders,
+    number: u64,
+}
+
+impl Drop for Term<'_> {
+    fn drop(&mut self) {
+        self.leaders.give_up(self.number);
+    }
+}
+
+impl Leaders {
+    /// The leader looks for so long for the next request before it sleeps; on a machine of one processor it does not, as nobody
+    /// could make one meanwhile.
+    pub(crate) fn new(looking: Duration) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let looking = if processors > 1 { looking } else { Duration::ZERO };
+        let state = State {
+            leader: None,
+            terms: 0,
+            doing: Doing::Looks,
+            requests: 0,
+            follower_count: 0,
+            is_watched: false,
+        };
+        Self {
+            state: Mutex::new(state),
+            followers: Condvar::new(),
+            watcher: Condvar::new(),
+            looking_ns: u64::try_from(looking.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Takes requests into `buffer` and has them answered until the filesystem is unmounted, as one of several threads.
+    ///
+    /// # Errors
+    /// The transport's; those of `answer`.
+    pub(crate) fn work(
+        &self,
+        transport: &dyn Transport,
+        buffer: &mut [u8],
+        mut answer: impl FnMut(&[u8]) -> Result<(), ServeError>,
+    ) -> Result<(), ServeError> {
+        loop {
+            let term = self.lead();
+            while let Some(request) = self.begin(term.number) {
+                let received = self.receive(transport, buffer).map_err(ServeError::Transport)?;
+                let Some(len) = received else { return Ok(()) };
+                let bytes = &buffer[..len];
+                self.does(term.number, Doing::Answers(request));
+                // Who has answered before another is awake leads again.
+                match length_of(bytes) {
+                    Length::Long => self.give_up(term.number),
+                    Length::Any if transport.has_request() => self.give_up(term.number),
+                    Length::Any | Length::Short => {}
+                }
+                answer(bytes)?;
+            }
+        }
+    }
+
+    /// Waits until this thread leads.
+    fn lead(&self) -> Term<'_> {
+        let mut state = self.state.lock();
+        loop {
+            if state.leader.is_none() {
+                return self.take_over(&mut state);
+            }
+            if state.is_watched || state.doing == Doing::Sleeps {
+                state.follower_count += 1;
+                self.followers.wait(&mut state);
+                state.follower_count -= 1;
+                continue;
+            }
+            let (leader, doing) = (state.leader, state.doing);
+            state.is_watched = true;
+            let is_late = self.watcher.wait_for(&mut state, WATCH_EVERY).timed_out();
+            state.is_watched = false;
+            let is_stuck = matches!(doing, Doing::Answers(_)) && state.doing == doing;
+            if is_late && is_stuck && state.leader == leader {
+                return self.take_over(&mut state);
+            }
+        }
+    }
+
+    fn take_over(&self, state: &mut State) -> Term<'_> {
+        state.terms += 1;
+        state.leader = Some(state.terms);
+        state.doing = Doing::Looks;
+        self.ask_for_watcher(state);
+        Term { leaders: self, number: state.terms }
+    }
+
+    fn ask_for_watcher(&self, state: &State) {
+        if !state.is_watched && state.follower_count > 0 {
+            self.followers.notify_one();
+        }
+    }
+
+    /// The leader looks for another request; returns its number, or `None` if another leads.
+    fn begin(&self, term: u64) -> Option<u64> {
+        let mut state = self.state.lock();
+        if state.leader != Some(term) {
+            return None;
+        }
+        state.doing = Doing::Looks;
+        state.requests += 1;
+        Some(state.requests)
+    }
+
+    fn does(&self, term: u64, doing: Doing) {
+        let mut state = self.state.lock();
+        if state.leader == Some(term) {
+            state.doing = doing;
+        }
+    }
+
+    fn give_up(&self, term: u64) {
+        let mut state = self.state.lock();
+        if state.leader == Some(term) {
+            state.leader = None;
+            match state.follower_count {
+                0 => self.watcher.notify_one(),
+                _ => self.followers.notify_one(),
+            };
+        }
+    }
+
+    /// The leader waits for a request.
+    fn receive(
+        &self,
+        transport: &dyn Transport,
+        buffer: &mut [u8],
+    ) -> Result<Option<usize>, Errno> {
+        let mut began = None;
+        loop {
+            match transport.receive(buffer)? {
+                Received::Request(len) => return Ok(Some(len)),
+                Received::End => return Ok(None),
+                Received::Nothing => {}
+            }
+            let now = monotonic_ns();
+            if now - *began.get_or_insert(now) < self.looking_ns {
+                std::hint::spin_loop();
+                continue;
+            }
+            // Only the leader changes it, and nobody takes over from one that does not answer.
+            self.state.lock().doing = Doing::Sleeps;
+            transport.wait()?;
+            let mut state = self.state.lock();
+            state.doing = Doing::Looks;
+            self.ask_for_watcher(&state);
+        }
+    }
+}
+
+/// How long a request takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Length {
+    /// Nobody waits for its answer, and nothing is looked up for it.
+    Short,
+    Any,
+    /// It waits for the medium, or changes much.
+    Long,
+}
+
+fn length_of(request: &[u8]) -> Length {
+    match Request::parse(request).map(|request| request.header.opcode) {
+        None
+        | Some(
+            opcode::FORGET
+            | opcode::BATCH_FORGET
+            | opcode::INTERRUPT
+            | opcode::RELEASE
+            | opcode::RELEASEDIR,
+        ) => Length::Short,
+        Some(
+            opcode::FSYNC
+            | opcode::FSYNCDIR
+            | opcode::SYNCFS
+            | opcode::FALLOCATE
+            | opcode::COPY_FILE_RANGE
+            | opcode::IOCTL,
+        ) => Length::Long,
+        Some(_) => Length::Any,
+    }
+}
+
+#[cfg(test)]
+mod tests;
