@@ -11,6 +11,7 @@ use crate::commands::change::Change;
 use crate::commands::{self, change};
 use crate::failure::{Exit, Failure, Result};
 use crate::live;
+use crate::mount_helper;
 use crate::output::{Output, quote};
 
 const ABOUT: &str = "btrfs in user space: make, fill, mount and read btrfs images";
@@ -73,6 +74,7 @@ enum Command {
     Put(change::put::Args),
     Get(commands::get::Args),
     Mkdir(change::mkdir::Args),
+    Mknod(change::mknod::Args),
     Cp(change::cp::Args),
     Reflink(change::cp::ReflinkArgs),
     Mv(change::mv::Args),
@@ -130,6 +132,7 @@ impl Command {
             Self::Generate(args) => commands::generate::run(&args, out),
             Self::Put(args) => change::run(&args, out),
             Self::Mkdir(args) => change::run(&args, out),
+            Self::Mknod(args) => change::run(&args, out),
             Self::Cp(args) => change::run(&args, out),
             Self::Reflink(args) => change::run(&args, out),
             Self::Mv(args) => change::run(&args, out),
@@ -148,6 +151,7 @@ impl Command {
         match self {
             Self::Put(args) => Some(args),
             Self::Mkdir(args) => Some(args),
+            Self::Mknod(args) => Some(args),
             Self::Cp(args) => Some(args),
             Self::Reflink(args) => Some(args),
             Self::Mv(args) => Some(args),
@@ -211,8 +215,9 @@ impl Line {
 
 /// The whole command: reads the process's arguments, does it, reports.
 pub fn main() -> ExitCode {
+    let Some(words) = mount_helper::arguments() else { return ExitCode::SUCCESS };
     let parsed = definition_for_terminals()
-        .try_get_matches_from(std::env::args_os())
+        .try_get_matches_from(words)
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
@@ -262,6 +267,7 @@ pub fn parse_for_mount(words: Vec<OsString>) -> Result<MountCommand> {
         | Command::Df(_)
         | Command::Du(_)
         | Command::Mkdir(_)
+        | Command::Mknod(_)
         | Command::Chmod(_)
         | Command::Chown(_)
         | Command::Touch(_)

@@ -107,10 +107,7 @@ impl<'a> Edit<'a> {
     /// directory. Of the permissions that are asked for it gets what the usual umask leaves, or the
     /// directory's default access control list.
     pub fn new_inode(&self, asked_mode: u32) -> NewInode {
-        let (uid, gid) = match live::served() {
-            Some(_) => (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-            None => (0, 0),
-        };
+        let (uid, gid) = live::served().map_or((0, 0), |live| live.owner);
         let inherit = Inherit::AsProcess { umask: UMASK };
         NewInode { inherit, uid, gid, ..NewInode::new(asked_mode, self.now) }
     }

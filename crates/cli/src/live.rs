@@ -32,6 +32,8 @@ pub struct Live {
     pub filesystem: Filesystem,
     /// The directory that is mounted.
     pub root: InodeId,
+    /// The user and group whose is what is made.
+    pub owner: (u32, u32),
 }
 
 thread_local! {

@@ -10,6 +10,7 @@ mod facts;
 mod failure;
 mod image;
 mod live;
+mod mount_helper;
 mod mounts;
 mod output;
 mod progress;

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ubtrfs_testkit::{Oracle, assert_checks_clean_whatever_it_holds, oracle};
+use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean_whatever_it_holds, oracle};
 
 /// Who is nobody.
 const NOBODY: u32 = 65_534;
@@ -156,6 +156,142 @@ fn mounted_by_root_and_by_another_user() {
             assert!(!place.is_mounted());
         }
     }
+}
+
+/// Who is not root makes what root makes, and the image has it so.
+#[test]
+fn fake_root_records_owners_permissions_and_devices() {
+    let Some(place) = Place::new(false) else { return };
+    let said =
+        place.run(&["mount", "-o", "fakeroot,allow_other"], &[&place.image, &place.directory]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("allow_other"));
+    assert!(!place.is_mounted());
+    // Of the one who mounted it, so that only being root helps.
+    place.done(&["chown"], &[&place.image, Path::new("0"), Path::new("/")]);
+    place.mount(&["-o", "fakeroot"]);
+    let script = "
+        set -e
+        cd \"$1\"
+        mkdir etc dev
+        echo secret > etc/shadow
+        chown 0:42 etc/shadow; chmod 640 etc/shadow
+        echo program > su; chown 0:0 su; chmod 4755 su
+        echo of > user; chown 1000:1001 user; chmod 600 user
+        cat user > /dev/null; echo more >> user
+        mkdir closed; chmod 0 closed; echo in > closed/file
+        mkfifo dev/fifo
+        ln -s su link; chown -h 7:8 link
+        chgrp 5 dev; chmod g+s dev; echo of group > dev/inherits";
+    let status = place.command("sh").args(["-c", script, "sh"]).arg(&place.directory).status();
+    assert!(status.unwrap().success());
+    let null = ["/dev/null", "c", "1", "3"].map(Path::new);
+    place.done(&["mknod", "-m", "666"], &[&[place.directory.as_path()], &null[..]].concat());
+    let seen = Command::new("setpriv")
+        .args(["--reuid", &NOBODY.to_string(), "--regid", &NOBODY.to_string(), "--clear-groups"])
+        .args(["stat", "-c", "%F %t:%T %u:%g %a"])
+        .arg(place.directory.join("dev/null"))
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&seen.stdout), "character special file 1:3 0:5 666\n");
+    // Others are not let in, root neither.
+    assert!(fs::metadata(place.directory.join("su")).is_err());
+    place.umount();
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    let kernel = KernelMount::read_only(&place.image, "");
+    for (name, expected) in [
+        ("etc", "directory 0:0 755"),
+        ("etc/shadow", "regular file 0:42 640"),
+        ("su", "regular file 0:0 4755"),
+        ("user", "regular file 1000:1001 600"),
+        ("closed", "directory 0:0 0"),
+        ("closed/file", "regular file 0:0 644"),
+        ("dev/fifo", "fifo 0:0 644"),
+        ("dev/null", "character special file 0:5 666"),
+        ("dev/inherits", "regular file 0:5 644"),
+        ("link", "symbolic link 7:8 777"),
+    ] {
+        let path = kernel.path().join(name);
+        let output = Command::new("stat").args(["-c", "%F %u:%g %a"]).arg(&path).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), expected, "{name}");
+    }
+}
+
+/// Root of a user namespace is nobody outside of it. What is his there is root's in the image.
+#[test]
+fn root_of_a_user_namespace_mounts_and_commands_reach_the_mount() {
+    let Some(place) = Place::new(false) else { return };
+    place.done(&["chown"], &[&place.image, Path::new("0"), Path::new("/")]);
+    let script = "
+        set -e
+        \"$3\" mount \"$1\" \"$2\"
+        echo program > \"$2/program\"
+        chmod 4755 \"$2/program\"
+        setfattr -n security.capability -v 0x0100000200200000000000000000000000000000 \"$2/program\"
+        stat -c %u:%g:%a \"$2/program\"
+        \"$3\" subvolume snapshot -r \"$2\" / /before
+        \"$3\" mknod \"$2\" /null c 1 3
+        ls \"$2/before\"
+        \"$3\" umount \"$2\"";
+    let output = place
+        .command("unshare")
+        .args(["-Urm", "sh", "-c", script, "sh"])
+        .args([&place.image, &place.directory])
+        .arg(env!("CARGO_BIN_EXE_ubtrfs"))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0:0:4755\nprogram\n");
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    let kernel = KernelMount::read_only(&place.image, "");
+    let output = Command::new("stat")
+        .args(["-c", "%n %F %u:%g %a", "program", "null", "before/program"])
+        .current_dir(kernel.path())
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "program regular file 0:0 4755\nnull character special file 0:0 644\nbefore/program regular file 0:0 4755\n"
+    );
+    let output = Command::new("getcap").arg(kernel.path().join("program")).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("cap_net_raw=ep"));
+}
+
+/// As a line of `/etc/fstab` is mounted: mount(8) looks for a program of the type's name.
+#[test]
+fn mount_8_mounts_by_the_type_of_fstab() {
+    let Some(place) = Place::new(true) else { return };
+    let script = "
+        set -e
+        mkdir \"$3/over\" \"$3/work\"
+        mount -t tmpfs none \"$3/over\"
+        mkdir \"$3/over/up\" \"$3/over/work\"
+        mount -t overlay -o \"lowerdir=/usr/sbin,upperdir=$3/over/up,workdir=$3/over/work\" none /usr/sbin
+        ln -s \"$4\" /usr/sbin/mount.fuse.ubtrfs
+        mount -t fuse.ubtrfs -o rw,nofail,x-systemd.automount,nodev,nosuid,noexec,compress=lzo \"$1\" \"$2\"
+        echo by fstab > \"$2/file\"
+        findmnt -n -o FSTYPE,SOURCE,OPTIONS --mountpoint \"$2\"
+        cp /bin/true \"$2/true\"
+        if \"$2/true\"; then echo runs; fi
+        \"$4\" umount \"$2\"";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script, "sh"])
+        .args([&place.image, &place.directory])
+        .arg(place.image.parent().unwrap())
+        .arg(env!("CARGO_BIN_EXE_ubtrfs"))
+        .output()
+        .unwrap();
+    let (said, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{errors}");
+    let line: Vec<&str> = said.split_whitespace().collect();
+    assert_eq!(line[0], "fuse.ubtrfs");
+    for option in ["nodev", "nosuid", "noexec"] {
+        assert!(line.last().unwrap().split(',').any(|shown| shown == option), "{said}");
+    }
+    assert!(errors.contains("Permission denied") && !said.contains("runs"), "{said}{errors}");
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "by fstab\n");
 }
 
 #[test]

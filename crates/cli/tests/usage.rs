@@ -24,6 +24,7 @@ const COMMANDS: &[&[&str]] = &[
     &["put"],
     &["get"],
     &["mkdir"],
+    &["mknod"],
     &["cp"],
     &["reflink"],
     &["mv"],

@@ -52,12 +52,34 @@ pub fn control_path(uid: u32, device: &str) -> PathBuf {
 }
 
 fn directory_of(uid: u32) -> PathBuf {
-    if uid == 0 {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let number = outside(&map, uid);
+    if number == 0 {
         return PathBuf::from("/run/ubtrfs");
     }
-    let of_session = PathBuf::from(format!("/run/user/{uid}"));
+    let of_session = PathBuf::from(format!("/run/user/{number}"));
     let is_there = std::fs::metadata(&of_session).is_ok_and(|about| about.uid() == uid);
-    if is_there { of_session.join("ubtrfs") } else { PathBuf::from(format!("/tmp/ubtrfs-{uid}")) }
+    if is_there {
+        of_session.join("ubtrfs")
+    } else {
+        PathBuf::from(format!("/tmp/ubtrfs-{number}"))
+    }
+}
+
+/// What a user is outside of the user namespace of this process: root of one is no root there.
+///
+/// Source: the lines of `/proc/PID/uid_map`, user_namespaces(7): the first inside, the first outside, how many.
+fn outside(map: &str, uid: u32) -> u32 {
+    let lines = map.lines().filter_map(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u32>);
+        let mut next = || numbers.next()?.ok();
+        Some((next()?, next()?, next()?))
+    });
+    let mut found = lines.filter_map(|(inside, outside, count)| {
+        let at = uid.checked_sub(inside).filter(|at| *at < count)?;
+        outside.checked_add(at)
+    });
+    found.next().unwrap_or(uid)
 }
 
 /// Refuses a place that is not this user's alone: others could listen there in his place.
@@ -209,6 +231,16 @@ fn read_strings(from: &mut impl Read, bytes_max: usize) -> io::Result<Vec<Vec<u8
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_outside_of_a_namespace_are_found() {
+        assert_eq!(outside("         0          0 4294967295\n", 7), 7);
+        let map = "0 1000 1\n1 100000 65536\n";
+        assert_eq!([0, 1, 5].map(|uid| outside(map, uid)), [1000, 100_000, 100_004]);
+        for (map, uid) in [("", 3), ("0 1000 1", 3), ("x y z\n1 2", 3), ("0 4294967295 9", 3)] {
+            assert_eq!(outside(map, uid), uid, "{map}");
+        }
+    }
 
     #[test]
     fn strings_come_back_and_what_is_cut_or_too_long_is_refused() {

@@ -29,7 +29,6 @@ mod transport;
 mod unsettled;
 
 pub use control::{ControlAnswer, ControlSocket, control, control_path, serve_control};
-pub use leader::LOOKING;
-pub use mount::{MountError, MountOptions, mount, unmount, unmount_when_unused};
-pub use server::{Changed, RequestCounts, ServeError, Server};
+pub use mount::{MountError, MountOptions, Restriction, mount, unmount, unmount_when_unused};
+pub use server::{Changed, RequestCounts, ServeError, ServeOptions, Server};
 pub use transport::{FuseDevice, Received, Transport};

@@ -22,6 +22,52 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Other users see it, too.
     pub allow_other: bool,
+    /// The kernel checks no permissions: who mounts it may do anything, and nobody else. Not with [`MountOptions::allow_other`].
+    pub fake_root: bool,
+    /// What is read is noted: the mount does not say `noatime`.
+    pub notes_access: bool,
+    /// What is not allowed in it.
+    pub restrictions: Vec<Restriction>,
+}
+
+/// What is not allowed in a mount, as of mount(8). Who is not root mounts with the first two in any case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Restriction {
+    /// Device nodes lead to no device.
+    NoDev,
+    /// Programs run with their caller's rights.
+    NoSuid,
+    /// Programs do not run.
+    NoExec,
+}
+
+impl Restriction {
+    fn flag(self) -> MountFlags {
+        match self {
+            Self::NoDev => MountFlags::NODEV,
+            Self::NoSuid => MountFlags::NOSUID,
+            Self::NoExec => MountFlags::NOEXEC,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::NoDev => ",nodev",
+            Self::NoSuid => ",nosuid",
+            Self::NoExec => ",noexec",
+        }
+    }
+}
+
+impl MountOptions {
+    /// What the kernel is told of users and permissions, each with a comma in front.
+    fn access(&self) -> &'static str {
+        match (self.fake_root, self.allow_other) {
+            (true, _) => "",
+            (false, true) => ",default_permissions,allow_other",
+            (false, false) => ",default_permissions",
+        }
+    }
 }
 
 /// Why a directory could not be mounted on.
@@ -55,21 +101,23 @@ fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     let device = rustix::fs::open("/dev/fuse", flags, Mode::empty());
     let device = device.map_err(failed("opening /dev/fuse"))?;
     let about = rustix::fs::stat(directory).map_err(failed("looking at the directory"))?;
-    let mut data = format!(
-        "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
+    let data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={}{}",
         device.as_raw_fd(),
         about.st_mode & 0o170_000,
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
+        options.access(),
     );
-    if options.allow_other {
-        data.push_str(",allow_other");
-    }
     let data = CString::new(data).expect("no zero in it");
-    let mut flags = MountFlags::NOATIME;
+    let mut flags = MountFlags::empty();
+    if !options.notes_access {
+        flags |= MountFlags::NOATIME;
+    }
     if options.read_only {
         flags |= MountFlags::RDONLY;
     }
+    flags.extend(options.restrictions.iter().map(|restriction| restriction.flag()));
     let source = options.source.as_str();
     rustix::mount::mount(source, directory, "fuse.ubtrfs", flags, Some(data.as_c_str()))
         .map_err(failed("mounting"))?;
@@ -89,11 +137,12 @@ fn mount_as_user(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     let (ours, theirs) = UnixStream::pair().map_err(io_failed)?;
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed(WHAT))?;
     let source = options.source.replace('\\', "\\\\").replace(',', "\\,");
-    let mut words = format!("fsname={source},subtype=ubtrfs,noatime,default_permissions");
-    words.push_str(if options.read_only { ",ro" } else { ",rw" });
-    if options.allow_other {
-        words.push_str(",allow_other");
-    }
+    let writable = if options.read_only { "ro" } else { "rw" };
+    let access = options.access();
+    let noatime = if options.notes_access { "" } else { ",noatime" };
+    let restrictions: String =
+        options.restrictions.iter().map(|restriction| restriction.word()).collect();
+    let words = format!("fsname={source},subtype=ubtrfs,{writable}{noatime}{restrictions}{access}");
     let status = Command::new("fusermount3")
         .args(["-o", &words, "--"])
         .arg(directory)

@@ -9,10 +9,10 @@ use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::RootId;
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
-use crate::abi::{self, Attr, EntryOut, init, opcode};
+use crate::abi::{self, Attr, EntryOut, InHeader, init, opcode};
 use crate::errno::errno;
 use crate::files::{Files, UsedFile};
-use crate::leader::Leaders;
+use crate::leader::{LOOKING, Leaders};
 use crate::message::{Answer, Request, Result};
 use crate::nodes::Nodes;
 use crate::transport::{Received, Transport};
@@ -38,6 +38,25 @@ pub(crate) struct Shown {
     pub(crate) inode: Inode,
 }
 
+/// How a filesystem is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServeOptions {
+    /// Who has answered a request looks for the next one so long before it sleeps. 0 saves that of the processor.
+    pub looking: Duration,
+    /// What is read of it is noted in the time of access, if the last such note is older than a change or a day. Of what the kernel has in
+    /// memory nobody hears that it is read.
+    pub notes_access: bool,
+    /// The user and the group for which root is taken, as `fakeroot` does: what they make is root's. To be mounted without
+    /// [`default_permissions`](crate::MountOptions::fake_root).
+    pub fake_root: Option<(u32, u32)>,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        Self { looking: LOOKING, notes_access: false, fake_root: None }
+    }
+}
+
 /// A filesystem that is served to a kernel.
 pub struct Server {
     pub(crate) fs: Filesystem,
@@ -47,6 +66,7 @@ pub struct Server {
     counts: Mutex<RequestCounts>,
     unsettled: Unsettled,
     leaders: Leaders,
+    pub(crate) options: ServeOptions,
     /// Where to tell the kernel what it did not ask for.
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
@@ -59,6 +79,13 @@ impl std::fmt::Debug for Server {
     }
 }
 
+/// Whether the kernel checks permissions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Permissions {
+    Checked,
+    Unchecked,
+}
+
 /// Answers the first request, in which the kernel says what it can do. Returns that; `None` where it went away.
 ///
 /// # Errors
@@ -66,6 +93,7 @@ impl std::fmt::Debug for Server {
 pub(crate) fn agree(
     transport: &dyn Transport,
     buffer: &mut [u8],
+    permissions: Permissions,
 ) -> std::result::Result<Option<u32>, ServeError> {
     let len = loop {
         match transport.receive(buffer).map_err(ServeError::Transport)? {
@@ -79,7 +107,10 @@ pub(crate) fn agree(
     if request.header.opcode != opcode::INIT || theirs.major != abi::MAJOR {
         return Err(ServeError::Protocol);
     }
-    let wanted = init::ASYNC_READ
+    // With access control lists the kernel checks permissions, whatever else it was told.
+    let acl = if permissions == Permissions::Checked { init::POSIX_ACL } else { 0 };
+    let wanted = acl
+        | init::ASYNC_READ
         | init::BIG_WRITES
         | init::DONT_MASK
         | init::HAS_IOCTL_DIR
@@ -87,7 +118,6 @@ pub(crate) fn agree(
         | init::READDIRPLUS_AUTO
         | init::ASYNC_DIO
         | init::PARALLEL_DIROPS
-        | init::POSIX_ACL
         | init::MAX_PAGES
         | init::CACHE_SYMLINKS
         | init::HANDLE_KILLPRIV_V2
@@ -146,9 +176,8 @@ enum Known {
 pub type RequestCounts = std::collections::BTreeMap<u32, u64>;
 
 impl Server {
-    /// Serves `fs` with the directory `root` as the top. Who has answered a request looks for the next one so long before it
-    /// sleeps: [`LOOKING`](crate::LOOKING) is a good time, and 0 saves that of the processor.
-    pub fn new(fs: Filesystem, root: InodeId, looking: Duration) -> Arc<Self> {
+    /// Serves `fs` with the directory `root` as the top.
+    pub fn new(fs: Filesystem, root: InodeId, options: ServeOptions) -> Arc<Self> {
         let nodes = Nodes::new(root);
         let counts = Mutex::new(RequestCounts::new());
         Arc::new(Self {
@@ -158,7 +187,8 @@ impl Server {
             files: Files::default(),
             counts,
             unsettled: Unsettled::default(),
-            leaders: Leaders::new(looking),
+            leaders: Leaders::new(options.looking),
+            options,
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
             device: OnceLock::new(),
@@ -197,7 +227,11 @@ impl Server {
     ) -> std::result::Result<(), ServeError> {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
         let _ = self.transport.set(Arc::clone(transport));
-        let Some(theirs) = agree(&**transport, &mut buffer)? else { return Ok(()) };
+        let permissions = match self.options.fake_root {
+            None => Permissions::Checked,
+            Some(_) => Permissions::Unchecked,
+        };
+        let Some(theirs) = agree(&**transport, &mut buffer, permissions)? else { return Ok(()) };
         self.has_setxattr_ext.store(theirs & init::SETXATTR_EXT != 0, Ordering::Release);
         is_ready();
         let executor = self.fs.runtime().executor;
@@ -435,6 +469,17 @@ impl Server {
     /// The time for what is changed now.
     pub(crate) fn now(&self) -> Time {
         self.fs.runtime().clock.now()
+    }
+
+    /// The user and the group that ask, as they are to be recorded.
+    pub(crate) fn owner(&self, header: &InHeader) -> (u32, u32) {
+        match self.options.fake_root {
+            None => (header.uid, header.gid),
+            Some((uid, gid)) => (
+                if header.uid == uid { 0 } else { header.uid },
+                if header.gid == gid { 0 } else { header.gid },
+            ),
+        }
     }
 
     /// The attributes of an inode.

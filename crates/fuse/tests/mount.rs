@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use ubtrfs_engine::{
     BackgroundOptions, Filesystem, MkfsOptions, OpenOptions, SnapshotOptions, mkfs,
 };
-use ubtrfs_fuse::{FuseDevice, LOOKING, MountOptions, Server, Transport, mount, unmount};
+use ubtrfs_fuse::{FuseDevice, MountOptions, ServeOptions, Server, Transport, mount, unmount};
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_rt::Runtime;
 use ubtrfs_testkit::{
@@ -31,6 +31,7 @@ struct Mounted {
     _alone: MutexGuard<'static, ()>,
     image: PathBuf,
     directory: PathBuf,
+    serve_options: ServeOptions,
     server: Option<(Arc<Server>, JoinHandle<()>)>,
 }
 
@@ -47,6 +48,10 @@ fn open(image: &Path) -> Filesystem {
 impl Mounted {
     /// Of a new filesystem; `None` where mounting is not possible.
     fn new() -> Option<Self> {
+        Self::served_with(ServeOptions::default())
+    }
+
+    fn served_with(serve_options: ServeOptions) -> Option<Self> {
         let judges = [Oracle::Root, Oracle::Fuse, Oracle::KernelBtrfs, Oracle::BtrfsProgs];
         if !oracle::require_all(&judges) {
             return None;
@@ -58,7 +63,14 @@ impl Mounted {
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
         File::create(&image).unwrap().set_len(1 << 30).unwrap();
         mkfs(vec![device(&image)], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
-        let mut mounted = Self { _scratch: scratch, _alone: alone, image, directory, server: None };
+        let mut mounted = Self {
+            _scratch: scratch,
+            _alone: alone,
+            image,
+            directory,
+            serve_options,
+            server: None,
+        };
         mounted.mount();
         Some(mounted)
     }
@@ -70,7 +82,7 @@ impl Mounted {
         let options = MountOptions { source, allow_other: true, ..MountOptions::default() };
         let device = mount(&self.directory, &options).unwrap();
         let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device).unwrap());
-        let server = Server::new(fs.clone(), root, LOOKING);
+        let server = Server::new(fs.clone(), root, self.serve_options);
         let serving = Arc::clone(&server);
         let thread = std::thread::spawn(move || {
             let background = fs.run_in_background(BackgroundOptions::default()).unwrap();
@@ -404,7 +416,6 @@ fn attributes_of_what_is_not_written_back_yet() {
     mounted.judge();
 }
 
-/// Threads that write, read, rename and remove, each in its own directory.
 /// A dirty file was told to be asked for each time, so that a `stat` of what `tar` has just written was a request each.
 #[test]
 fn attributes_of_what_is_not_written_back_yet_are_asked_for_once() {
@@ -442,6 +453,48 @@ fn attributes_of_what_is_not_written_back_yet_are_asked_for_once() {
     }
 }
 
+/// As Linux does with `relatime`: after a change, then not before a day has passed; and nothing else of the inode changes.
+#[test]
+fn access_is_noted_once_after_a_change() {
+    let times = |about: &fs::Metadata| {
+        let changed = (about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec());
+        ((about.atime(), about.atime_nsec()), changed)
+    };
+    for notes_access in [true, false] {
+        let serve_options = ServeOptions { notes_access, ..ServeOptions::default() };
+        let Some(mut mounted) = Mounted::served_with(serve_options) else { return };
+        let (file, directory) = (mounted.path("file"), mounted.path("directory"));
+        fs::write(&file, [b'a'; 10_000]).unwrap();
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("entry"), b"").unwrap();
+        let read = |mounted: &mut Mounted| {
+            // What the kernel has in memory it does not ask for.
+            mounted.unmount();
+            mounted.mount();
+            let before = [&file, &directory].map(|path| times(&fs::metadata(path).unwrap()));
+            assert_eq!(fs::read(&file).unwrap().len(), 10_000);
+            assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+            let after = [&file, &directory].map(|path| times(&fs::metadata(path).unwrap()));
+            for (before, after) in before.iter().zip(&after) {
+                assert_eq!(before.1, after.1, "times of change");
+            }
+            [0, 1].map(|at| before[at].0 != after[at].0)
+        };
+        assert_eq!(read(&mut mounted), [notes_access; 2]);
+        assert_eq!(read(&mut mounted), [false; 2]);
+        File::options().append(true).open(&file).unwrap().set_len(10_001).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+        File::options().append(true).open(&file).unwrap().set_len(10_000).unwrap();
+        assert_eq!(read(&mut mounted), [notes_access; 2]);
+        // Who compares reads as well.
+        mounted.unmount();
+        mounted.serve_options = ServeOptions::default();
+        mounted.mount();
+        mounted.judge();
+    }
+}
+
+/// Threads that write, read, rename and remove, each in its own directory.
 #[test]
 fn threads_at_work_leave_what_each_expects() {
     let Some(mut mounted) = Mounted::new() else { return };

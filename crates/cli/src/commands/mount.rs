@@ -10,7 +10,9 @@ use clap::ArgAction;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_engine::{BackgroundOptions, InodeId, OpenOptions};
-use ubtrfs_fuse::{ControlSocket, FuseDevice, MountOptions, Server, Transport};
+use ubtrfs_fuse::{
+    ControlSocket, FuseDevice, MountOptions, Restriction, ServeOptions, Server, Transport,
+};
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_ondisk::InodeNo;
 use ubtrfs_ondisk::RootId;
@@ -21,6 +23,7 @@ use crate::compress::{self, Compress};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, ImageArgs};
 use crate::live::{self, Live};
+use crate::mount_helper;
 use crate::mounts;
 
 /// Set for the process that serves; it says on its standard output when it does.
@@ -52,7 +55,14 @@ Options for -o, as of mount(8):
   discard              give freed space back to the image file or device
   degraded             mount although devices are missing
   allow_other          other users see it, too (as they do in any case where root mounts)
-  noatime, default_permissions
+  fakeroot             be root in it, without being so: owners and permissions are recorded
+                       as they are set, what is made is root's, and nobody else sees it
+                       (device nodes: ubtrfs mknod DIR PATH)
+  noatime              the time of access of what is read stays (the default)
+  relatime             it is noted after a change, and once a day
+  nodev, nosuid, noexec
+                       as of mount(8)
+  default_permissions, defaults
                        as it is in any case
 
 Examples:
@@ -92,6 +102,9 @@ struct Wanted {
     max_inline_bytes: Option<usize>,
     cache_bytes: Option<usize>,
     looking: Option<Duration>,
+    notes_access: bool,
+    fake_root: bool,
+    restrictions: Vec<Restriction>,
 }
 
 impl Wanted {
@@ -103,6 +116,10 @@ impl Wanted {
                 None => (option.as_str(), None),
             };
             wanted.take(name, value).map_err(|why| Failure::usage("-o", why).at(option))?;
+        }
+        if wanted.fake_root && wanted.allow_other {
+            let why = "with fakeroot nobody's permissions are checked, so others cannot be let in";
+            return Err(Failure::usage("-o", why).at("allow_other"));
         }
         Ok(wanted)
     }
@@ -120,8 +137,14 @@ impl Wanted {
             ("allow_other", None) => self.allow_other = true,
             ("degraded", None) => self.degraded = true,
             ("discard", None) => self.discard = true,
+            ("fakeroot", None) => self.fake_root = true,
+            ("nodev", None) => self.restrictions.push(Restriction::NoDev),
+            ("nosuid", None) => self.restrictions.push(Restriction::NoSuid),
+            ("noexec", None) => self.restrictions.push(Restriction::NoExec),
+            ("noatime", None) => self.notes_access = false,
+            ("relatime", None) => self.notes_access = true,
             // As it is in any case.
-            ("noatime" | "default_permissions" | "defaults", None) => {}
+            ("default_permissions" | "defaults" | "dev" | "suid" | "exec", None) => {}
             ("subvol", Some(path)) => self.subvol = Some(path.to_owned()),
             ("subvolid", Some(value)) => self.subvolid = Some(number(value)?),
             ("compress" | "compress-force", _) => {
@@ -161,6 +184,15 @@ impl Wanted {
         });
     }
 
+    fn serving(&self) -> ServeOptions {
+        let default = ServeOptions::default();
+        ServeOptions {
+            looking: self.looking.unwrap_or(default.looking),
+            notes_access: self.notes_access,
+            fake_root: self.fake_root.then(me),
+        }
+    }
+
     fn background(&self) -> BackgroundOptions {
         let mut options = BackgroundOptions::default();
         if let Some(seconds) = self.commit_seconds {
@@ -168,6 +200,11 @@ impl Wanted {
         }
         options
     }
+}
+
+/// The user and the group of this process.
+fn me() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
 /// Mounts it.
@@ -185,7 +222,7 @@ fn start_server(args: &Args) -> Result<Exit> {
     const WHAT: &str = "starting the process that serves";
     let program = std::env::current_exe().map_err(|error| Failure::io(WHAT, &error))?;
     let mut child = Command::new(program)
-        .args(std::env::args_os().skip(1))
+        .args(mount_helper::arguments().unwrap_or_default().into_iter().skip(1))
         .env(SERVES, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -222,6 +259,9 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         read_only: wanted.read_only,
         // Who is root mounts for all, as with any other filesystem: permissions are checked.
         allow_other: wanted.allow_other || rustix::process::geteuid().is_root(),
+        fake_root: wanted.fake_root,
+        notes_access: wanted.notes_access,
+        restrictions: wanted.restrictions.clone(),
     };
     // From before the mount on, so that no signal leaves one that nobody serves.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
@@ -234,8 +274,9 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         .map_err(|error| Failure::new(Exit::Io, "serving", error).at_path(&directory))?;
     let transport: Arc<dyn Transport> = Arc::new(device);
     let is_background = !args.foreground;
-    let server = Server::new(fs.clone(), root, wanted.looking.unwrap_or(ubtrfs_fuse::LOOKING));
-    let live = Live { directory: directory.clone(), filesystem: fs.clone(), root };
+    let server = Server::new(fs.clone(), root, wanted.serving());
+    let owner = if wanted.fake_root { (0, 0) } else { me() };
+    let live = Live { directory: directory.clone(), filesystem: fs.clone(), root, owner };
     let control = take_commands(live, &server);
     if let Err(error) = &control {
         // The mount is of use without.

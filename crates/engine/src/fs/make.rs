@@ -510,6 +510,17 @@ impl Handle<'_> {
         Ok(())
     }
 
+    /// Notes that an inode was read; nothing else of it changes, its times of change neither.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`.
+    pub fn set_access_time(&mut self, id: InodeId, time: Time) -> Result<()> {
+        let fs = self.fs;
+        let mut names = fs.inner.files.names();
+        names.check_writable(self.txn.core(), id.root)?;
+        self.change_inode_under(&mut names, id, |item| item.atime = timespec(time))
+    }
+
     /// Changes an inode where it is: in memory if it is held, else in the tree.
     pub(super) fn change_inode(
         &mut self,

@@ -17,6 +17,8 @@ const STATX_BASIC_AND_BIRTH: u32 = 0xfff;
 const CAPABILITY: &[u8] = b"security.capability";
 /// Items that a change of attributes changes at most: the inode, and access control lists.
 const ATTRIBUTE_ITEMS: u64 = 3;
+/// An access is noted after so long in any case.
+const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 impl Server {
     pub(crate) fn getattr(&self, id: InodeId, answer: &mut Answer) -> Result {
@@ -101,6 +103,16 @@ impl Server {
             .begin(Reservation::items(ATTRIBUTE_ITEMS))
             .and_then(|mut handle| handle.set_attributes(id, attributes))
             .map_err(|error| errno(&error))
+    }
+
+    /// It is read: notes so as `relatime` of Linux does. What cannot be noted is read all the same.
+    pub(crate) fn note_access(&self, id: InodeId) {
+        let (Ok(inode), now) = (self.inode(id), self.now()) else { return };
+        let is_old = now.sec.saturating_sub(inode.atime.sec) >= DAY_SECONDS;
+        if is_old || inode.atime <= inode.mtime || inode.atime <= inode.ctime {
+            let handle = self.fs.begin(Reservation::items(1));
+            let _ = handle.and_then(|mut handle| handle.set_access_time(id, now));
+        }
     }
 
     /// Who writes to a file that runs with its owner's rights takes those from it.

@@ -35,6 +35,9 @@ impl Server {
         let wanted: abi::ReadIn = request.take()?;
         let len = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
         let (file, at) = (self.file(id)?, offset(wanted.offset)?);
+        if self.options.notes_access {
+            self.note_access(id);
+        }
         // A short answer says that the file ends there.
         answer.fill(len, |buffer| file.data.read_whole(at, buffer)).map_err(|error| errno(&error))
     }
@@ -86,7 +89,7 @@ impl Server {
         let (file, at, len) = (self.file(id)?, offset(wanted.offset)?, wanted.len);
         file.check_mutable()?;
         offset(wanted.offset.checked_add(len).ok_or(Errno::FBIG)?)?;
-        self.drop_privileges_unless_root(id, request.header.uid)?;
+        self.drop_privileges_unless_root(id, self.owner(&request.header).0)?;
         self.drop_capabilities(id)?;
         file.note_written();
         let reach = match wanted.mode & falloc::KEEP_SIZE {
@@ -136,7 +139,7 @@ impl Server {
         let len = wanted.len.min(COPY_BYTES_MAX);
         let end = wanted.offset_in.checked_add(len).ok_or(Errno::OVERFLOW)?;
         self.file(target)?.check_mutable()?;
-        self.drop_privileges_unless_root(target, request.header.uid)?;
+        self.drop_privileges_unless_root(target, self.owner(&request.header).0)?;
         self.drop_capabilities(target)?;
         let (range, to) =
             (DiskOffset(wanted.offset_in)..DiskOffset(end), DiskOffset(wanted.offset_out));

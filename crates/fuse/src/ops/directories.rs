@@ -48,6 +48,9 @@ impl Server {
         is_plus: bool,
     ) -> Result {
         let wanted: ReadIn = request.take()?;
+        if self.options.notes_access {
+            self.note_access(id);
+        }
         let len_max = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
         let room = Room::new(len_max, is_plus);
         if wanted.offset < BEHIND_SELF

@@ -49,9 +49,10 @@ impl Server {
     }
 
     pub(crate) fn new_inode(&self, header: &InHeader, mode: u32, umask: u32) -> NewInode {
+        let (uid, gid) = self.owner(header);
         NewInode {
-            uid: header.uid,
-            gid: header.gid,
+            uid,
+            gid,
             inherit: Inherit::AsProcess { umask },
             ..NewInode::new(mode, self.now())
         }

@@ -59,7 +59,7 @@ impl Server {
             CREATE => {
                 let (_, name) = vol_args(&mut request)?;
                 let mut new = self.new_inode(&header, 0o040_777, 0o022);
-                (new.uid, new.gid) = (header.uid, header.gid);
+                (new.uid, new.gid) = self.owner(&header);
                 let made = self.fs.begin(Reservation::create_subvolume());
                 made.and_then(|mut handle| handle.create_subvolume(id, name, &new))
                     .map_err(|error| errno(&error))?;

@@ -7,6 +7,7 @@ pub mod chown;
 pub mod cp;
 pub mod ln;
 pub mod mkdir;
+pub mod mknod;
 pub mod mv;
 pub mod property;
 pub mod put;
