@@ -36,6 +36,7 @@ mount-suites:
 	scripts/setup load
 	scripts/mount-suites
 	scripts/mount-load
+	scripts/mount-systems
 	UBTRFS_KILLS=50 cargo test --release -p ubtrfs-cli --test mount
 
 # A million random operations beside a model, a fifth of them with the power cuts of each commit, millions
