@@ -274,7 +274,7 @@ impl OpenArgs {
         let filesystem = Filesystem::open(volume, options)
             .map_err(|error| Failure::engine("opening", error).at_path(path))?;
         for notice in filesystem.notices() {
-            if mode != OpenMode::ReadOnly {
+            if mode != OpenMode::ReadOnly && notice.forbids_writing() {
                 return Err(not_writable(notice).at_path(path));
             }
             failure::say(&format!("ubtrfs: note: {}: {notice}", quote::path(path)));
@@ -300,7 +300,7 @@ impl OpenArgs {
     }
 }
 
-/// Each kind of notice means that nothing can be written.
+/// Why nothing can be written.
 fn not_writable(notice: &Notice) -> Failure {
     Failure::new(Exit::Unsupported, "opening for writing", notice)
 }

@@ -141,4 +141,13 @@ impl Error {
     pub fn not_found(what: impl std::fmt::Display) -> Self {
         Self::NotFound { what: what.to_string() }
     }
+
+    /// Whether what was read is damaged, which another try will find again.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            Self::Corrupt(_) => true,
+            Self::Volume(error) => matches!(**error, ubtrfs_volume::Error::NoWholeCopy { .. }),
+            _ => false,
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Opening a filesystem, and what every part of the engine finds it by.
 
+use std::sync::OnceLock;
+
 use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::misc::{DevItem, OnDisk};
@@ -74,7 +76,7 @@ impl Default for OpenOptions {
 }
 
 /// Something about an open filesystem that its user should know.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Notice {
     /// Linux left a log of the last fsyncs, and the filesystem was opened read-only: what is shown is
@@ -82,7 +84,43 @@ pub enum Notice {
     LogNotReplayed,
     /// Features that a writer must know are not known: nothing can be written.
     UnknownCompatRo(CompatRo),
+    /// What has no name any more could not be removed at open, or not even looked for: inodes of the
+    /// subvolume `root`, or, where that is the root tree, deleted subvolumes. Their space stays in
+    /// use; everything else can be read and written.
+    OrphansNotCleaned {
+        /// The tree whose orphan items say what is to be removed.
+        root: RootId,
+        /// What kept it from being done.
+        error: Error,
+    },
 }
+
+impl Notice {
+    /// Whether it says why nothing can be written.
+    pub fn forbids_writing(&self) -> bool {
+        match self {
+            Self::LogNotReplayed | Self::UnknownCompatRo(_) => true,
+            Self::OrphansNotCleaned { .. } => false,
+        }
+    }
+}
+
+impl PartialEq for Notice {
+    /// Errors are the same that say the same.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::LogNotReplayed, Self::LogNotReplayed) => true,
+            (Self::UnknownCompatRo(a), Self::UnknownCompatRo(b)) => a == b,
+            (
+                Self::OrphansNotCleaned { root: a, error: a_error },
+                Self::OrphansNotCleaned { root: b, error: b_error },
+            ) => a == b && a_error.to_string() == b_error.to_string(),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Notice {}
 
 impl std::fmt::Display for Notice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -93,6 +131,12 @@ impl std::fmt::Display for Notice {
             ),
             Self::UnknownCompatRo(bits) => {
                 write!(f, "opened read-only: unknown features {bits}")
+            }
+            Self::OrphansNotCleaned { root: RootId::ROOT_TREE, error } => {
+                write!(f, "the space of deleted subvolumes cannot be freed: {error}")
+            }
+            Self::OrphansNotCleaned { root, error } => {
+                write!(f, "files of subvolume {root} without a name cannot be removed: {error}")
             }
         }
     }
@@ -109,7 +153,8 @@ pub(crate) struct Inner {
     pub(crate) core: Core,
     pub(crate) files: Arc<FileState>,
     pub(crate) options: OpenOptions,
-    pub(crate) notices: Vec<Notice>,
+    /// Set at the end of the opening.
+    notices: OnceLock<Vec<Notice>>,
     /// Held by who drops deleted subvolumes: one at a time.
     pub(crate) cleaning: Mutex<()>,
     pub(crate) open_files: OpenFiles,
@@ -253,7 +298,8 @@ impl Filesystem {
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
         let open_files = OpenFiles::new(&options, core.roots.store.geometry().csum, &files);
         let cleaning = Mutex::new(());
-        let inner = Inner { core, files, options, notices, cleaning, open_files };
+        let notices_set = OnceLock::new();
+        let inner = Inner { core, files, options, notices: notices_set, cleaning, open_files };
         let fs = Self { inner: Arc::new(inner) };
         if is_writable {
             fs.inner.core.roots.look_for_shared()?;
@@ -270,17 +316,23 @@ impl Filesystem {
             }
         }
         if is_writable {
-            fs.clean_at_open();
+            notices.extend(fs.clean_at_open());
         }
+        let _ = fs.inner.notices.set(notices);
         Ok(fs)
     }
 
-    /// Removes what had no name left in the top level when the filesystem was last closed. Other
-    /// subvolumes are cleaned when they are first changed.
-    fn clean_at_open(&self) {
-        // What keeps it from being done is met again by who changes something there.
-        let _ = self.inner.files.names().check_writable(&self.inner.core, RootId::FS_TREE);
-        let _ = self.clean_noted_orphans();
+    /// Removes what had no name left in the top level when the filesystem was last closed, and looks
+    /// for a deleted subvolume that is to be freed. Other subvolumes are cleaned when they are first
+    /// changed, and deleted ones freed in the background.
+    fn clean_at_open(&self) -> Vec<Notice> {
+        let top = RootId::FS_TREE;
+        let known = self.inner.files.names().check_known(&self.inner.core, top);
+        let known = known.map_err(|error| (top, error));
+        let cleaned = known.and_then(|()| self.clean_noted_orphans());
+        let found = self.next_deleted().map(drop).map_err(|error| (RootId::ROOT_TREE, error));
+        let failures = [cleaned, found].into_iter().filter_map(Result::err);
+        failures.map(|(root, error)| Notice::OrphansNotCleaned { root, error }).collect()
     }
 
     /// Makes the free space tree anew and commits.
@@ -296,7 +348,7 @@ impl Filesystem {
 
     /// What the user should know of this filesystem.
     pub fn notices(&self) -> &[Notice] {
-        &self.inner.notices
+        self.inner.notices.get().map_or(&[], Vec::as_slice)
     }
 
     /// The superblock as last read or written.
@@ -413,17 +465,18 @@ impl Filesystem {
     /// # Errors
     /// `ReadOnly`, `Aborted`, or `NoSpace` when the worst case does not fit.
     pub fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
-        self.clean_noted_orphans()?;
+        self.clean_noted_orphans().map_err(|(_, error)| error)?;
         self.begin_step(reservation)
     }
 
-    /// Cleans the orphans of subvolumes that were looked at since, to be changed.
-    fn clean_noted_orphans(&self) -> Result<()> {
+    /// Cleans the orphans of subvolumes that were looked at since, to be changed. That of which it
+    /// fails is not tried again.
+    fn clean_noted_orphans(&self) -> Result<(), (RootId, Error)> {
         let mut noted = self.inner.files.take_uncleaned();
         while let Some(root) = noted.pop() {
             if let Err(error) = self.clean_orphans_or_later(root) {
                 self.inner.files.names().note_uncleaned(noted);
-                return Err(error);
+                return Err((root, error));
             }
         }
         Ok(())
@@ -450,9 +503,12 @@ impl Filesystem {
     /// # Errors
     /// `Aborted`, with its first cause: the medium then holds the last commit.
     pub fn commit(&self) -> Result<()> {
-        // Orphans that cannot be cleaned, as for damage, keep nobody's changes from becoming durable.
-        if let Err(error @ Error::Aborted { .. }) = self.clean_noted_orphans() {
-            return Err(error);
+        match self.clean_noted_orphans() {
+            Ok(()) => {}
+            Err((_, error @ Error::Aborted { .. })) => return Err(error),
+            // Orphans that cannot be cleaned, as for damage, keep nobody's changes from becoming
+            // durable. Who changes something next hears of it.
+            Err((root, _)) => self.inner.files.names().note_uncleaned(vec![root]),
         }
         self.inner.core.commit()?;
         // What was unlinked and found no room to go has some now.
@@ -495,7 +551,7 @@ impl Filesystem {
             return Err(Error::Unsupported { what: "shrinking several devices".to_owned() });
         }
         let handle = self.begin(Reservation::items(1))?;
-        self.inner.core.alloc.shrink_device_to_fit();
+        self.inner.core.alloc.shrink_device_to_fit(&self.inner.core.roots)?;
         drop(handle);
         self.commit()?;
         // Not what it was cut to: what was held back may have needed a chunk since.

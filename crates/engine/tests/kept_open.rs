@@ -12,6 +12,7 @@ use ubtrfs_engine::{
 };
 use ubtrfs_ondisk::{FileOffset, InodeNo, RootId};
 use ubtrfs_rt::{Runtime, Time};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, assert_checks_clean, oracle, run};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
 
 const KIB: u64 = 1024;
@@ -253,5 +254,58 @@ fn large_write_on_a_small_device_takes_a_chunk_and_not_all_of_them() {
     let taken = fs.usage().unwrap().allocated_bytes - before;
     assert!(taken < 200 << 20, "{} MiB for 90", taken >> 20);
     drop(fs);
+    common::judge(&image);
+}
+
+/// Files that the kernel has open when the power goes, without a name, in a subvolume that is not the
+/// top level: their orphan items are there, and so is their data.
+#[test]
+fn files_without_a_name_of_a_subvolume_go_when_it_is_first_changed() {
+    use std::os::unix::fs::FileExt;
+    let judges = [Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs, Oracle::BtrfsProgs];
+    if !oracle::require_all(&judges) {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (mounted, image) = (dir.path().join("mounted"), dir.path().join("image"));
+    MkfsBtrfs::new().size_bytes(300 << 20).make(&mounted);
+    let mount = KernelMount::read_write(&mounted, "commit=300");
+    let at = |name: &str| mount.path().join(name);
+    for sub in ["sub", "other"] {
+        run("btrfs", ["subvolume".as_ref(), "create".as_ref(), at(sub).as_os_str()]);
+    }
+    let mut open = Vec::new();
+    for name in ["sub/unlinked", "other/unlinked"] {
+        let file = std::fs::File::create(at(name)).unwrap();
+        file.write_all_at(&vec![7; 8 << 20], 0).unwrap();
+        std::fs::remove_file(at(name)).unwrap();
+        open.push(file);
+    }
+    run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
+    run("cp", ["--sparse=always".as_ref(), mounted.as_os_str(), image.as_os_str()]);
+    drop(open);
+    mount.unmount();
+
+    let fs = common::open_for_writing(&image);
+    assert!(fs.notices().is_empty());
+    let [sub, other] =
+        ["sub", "other"].map(|name| fs.lookup(fs.top_level(), name.as_bytes()).unwrap());
+    let nameless = |dir: InodeId| InodeId { inode: InodeNo(257), ..dir };
+    assert_eq!(fs.inode(nameless(sub)).unwrap().nlink, 0);
+    let used = fs.superblock().bytes_used.get();
+    create(&fs, sub, b"new");
+    fs.commit().unwrap();
+    assert!(matches!(fs.inode(nameless(sub)), Err(Error::NotFound { .. })));
+    assert_eq!(fs.inode(nameless(other)).unwrap().nlink, 0, "nobody has changed that one");
+    let freed = used - fs.superblock().bytes_used.get();
+    assert!(freed > 7 << 20, "{freed} bytes freed");
+    drop(fs);
+    assert_checks_clean(&image);
+    let fs = common::open_for_writing(&image);
+    create(&fs, other, b"new");
+    fs.commit().unwrap();
+    assert!(matches!(fs.inode(nameless(other)), Err(Error::NotFound { .. })));
+    drop(fs);
+    assert_checks_clean(&image);
     common::judge(&image);
 }

@@ -6,200 +6,18 @@
 
 mod common;
 
-use std::cell::RefCell;
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::path::Path;
 
-use common::open_for_writing;
-use ubtrfs_engine::{NewInode, Notice, Reservation};
-use ubtrfs_rt::Time;
-use ubtrfs_testkit::snapshot::Timestamp;
-use ubtrfs_testkit::{
-    CheckMode, Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, btrfs_check, oracle,
-    run,
+use common::kernel_log::{
+    Case, Stage, compare, compare_changed, fallocate, has_judges, pwrite, sync, tree, write, xattr,
 };
-
-fn has_judges() -> bool {
-    oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs, Oracle::BtrfsProgs])
-}
-
-fn sync(path: &Path) {
-    File::open(path).unwrap().sync_all().unwrap();
-}
-
-fn copy(image: &Path, to: &Path) {
-    run("cp", ["--sparse=always".as_ref(), image.as_os_str(), to.as_os_str()]);
-}
-
-/// What loses a name in the replay gets the time of the replay, unless the log's item comes after: on
-/// each side as the order of steps has it. Such times are not compared, all others are.
-fn forget_times_of_replay(ours: &mut TreeSnapshot, theirs: &mut TreeSnapshot, cut: Duration) {
-    let cut = (i64::try_from(cut.as_secs()).unwrap(), cut.subsec_nanos());
-    for (path, ours) in &mut ours.entries {
-        let Some(theirs) = theirs.entries.get_mut(path) else { continue };
-        let is_late = |ctime: Option<Timestamp>| ctime.is_some_and(|at| (at.sec, at.nsec) > cut);
-        if is_late(ours.ctime) || is_late(theirs.ctime) {
-            (ours.ctime, theirs.ctime) = (None, None);
-        }
-    }
-}
-
-/// `btrfs check` finds nothing; or, in an image of layouts that its lowmem mode objects to when the
-/// kernel writes them (inline data before other extents without NO_HOLES; extended references over
-/// a leaf's border), what it finds in the kernel's image, too.
-fn assert_as_clean(ours: &Path, kernels: &Path) {
-    for mode in CheckMode::ALL {
-        let outcome = btrfs_check(ours, mode);
-        if outcome.is_clean {
-            continue;
-        }
-        let errors = |transcript: &str| -> Vec<String> {
-            transcript.lines().filter(|line| line.contains("ERROR")).map(str::to_owned).collect()
-        };
-        let expected = btrfs_check(kernels, mode);
-        assert_eq!(mode, CheckMode::Lowmem, "{}", outcome.transcript);
-        assert!(!expected.is_clean, "{}", outcome.transcript);
-        assert_eq!(errors(&outcome.transcript), errors(&expected.transcript));
-    }
-}
-
-/// What the kernel shows after a power cut at this moment, and the engine; returns whether there
-/// was a log.
-fn compare(image: &Path, when: &str) -> bool {
-    compare_changed(image, when, |_| ())
-}
-
-/// As [`compare`], with a change made to both images first.
-fn compare_changed(image: &Path, when: &str, change: fn(&Path)) -> bool {
-    let (for_kernel, for_engine) = (image.with_extension("kernel"), image.with_extension("engine"));
-    // The kernel may be writing by itself: a power cut is one moment, so two copies must agree.
-    loop {
-        copy(image, &for_kernel);
-        copy(image, &for_engine);
-        let same = Command::new("cmp").arg("-s").arg(&for_kernel).arg(&for_engine).status();
-        if same.unwrap().success() {
-            break;
-        }
-    }
-    change(&for_kernel);
-    change(&for_engine);
-    let cut = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    let had_log = common::open(&[&for_engine]).notices().contains(&Notice::LogNotReplayed);
-
-    let mount = KernelMount::read_write(&for_kernel, "subvolid=5");
-    let mut theirs = TreeSnapshot::of_directory(mount.path());
-    mount.unmount();
-
-    let fs = open_for_writing(&for_engine);
-    assert!(fs.notices().is_empty());
-    // Numbers of inodes that the log brought were given out again right after the replay.
-    let new = NewInode::new(0o100_644, Time::default());
-    let mut handle = fs.begin(Reservation::create(0)).unwrap();
-    handle.create_unlinked(fs.top_level(), &new).unwrap();
-    drop(handle);
-    drop(fs);
-    println!("{when}");
-    assert_as_clean(&for_engine, &for_kernel);
-    let fs = common::open(&[&for_engine]);
-    assert!(fs.notices().is_empty());
-    let mut ours = common::snapshot(&fs, fs.top_level());
-    drop(fs);
-    forget_times_of_replay(&mut ours, &mut theirs, cut);
-    theirs.assert_same(&ours, &Compare::same_filesystem());
-    // It can be changed by both after that.
-    let fs = open_for_writing(&for_engine);
-    fs.begin(Reservation::create(0)).unwrap().create(fs.top_level(), b"new one", &new).unwrap();
-    fs.commit().unwrap();
-    drop(fs);
-    let mount = KernelMount::read_write(&for_engine, "subvolid=5");
-    fs::remove_file(mount.path().join("new one")).unwrap();
-    mount.unmount();
-    assert_as_clean(&for_engine, &for_kernel);
-    fs::remove_file(&for_kernel).unwrap();
-    fs::remove_file(&for_engine).unwrap();
-    had_log
-}
-
-struct Stage {
-    _directory: tempfile::TempDir,
-    image: PathBuf,
-    mount: Option<KernelMount>,
-    /// Files that stay open until the image has been copied.
-    open: RefCell<Vec<File>>,
-}
-
-impl Stage {
-    fn new(mkfs: &str, mount: &str) -> Self {
-        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let image = directory.path().join("image");
-        MkfsBtrfs::new().options(mkfs).size_bytes(300 << 20).make(&image);
-        let options = format!("subvolid=5,commit=300,{mount}");
-        let mount = KernelMount::read_write(&image, options.trim_end_matches(','));
-        Self { _directory: directory, image, mount: Some(mount), open: RefCell::default() }
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.mount.as_ref().unwrap().path().join(name)
-    }
-
-    fn commit(&self) {
-        run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), self.at("").as_os_str()]);
-    }
-
-    fn done(mut self) {
-        self.open.take();
-        self.mount.take().unwrap().unmount();
-    }
-}
-
-/// One case: what is committed first, and what is done and fsynced then.
-struct Case {
-    name: &'static str,
-    before: fn(&Stage),
-    after: fn(&Stage),
-}
-
-fn write(stage: &Stage, name: &str, len: usize) {
-    fs::write(stage.at(name), Prng::new(len as u64).text(len)).unwrap();
-}
-
-fn pwrite(stage: &Stage, name: &str, offset: u64, len: usize) {
-    let file = File::options().write(true).open(stage.at(name)).unwrap();
-    file.write_all_at(&Prng::new(offset).bytes(len), offset).unwrap();
-}
-
-fn xattr(stage: &Stage, name: &str, attribute: &str, value: Option<&[u8]>) {
-    use rustix::fs::{XattrFlags, removexattr, setxattr};
-    match value {
-        Some(value) => {
-            setxattr(stage.at(name), attribute, value, XattrFlags::empty()).unwrap();
-        }
-        None => removexattr(stage.at(name), attribute).unwrap(),
-    }
-}
-
-fn fallocate(stage: &Stage, name: &str, flags: rustix::fs::FallocateFlags, at: u64, len: u64) {
-    let file = File::options().write(true).open(stage.at(name)).unwrap();
-    rustix::fs::fallocate(&file, flags, at, len).unwrap();
-}
-
-fn tree(stage: &Stage) {
-    for dir in ["a", "a/b", "c"] {
-        fs::create_dir(stage.at(dir)).unwrap();
-    }
-    write(stage, "a/small", 1000);
-    write(stage, "a/large", 700_000);
-    write(stage, "a/b/file", 50_000);
-    fs::hard_link(stage.at("a/large"), stage.at("c/link")).unwrap();
-    xattr(stage, "a/large", "user.one", Some(b"1"));
-    xattr(stage, "a/large", "user.two", Some(b"2"));
-}
+use rustix::fs::{AtFlags, CWD, FallocateFlags as Flags, FileType, Mode, OFlags, RenameFlags};
+use ubtrfs_testkit::{Prng, run};
 
 fn cases() -> Vec<Case> {
-    use rustix::fs::FallocateFlags as Flags;
     let case = |name, after| Case { name, before: tree, after };
     vec![
         case("a new file", |s| {
@@ -421,6 +239,25 @@ fn logs_beside_a_stale_free_space_tree_are_replayed_as_the_kernel_does() {
     }
 }
 
+/// How files are opened that may have become something else: a FIFO is not waited for, and no link is
+/// followed.
+fn options() -> fs::OpenOptions {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = File::options();
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.custom_flags(i32::try_from(flags.bits()).unwrap());
+    options
+}
+
+fn change(path: &Path) -> std::io::Result<File> {
+    options().write(true).create(true).truncate(false).open(path)
+}
+
+fn done(result: rustix::io::Result<()>, what: impl FnOnce() -> String) -> std::io::Result<String> {
+    result?;
+    Ok(what())
+}
+
 /// Random work on few names, with fsyncs of files and directories; after some of them the power
 /// is cut.
 #[test]
@@ -431,31 +268,33 @@ fn logs_of_random_work_are_replayed_as_the_kernel_does() {
     let mut random = Prng::of_test(81);
     println!("seed {}", random.seed());
     let (mut cuts, mut logs) = (0, 0);
-    for options in ["", "-O ^no-holes"] {
-        let stage = Stage::new(options, "");
+    for (mkfs, mount) in [("", ""), ("-O ^no-holes -n 4096", ""), ("", "compress-force=lzo")] {
+        let stage = Stage::new(mkfs, mount);
         for number in 0..4 {
             fs::create_dir(stage.at(&format!("d{number}"))).unwrap();
         }
         let mut journal = Vec::new();
-        for round in 0..450 {
+        for round in 0..700 {
             let path = |random: &mut Prng| {
                 let dir = ["", "d0/", "d1/", "d2/d3/", "d2/"][random.index(5)];
                 format!("{dir}f{}", random.below(5))
             };
             let (a, b) = (path(&mut random), path(&mut random));
             let (from, to) = (stage.at(&a), stage.at(&b));
-            let did = match random.below(16) {
-                0..3 => fs::write(&from, random.text(300)).map(|()| format!("write {a}")),
+            let did = match random.below(28) {
+                0..3 => change(&from).and_then(|file| {
+                    file.set_len(0)?;
+                    file.write_all_at(&random.text(300), 0)?;
+                    Ok(format!("write {a}"))
+                }),
                 3..5 => {
                     let (at, len) = (random.below(300_000), random.index(50_000));
-                    File::options().write(true).create(true).truncate(false).open(&from).and_then(
-                        |file| {
-                            file.write_all_at(&random.bytes(len), at)?;
-                            Ok(format!("write {a} {at} {len}"))
-                        },
-                    )
+                    change(&from).and_then(|file| {
+                        file.write_all_at(&random.bytes(len), at)?;
+                        Ok(format!("write {a} {at} {len}"))
+                    })
                 }
-                5 => File::options().write(true).open(&from).and_then(|file| {
+                5 => options().write(true).open(&from).and_then(|file| {
                     let len = random.below(200_000);
                     file.set_len(len).map(|()| format!("truncate {a} {len}"))
                 }),
@@ -473,14 +312,97 @@ fn logs_of_random_work_are_replayed_as_the_kernel_does() {
                     stage.commit();
                     Ok("commit".to_owned())
                 }
+                12 => {
+                    let flags = [RenameFlags::EXCHANGE, RenameFlags::WHITEOUT][random.index(2)];
+                    let renamed = rustix::fs::renameat_with(CWD, &from, CWD, &to, flags);
+                    done(renamed, || format!("{flags:?} {a} {b}"))
+                }
+                13 => {
+                    let types = [FileType::Fifo, FileType::Socket, FileType::CharacterDevice];
+                    let (ty, mode) = (types[random.index(3)], Mode::from_raw_mode(0o600));
+                    // A device that harms nobody: /dev/null.
+                    let null = rustix::fs::makedev(1, 3);
+                    let made = rustix::fs::mknodat(CWD, &from, ty, mode, null);
+                    done(made, || format!("{ty:?} {a}"))
+                }
+                14 => {
+                    let (name, value) = (format!("user.{}", random.below(4)), random.bytes(300));
+                    let flags = rustix::fs::XattrFlags::empty();
+                    let set = rustix::fs::lsetxattr(&from, &name, &value, flags);
+                    done(set, || format!("set {name} of {a}"))
+                }
+                15 => {
+                    let name = format!("user.{}", random.below(4));
+                    let removed = rustix::fs::lremovexattr(&from, &name);
+                    done(removed, || format!("remove {name} of {a}"))
+                }
+                16 => File::create_new(&from).and_then(|file| {
+                    rustix::fs::ioctl_setflags(&file, rustix::fs::IFlags::NOCOW)?;
+                    Ok(format!("NOCOW {a}"))
+                }),
+                17 => {
+                    let flags = OFlags::TMPFILE | OFlags::RDWR;
+                    let mode = Mode::from_raw_mode(0o600);
+                    rustix::fs::open(stage.at(""), flags, mode).map_err(Into::into).and_then(
+                        |file| {
+                            let file = File::from(file);
+                            file.write_all_at(&random.bytes(9000), 0)?;
+                            if random.chance(1, 2) {
+                                file.sync_all()?;
+                            }
+                            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+                            rustix::fs::linkat(CWD, path, CWD, &from, AtFlags::SYMLINK_FOLLOW)?;
+                            Ok(format!("name {a}"))
+                        },
+                    )
+                }
+                18..20 => {
+                    let kinds = [
+                        Flags::PUNCH_HOLE | Flags::KEEP_SIZE,
+                        Flags::KEEP_SIZE,
+                        Flags::ZERO_RANGE,
+                        Flags::empty(),
+                    ];
+                    let (kind, at) = (kinds[random.index(4)], random.below(300_000));
+                    let len = 1 + random.below(100_000);
+                    let file = options().write(true).open(&from);
+                    file.and_then(|file| {
+                        rustix::fs::fallocate(&file, kind, at, len)?;
+                        Ok(format!("{kind:?} {a} {at} {len}"))
+                    })
+                }
+                20 => {
+                    let whole = |random: &mut Prng| random.below(60) * 4096;
+                    let (mut at, mut to_at) = (whole(&mut random), whole(&mut random));
+                    let len = 4096 * (1 + random.index(20));
+                    options().read(true).open(&from).and_then(|source| {
+                        let target = change(&to)?;
+                        let (from_at, to_at) = (Some(&mut at), Some(&mut to_at));
+                        rustix::fs::copy_file_range(&source, from_at, &target, to_at, len)?;
+                        Ok(format!("clone {a} {b}, {len}"))
+                    })
+                }
+                21 => std::os::unix::fs::symlink("x".repeat(1 + random.index(200)), &from)
+                    .map(|()| format!("symlink {a}")),
+                22 => {
+                    let dir = stage.at(&format!("d{}/e", random.below(3)));
+                    fs::create_dir(&dir)
+                        .or_else(|_| fs::remove_dir(&dir))
+                        .map(|()| format!("directory {}", dir.display()))
+                }
+                23 => {
+                    use std::os::unix::fs::PermissionsExt;
+                    let mode = 0o600 + u32::try_from(random.below(64)).unwrap();
+                    fs::set_permissions(&from, fs::Permissions::from_mode(mode))
+                        .map(|()| format!("mode {a}"))
+                }
                 _ => {
                     let what = match random.below(3) {
                         0 => ["", "d0", "d1", "d2"][random.index(4)].to_owned(),
                         _ => a,
                     };
-                    File::open(stage.at(&what))
-                        .and_then(|file| file.sync_all())
-                        .map(|()| format!("fsync {what}"))
+                    let file = options().read(true).open(stage.at(&what));
+                    file.and_then(|file| file.sync_all()).map(|()| format!("fsync {what}"))
                 }
             };
             let Ok(did) = did else { continue };
@@ -496,5 +418,5 @@ fn logs_of_random_work_are_replayed_as_the_kernel_does() {
         stage.done();
     }
     println!("{cuts} cuts, {logs} with a log");
-    assert!(logs > 12, "{logs} of {cuts} images had a log");
+    assert!(logs > 30, "{logs} of {cuts} images had a log");
 }

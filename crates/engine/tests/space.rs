@@ -13,7 +13,7 @@ use ubtrfs_engine::{
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::{DeviceId, FileOffset};
 use ubtrfs_rt::{Runtime, Time};
-use ubtrfs_testkit::{KernelMount, Oracle, Prng, oracle, run};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, Prng, assert_checks_clean, oracle, run};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const MIB: u64 = 1 << 20;
@@ -136,4 +136,54 @@ fn delayed_refs_are_timed() {
     assert!(times.median_ns <= times.p90_ns && times.p90_ns <= times.p99_ns);
     assert!(times.p99_ns <= times.max_ns.max(1) && times.mean_ns > 0.0);
     assert_eq!(times.buckets.iter().map(|(_, count)| count).sum::<u64>(), times.count);
+}
+
+/// The first change of a large filesystem read an item of each chunk, each in another leaf.
+#[test]
+fn first_change_reads_no_more_where_the_kernel_has_filled_many_groups() {
+    let judges = [Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs, Oracle::BtrfsProgs];
+    if !oracle::require_all(&judges) {
+        return;
+    }
+    const PIECE_BYTES: u64 = 16 * MIB;
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let reads_with = |gibibytes: u64| {
+        let image = directory.path().join(format!("of {gibibytes}"));
+        MkfsBtrfs::new().options("-n 4096 -m single").size_bytes(64 << 30).make(&image);
+        let mount = KernelMount::read_write(&image, "");
+        for number in 0..gibibytes {
+            let file = std::fs::File::create(mount.path().join(format!("f{number}"))).unwrap();
+            for piece in 0..(1 << 30) / PIECE_BYTES {
+                let flags = rustix::fs::FallocateFlags::empty();
+                rustix::fs::fallocate(&file, flags, piece * PIECE_BYTES, PIECE_BYTES).unwrap();
+            }
+        }
+        mount.unmount();
+
+        let fs = open_for_writing(&image);
+        let before = fs.blocks_read();
+        create(&fs, "inline", 100, &mut Prng::of_test(7));
+        fs.commit().unwrap();
+        let small = fs.blocks_read() - before;
+        // What is freed lies in one or two groups.
+        fs.unlink(fs.top_level(), b"f3").unwrap();
+        fs.commit().unwrap();
+        let freeing = fs.blocks_read() - before - small;
+        create(&fs, "data", 100_000, &mut Prng::of_test(8));
+        fs.commit().unwrap();
+        drop(fs);
+        assert_checks_clean(&image);
+        let mount = KernelMount::read_write(&image, "");
+        assert_eq!(std::fs::read(mount.path().join("data")).unwrap().len(), 100_000);
+        assert!(!mount.path().join("f3").exists());
+        std::fs::remove_file(mount.path().join("f1")).unwrap();
+        mount.unmount();
+        assert_checks_clean(&image);
+        std::fs::remove_file(&image).unwrap();
+        (small, freeing)
+    };
+    let (few, many) = (reads_with(4), reads_with(40));
+    println!("{few:?} blocks with 4 groups, {many:?} with 40");
+    assert!(many.0 <= few.0 + 4, "a small change: {few:?}, {many:?}");
+    assert!(many.1 <= few.1 + 8, "a file freed: {few:?}, {many:?}");
 }

@@ -4,6 +4,7 @@ use ubtrfs_ondisk::LogicalAddr;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 
 use super::free_space::FreeSpace;
+use crate::error::Error;
 
 /// How the free space tree keeps a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,8 +31,12 @@ pub(crate) struct BlockGroup {
     pub(crate) start: LogicalAddr,
     pub(crate) len_bytes: u64,
     pub(crate) flags: BlockGroupFlags,
-    /// Bytes of extents in the extent tree, as of the delayed refs run so far.
-    pub(crate) used_bytes: u64,
+    /// Bytes of extents in the extent tree, as of the delayed refs run so far. `None` until its item
+    /// was read, which of a group of data is done when the group is wanted: what is not known must
+    /// not be taken for none.
+    pub(crate) used_bytes: Option<u64>,
+    /// The damage that keeps anything from being allocated here.
+    pub(crate) fault: Option<Error>,
     /// Whether its item must be written before the next superblock.
     pub(crate) is_dirty: bool,
     /// Whether its chunk, device extents and items are yet to be inserted.
@@ -45,18 +50,20 @@ pub(crate) struct BlockGroup {
 }
 
 impl BlockGroup {
-    /// A group just read from its item, or just made.
+    /// A group of the chunk map, whose item is not read unless `used_bytes` are given, or one just
+    /// made.
     pub(crate) fn new(
         start: LogicalAddr,
         len_bytes: u64,
         flags: BlockGroupFlags,
-        used_bytes: u64,
+        used_bytes: Option<u64>,
     ) -> Self {
         Self {
             start,
             len_bytes,
             flags,
             used_bytes,
+            fault: None,
             is_dirty: false,
             is_new: false,
             free: None,
@@ -70,13 +77,19 @@ impl BlockGroup {
         LogicalAddr(self.start.0 + self.len_bytes)
     }
 
-    /// Whether nothing lies in it, and nothing was given out of it that may come to.
+    /// Whether nothing lies in it, and nothing was given out of it that may come to. One whose item
+    /// was not read is not known to be.
     pub(crate) fn is_empty(&self) -> bool {
         let is_free = self
             .free
             .as_ref()
             .is_none_or(|free| free.free_bytes() + self.shadowed_bytes == self.len_bytes);
-        self.used_bytes == 0 && !self.is_new && !self.is_dirty && is_free
+        self.used_bytes == Some(0) && !self.is_new && !self.is_dirty && is_free
+    }
+
+    /// Bytes that no extent has, where its item was read.
+    pub(crate) fn unused_bytes(&self) -> Option<u64> {
+        self.used_bytes.map(|used| self.len_bytes.saturating_sub(used))
     }
 
     /// Bytes that can be allocated at once.

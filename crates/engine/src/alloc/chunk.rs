@@ -33,20 +33,46 @@ const GROWTH_BYTES: u64 = 256 * MIB;
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSpace {
     pub(crate) item: DevItem,
-    /// Start to end of each device extent.
-    extents: BTreeMap<u64, u64>,
+    /// Start to end of each device extent. `None` until they were read, which is done when a chunk
+    /// is to be made or removed.
+    extents: Option<BTreeMap<u64, u64>>,
     /// Whether the device's item must be written before the next superblock.
     pub(crate) is_dirty: bool,
 }
 
 impl DeviceSpace {
-    pub(crate) fn new(item: DevItem) -> Self {
-        Self { item, extents: BTreeMap::new(), is_dirty: false }
+    /// A device whose extents were not read.
+    pub(super) fn unread(item: DevItem) -> Self {
+        Self { item, extents: None, is_dirty: false }
+    }
+
+    /// A device that has no extents.
+    pub(super) fn empty(item: DevItem) -> Self {
+        Self { item, extents: Some(BTreeMap::new()), is_dirty: false }
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        self.extents.is_some()
+    }
+
+    /// Takes over the extents of `other`, the same device, unless it has its own.
+    pub(super) fn enter_extents(&mut self, other: Self) {
+        if self.extents.is_none() {
+            self.extents = other.extents;
+        }
+    }
+
+    fn extents(&self) -> &BTreeMap<u64, u64> {
+        self.extents.as_ref().expect("who makes or removes chunks reads them first")
+    }
+
+    fn extents_mut(&mut self) -> &mut BTreeMap<u64, u64> {
+        self.extents.as_mut().expect("who makes or removes chunks reads them first")
     }
 
     /// Takes a device extent out.
     pub(super) fn vacate(&mut self, start: u64) {
-        if let Some(end) = self.extents.remove(&start) {
+        if let Some(end) = self.extents_mut().remove(&start) {
             let used_bytes = self.item.bytes_used.get().saturating_sub(end - start);
             self.item.bytes_used = used_bytes.into();
             self.is_dirty = true;
@@ -59,11 +85,11 @@ impl DeviceSpace {
     /// `Overlap` with another.
     pub(crate) fn occupy(&mut self, start: u64, len_bytes: u64) -> Result<()> {
         let end = start.checked_add(len_bytes).filter(|end| *end > start);
-        let before_end = self.extents.range(..=start).next_back().map_or(0, |(_, end)| *end);
-        let behind = self.extents.range(start..).next().map_or(u64::MAX, |(start, _)| *start);
+        let before_end = self.extents().range(..=start).next_back().map_or(0, |(_, end)| *end);
+        let behind = self.extents().range(start..).next().map_or(u64::MAX, |(start, _)| *start);
         match end {
             Some(end) if before_end <= start && end <= behind => {
-                self.extents.insert(start, end);
+                self.extents_mut().insert(start, end);
                 Ok(())
             }
             _ => Err(Error::Corrupt(
@@ -79,7 +105,8 @@ impl DeviceSpace {
     fn find(&self, len_bytes: u64) -> Option<u64> {
         let mut at = DEVICE_RESERVED_BYTES;
         let end = self.item.total_bytes.get();
-        for (start, extent_end) in self.extents.iter().map(|(s, e)| (*s, *e)).chain([(end, end)]) {
+        for (start, extent_end) in self.extents().iter().map(|(s, e)| (*s, *e)).chain([(end, end)])
+        {
             if start.min(end).saturating_sub(at) >= len_bytes {
                 return Some(at);
             }
@@ -90,7 +117,7 @@ impl DeviceSpace {
 
     /// End of the last device extent.
     pub(crate) fn allocated_end(&self) -> u64 {
-        self.extents.values().next_back().copied().unwrap_or(DEVICE_RESERVED_BYTES)
+        self.extents().values().next_back().copied().unwrap_or(DEVICE_RESERVED_BYTES)
     }
 
     fn total_bytes(&self) -> u64 {
@@ -168,8 +195,10 @@ impl Allocator {
     /// devices have no room.
     ///
     /// # Errors
-    /// `Unsupported` for a profile that is not allocated yet; or the volume's error.
-    pub(super) fn allocate_chunk(&self, _roots: &Roots, class: Class) -> Result<bool> {
+    /// `Unsupported` for a profile that is not allocated yet; damage in the device tree; or the
+    /// volume's error.
+    pub(super) fn allocate_chunk(&self, roots: &Roots, class: Class) -> Result<bool> {
+        self.load_devices(roots)?;
         let flags = {
             let state = self.state();
             let group = state.groups.values().rev();
@@ -205,7 +234,7 @@ impl Allocator {
     }
 
     /// Adds a block group of `flags` with at most `wanted_bytes`. Returns false when the devices
-    /// have no room.
+    /// have no room. Their extents were read.
     ///
     /// # Errors
     /// `Unsupported` for a profile that is not allocated yet; or the volume's error.
@@ -244,7 +273,7 @@ impl Allocator {
             device.is_dirty = true;
             self.store.volume().set_device_item(device.item);
         }
-        let mut group = BlockGroup::new(start, len_bytes, flags, 0);
+        let mut group = BlockGroup::new(start, len_bytes, flags, Some(0));
         group.is_new = true;
         state.groups.insert(start, group);
         let class = Self::class_of_group(flags);
@@ -305,14 +334,19 @@ impl Allocator {
     }
 
     /// Cuts the only device off behind its last device extent.
-    pub(crate) fn shrink_device_to_fit(&self) {
+    ///
+    /// # Errors
+    /// Damage in the device tree.
+    pub(crate) fn shrink_device_to_fit(&self, roots: &Roots) -> Result<()> {
+        self.load_devices(roots)?;
         let mut state = self.state();
-        let Some(device) = state.devices.values_mut().next() else { return };
+        let Some(device) = state.devices.values_mut().next() else { return Ok(()) };
         let end = device.allocated_end();
         let total = end.checked_next_multiple_of(self.sectorsize_bytes()).unwrap_or(end);
         device.item.total_bytes = total.into();
         device.is_dirty = true;
         self.store.volume().set_device_item(device.item);
+        Ok(())
     }
 
     /// Bytes of all devices.
@@ -323,7 +357,7 @@ impl Allocator {
     /// Enters a device of a filesystem that is being made.
     pub(crate) fn add_device(&self, item: DevItem) {
         let mut state = self.state();
-        let mut space = DeviceSpace::new(item);
+        let mut space = DeviceSpace::empty(item);
         space.is_dirty = true;
         state.devices.insert(DeviceId(item.devid.get()), space);
         state.is_loaded = true;
@@ -456,7 +490,7 @@ mod tests {
         let mut state = State::default();
         for (devid, (total_bytes, extents)) in (1..).zip(list) {
             let used: u64 = extents.iter().map(|(_, len)| len).sum();
-            let mut device = DeviceSpace::new(DevItem {
+            let mut device = DeviceSpace::empty(DevItem {
                 devid: devid.into(),
                 total_bytes: (*total_bytes).into(),
                 bytes_used: used.into(),

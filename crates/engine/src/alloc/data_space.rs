@@ -46,7 +46,7 @@ impl Allocator {
     /// under a handle.
     ///
     /// # Errors
-    /// `NoSpace`; or what stops the loading of a group.
+    /// `NoSpace`, or the damage of a group that was passed over; or what stops the loading of one.
     pub(crate) fn promise_data(&self, roots: &Roots, len_bytes: u64) -> Result<()> {
         let class = self.data_class();
         self.load(roots)?;
@@ -55,11 +55,12 @@ impl Allocator {
                 let state = self.state();
                 let free = state.spaces[class.index()].loaded_free_bytes;
                 let kept = state.kept_from_data(self.nodesize_bytes(), DataPromise::None);
-                return Err(Error::NoSpace {
+                let error = Error::NoSpace {
                     what: class.name(),
                     needed_bytes: len_bytes,
                     available_bytes: free.saturating_sub(kept),
-                });
+                };
+                return Err(state.fault_behind(class, error));
             }
         }
         Ok(())

@@ -5,8 +5,10 @@
 //! 1. Copying a block changes only what is in memory here and queues delayed refs. The extent
 //!    tree, the free space tree, block group items and chunks are edited by [`settle`] alone,
 //!    which the commit runs.
-//! 2. Space is given out only from groups whose free space is loaded. Loading happens in
-//!    [`load`], before a transaction's handle is granted, when no tree is locked.
+//! 2. Space is given out only from groups whose free space is loaded, and no group changes whose
+//!    item was not read: of a group of data that happens when it is wanted, of the others before
+//!    the first transaction's handle is granted. Both are done in [`load`], with no tree locked,
+//!    and under a handle or by the commit, so that nothing changes what is read meanwhile.
 //! 3. Space freed in a transaction is pinned: it becomes free when the superblock that no longer
 //!    reaches it is durable. Space that was allocated and freed within one transaction, and never
 //!    written, is free at once.
@@ -31,6 +33,8 @@ mod rebuild;
 pub(crate) mod settle;
 pub(crate) mod share;
 mod space_info;
+#[cfg(test)]
+mod tests;
 mod unused;
 
 use std::collections::BTreeMap;
@@ -100,7 +104,10 @@ pub(crate) struct Allocator {
 #[derive(Debug, Default)]
 struct State {
     is_loaded: bool,
+    /// Of each chunk one. Of groups of data whose item was not read it is not known what is used.
     groups: BTreeMap<LogicalAddr, BlockGroup>,
+    /// Bytes of all extents: what the superblock said, and what has changed since.
+    used_bytes: u64,
     spaces: [SpaceInfo; Class::COUNT],
     refs: DelayedRefs,
     /// Ranges freed in the running transaction.
@@ -150,6 +157,7 @@ impl Allocator {
             loading: Mutex::new(()),
             state: Mutex::new(State {
                 is_mixed: incompat.contains(Incompat::MIXED_GROUPS),
+                used_bytes: superblock.bytes_used.get(),
                 ..State::default()
             }),
         }
@@ -259,7 +267,8 @@ impl Allocator {
     /// must follow before the transaction commits.
     ///
     /// # Errors
-    /// `NoSpace` where neither loaded groups nor a new chunk have it.
+    /// `NoSpace` where neither loaded groups nor a new chunk have it, or the damage of a group that
+    /// was passed over; what stops the loading of a group.
     pub(crate) fn allocate_data(
         &self,
         roots: &Roots,
@@ -284,7 +293,7 @@ impl Allocator {
                 Ok((start, len)) => return Ok((LogicalAddr(start), len)),
                 // Others may have been faster.
                 Err(_) if is_new && self.allocate_chunk(roots, class)? => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(self.state().fault_behind(class, error)),
             }
         }
     }
@@ -458,10 +467,24 @@ impl State {
         let groups = self.groups.values();
         let metadata =
             groups.filter(|group| Allocator::class_of_group(group.flags) == Class::Metadata);
-        (self.metadata_used_bytes, self.metadata_total_bytes) = metadata
-            .fold((0, 0), |(used, total), group| {
-                (used + group.used_bytes, total + group.len_bytes)
-            });
+        // Their items are read first of all.
+        let read = metadata.filter_map(|group| Some((group.used_bytes?, group.len_bytes)));
+        (self.metadata_used_bytes, self.metadata_total_bytes) =
+            read.fold((0, 0), |(used, total), (group_used, len)| (used + group_used, total + len));
+    }
+
+    /// What to say where there is no space for a class: the damage of a group of it that was passed
+    /// over, unless a commit may free some.
+    fn fault_behind(&self, class: Class, error: Error) -> Error {
+        if !matches!(error, Error::NoSpace { .. }) || !self.pinned.is_empty() || self.refs.len() > 0
+        {
+            return error;
+        }
+        let mut groups = self.groups.values();
+        let fault = groups.find_map(|group| {
+            group.fault.as_ref().filter(|_| Allocator::class_of_group(group.flags) == class)
+        });
+        fault.cloned().unwrap_or(error)
     }
 
     /// Makes a range free at once.

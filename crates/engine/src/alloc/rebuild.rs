@@ -25,12 +25,17 @@ impl Allocator {
     }
 
     /// What making it anew may need: the tree holds of each group either bitmaps or no more extents
-    /// than lie between those of the extent tree.
+    /// than lie between those of the extent tree. Every group's item is read, as each group gets
+    /// items in the tree.
     ///
     /// # Errors
-    /// A damaged root item.
+    /// A chunk without its block group; a damaged root item.
     pub(crate) fn reservation_of_rebuild(&self, roots: &Roots) -> Result<Reservation> {
         self.load(roots)?;
+        let starts: Vec<_> = self.state().groups.keys().copied().collect();
+        for start in starts {
+            self.read_group(roots, start)?;
+        }
         let (group_count, total_bytes) = {
             let state = self.state();
             let total = state.groups.values().map(|group| group.len_bytes);

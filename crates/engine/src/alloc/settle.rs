@@ -159,7 +159,7 @@ impl Allocator {
         drop(times);
         drop(editor);
         self.remove_csums(roots, generation, &freed_data)?;
-        self.account(&deltas)?;
+        self.account(roots, &deltas)?;
         if self.has_free_space_tree() {
             self.apply_free_space(roots, generation, &self.merge(deltas))?;
         }
@@ -205,32 +205,39 @@ impl Allocator {
         merged
     }
 
-    /// Changes what block groups say is used, and pins what was freed.
-    fn account(&self, deltas: &[Delta]) -> Result<()> {
+    /// Changes what block groups say is used, and pins what was freed. No tree is locked.
+    fn account(&self, roots: &Roots, deltas: &[Delta]) -> Result<()> {
+        self.read_groups_of(roots, deltas)?;
         let mut state = self.state();
         for delta in deltas {
             let len = delta.end - delta.start;
             let group = state
                 .group_at_mut(delta.start)
                 .ok_or_else(|| no_chunk(LogicalAddr(delta.start)))?;
-            group.is_dirty = true;
+            let used_before = group.used_bytes.expect("read above");
             let used = if delta.is_free {
-                group.used_bytes.checked_sub(len)
+                used_before.checked_sub(len)
             } else {
-                group.used_bytes.checked_add(len).filter(|used| *used <= group.len_bytes)
+                used_before.checked_add(len).filter(|used| *used <= group.len_bytes)
             };
-            group.used_bytes = used.ok_or_else(|| {
+            let used = used.ok_or_else(|| {
                 Error::Corrupt(
                     Corruption::new(Reason::BadValue)
-                        .have(format!("block group {} used {}", group.start, group.used_bytes))
+                        .have(format!("block group {} used {used_before}", group.start))
                         .expect(format!("room to change by {len}")),
                 )
             })?;
+            group.used_bytes = Some(used);
+            group.is_dirty = true;
             if delta.is_free {
                 if group.free.as_ref().is_some_and(|free| free.overlaps(delta.start, delta.end)) {
                     return Err(super::in_use(LogicalAddr(delta.start)));
                 }
                 state.pinned.push((delta.start, delta.end));
+                // As the superblock says it, which may be anything.
+                state.used_bytes = state.used_bytes.saturating_sub(len);
+            } else {
+                state.used_bytes = state.used_bytes.saturating_add(len);
             }
         }
         Ok(())
@@ -266,7 +273,7 @@ impl Allocator {
         let dirty: Vec<(LogicalAddr, u64, BlockGroupItem)> = {
             let mut state = self.state();
             let dirty = state.groups.values_mut().filter(|group| group.is_dirty);
-            dirty.map(item_of).collect()
+            dirty.filter_map(item_of).collect()
         };
         let tree = self.group_items_tree(roots)?;
         let mut editor = self.edit(roots, &tree, generation);
@@ -319,8 +326,9 @@ impl Allocator {
     /// Bytes of all extents, and of all devices, for the superblock.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let state = self.state();
-        let used = state.groups.values().map(|group| group.used_bytes).sum();
-        (used, state.devices_bytes())
+        // The sum of the groups is what counts, where all of them are known.
+        let used: Option<u64> = state.groups.values().map(|group| group.used_bytes).sum();
+        (used.unwrap_or(state.used_bytes), state.devices_bytes())
     }
 
     /// After the superblock is durable, and before another handle is opened: what the transaction
@@ -358,18 +366,19 @@ impl Allocator {
     }
 }
 
-fn item_of(group: &mut BlockGroup) -> (LogicalAddr, u64, BlockGroupItem) {
-    group.is_dirty = false;
+/// The item of a group that has changed, and was read before it did.
+fn item_of(group: &mut BlockGroup) -> Option<(LogicalAddr, u64, BlockGroupItem)> {
     let item = BlockGroupItem {
-        used: group.used_bytes.into(),
+        used: group.used_bytes?.into(),
         chunk_objectid: ObjectId::FIRST_CHUNK_TREE.0.into(),
         flags: group.flags.0.into(),
     };
-    (group.start, group.len_bytes, item)
+    group.is_dirty = false;
+    Some((group.start, group.len_bytes, item))
 }
 
 #[cold]
-fn no_chunk(at: LogicalAddr) -> Error {
+pub(super) fn no_chunk(at: LogicalAddr) -> Error {
     Error::Corrupt(
         Corruption::new(Reason::Missing).have(format!("address {at}")).expect("a block group"),
     )

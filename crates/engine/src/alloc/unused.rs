@@ -3,12 +3,14 @@
 //!
 //! A group goes in the commit after the one that emptied it: until that is durable, what the last
 //! superblock reaches may lie in it. One group of each type and profile stays, and what is free in
-//! the others of its class must be as much again, so that groups do not come and go.
+//! the others of its class must be as much again, so that groups do not come and go. A group whose
+//! item was not read does not go, and nothing counts as free in it.
 
 use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, ObjectId, RootId};
 use ubtrfs_rt::Arc;
 
+use super::block_group::BlockGroup;
 use super::{Allocator, Class, State};
 use crate::btree::Roots;
 use crate::error::Result;
@@ -30,7 +32,7 @@ impl State {
                 && match class {
                     Class::System => false,
                     Class::Data => {
-                        let free = others().map(|other| other.len_bytes - other.used_bytes);
+                        let free = others().filter_map(BlockGroup::unused_bytes);
                         // What is promised is free in what is loaded.
                         let promised = self.promised_data_bytes;
                         left >= promised
@@ -55,10 +57,16 @@ impl Allocator {
     /// # Errors
     /// What stops an edit; the transaction must then not commit.
     pub(crate) fn remove_unused(&self, roots: &Roots, generation: Generation) -> Result<()> {
-        while let Some(chunk) = self.take_unused() {
+        while self.has_unused() {
+            self.load_devices(roots)?;
+            let Some(chunk) = self.take_unused() else { break };
             self.remove_items(roots, generation, &chunk)?;
         }
         Ok(())
+    }
+
+    fn has_unused(&self) -> bool {
+        self.state().unused_group(self.nodesize_bytes()).is_some()
     }
 
     fn take_unused(&self) -> Option<Arc<Chunk>> {

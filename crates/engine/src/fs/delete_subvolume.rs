@@ -59,7 +59,10 @@ impl Filesystem {
     }
 
     /// A deleted subvolume that still has blocks.
-    fn next_deleted(&self) -> Result<Option<RootId>> {
+    ///
+    /// # Errors
+    /// Damage in the root tree.
+    pub(crate) fn next_deleted(&self) -> Result<Option<RootId>> {
         let mut cursor = self.tree(RootId::ROOT_TREE)?.cursor();
         cursor.seek(&Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, 0))?;
         while let Some((key, _)) = cursor.current()? {

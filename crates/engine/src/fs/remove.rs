@@ -121,8 +121,8 @@ impl Filesystem {
 
     /// Removes the inodes of a subvolume that have no name: what was unlinked while it was open
     /// when Linux, or an earlier session, ended. What this session made so stays. Called by itself
-    /// at open for the top level, and of another subvolume after its first change, before the next
-    /// change or commit.
+    /// at open for the top level, where a [`Notice`](crate::Notice) tells what keeps it from being
+    /// done, and of another subvolume after its first change, before the next change or commit.
     ///
     /// # Errors
     /// `NotFound` when there is no such subvolume; otherwise as [`Filesystem::evict`].

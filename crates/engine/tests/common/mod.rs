@@ -1,6 +1,7 @@
 //! What the engine's tests share; each uses a part of it.
 #![allow(dead_code)]
 
+pub mod kernel_log;
 pub mod simulated;
 
 use std::collections::BTreeMap;

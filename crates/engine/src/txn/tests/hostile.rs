@@ -278,3 +278,149 @@ fn attack(device: &Arc<ubtrfs_testkit::crash::CutDevice>, random: &mut Prng) {
         }
     });
 }
+
+/// Destroys the leaf of a tree that holds a key.
+fn destroy_leaf(fs: &Filesystem, root: RootId, key: &Key) {
+    let store = &fs.inner.core.roots.store;
+    let holds = |ptr: &&BlockPtr| match &*store.read(ptr, root, None).unwrap() {
+        Block::Leaf(leaf) => (0..leaf.len()).any(|slot| leaf.key(slot) == *key),
+        Block::Node(_) => false,
+    };
+    let blocks = blocks_of(fs, root);
+    let ptr = blocks.iter().find(holds).unwrap();
+    store.volume().write(ptr.addr, &[0x5a; 4096]).unwrap();
+}
+
+/// What could not be removed at open was passed over in silence.
+#[test]
+fn orphan_that_cannot_be_removed_at_open_is_told_and_the_rest_goes_on() {
+    use crate::{NewInode, Notice};
+    use ubtrfs_rt::Time;
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+    let fs = mkfs_on(&device, &options);
+    let top = fs.top_level();
+    let new = NewInode::new(0o100_644, Time::default());
+    let create = |fs: &Filesystem, name: &str| {
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        handle.create(top, name.as_bytes(), &new)
+    };
+    for at in 0..60 {
+        create(&fs, &format!("before {at}")).unwrap();
+    }
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    let orphan = handle.create_unlinked(top, &new).unwrap();
+    drop(handle);
+    for at in 0..60 {
+        create(&fs, &format!("after {at}")).unwrap();
+    }
+    fs.commit().unwrap();
+    drop(fs);
+    let volume = Volume::open(vec![Arc::clone(&device) as _], &VolumeOptions::default()).unwrap();
+    let read_only = OpenOptions { read_only: true, ..open_options() };
+    let fs = Filesystem::open(volume, read_only).unwrap();
+    assert!(fs.notices().is_empty());
+    let item = Key::new(orphan.inode.object_id(), KeyType::INODE_ITEM, 0);
+    destroy_leaf(&fs, RootId::FS_TREE, &item);
+    drop(fs);
+
+    for round in 0..2 {
+        let fs = open_on(Arc::clone(&device) as _);
+        let [notice] = fs.notices() else { panic!("{:?}", fs.notices()) };
+        assert!(
+            matches!(notice, Notice::OrphansNotCleaned { root: RootId::FS_TREE, .. }),
+            "{notice}"
+        );
+        assert!(!notice.forbids_writing());
+        assert!(notice.to_string().contains("without a name"), "{notice}");
+        // What lies in other leaves can be read, and changed.
+        let id = fs.lookup(top, b"before 1").unwrap();
+        assert_eq!(fs.inode(id).unwrap().nlink, 1);
+        create(&fs, &format!("new {round}")).unwrap();
+        fs.commit().unwrap();
+    }
+}
+
+/// A commit that came before the next change passed over what it could not clean, and nobody heard of
+/// it.
+#[test]
+fn orphans_that_a_commit_cannot_clean_are_told_to_the_next_change() {
+    use crate::NewInode;
+    use ubtrfs_rt::Time;
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+    let fs = mkfs_on(&device, &options);
+    let new = NewInode::new(0o100_644, Time::default());
+    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+    let sub = handle.create_subvolume(fs.top_level(), b"sub", &new).unwrap();
+    drop(handle);
+    let create = |fs: &Filesystem, name: &str| {
+        let mut handle = fs.begin(Reservation::create(0))?;
+        handle.create(sub, name.as_bytes(), &new)
+    };
+    for at in 0..60 {
+        create(&fs, &format!("before {at}")).unwrap();
+    }
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    let orphan = handle.create_unlinked(sub, &new).unwrap();
+    drop(handle);
+    for at in 0..60 {
+        create(&fs, &format!("after {at}")).unwrap();
+    }
+    fs.commit().unwrap();
+    drop(fs);
+    let volume = Volume::open(vec![Arc::clone(&device) as _], &VolumeOptions::default()).unwrap();
+    let fs = Filesystem::open(volume, OpenOptions { read_only: true, ..open_options() }).unwrap();
+    destroy_leaf(&fs, sub.root, &Key::new(orphan.inode.object_id(), KeyType::INODE_ITEM, 0));
+    drop(fs);
+
+    let fs = open_on(Arc::clone(&device) as _);
+    assert!(fs.notices().is_empty());
+    create(&fs, "new").unwrap();
+    fs.commit().unwrap();
+    let error = create(&fs, "told").unwrap_err();
+    assert!(error.is_damage(), "{error}");
+    create(&fs, "another").unwrap();
+    fs.commit().unwrap();
+    drop(fs);
+    let fs = open_on(device);
+    assert!(fs.lookup(sub, b"new").is_ok() && fs.lookup(sub, b"another").is_ok());
+}
+
+/// So was damage in what says which deleted subvolumes are to be freed.
+#[test]
+fn deleted_subvolume_that_cannot_be_looked_for_at_open_is_told() {
+    use crate::{NewInode, Notice};
+    use ubtrfs_rt::Time;
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+    let fs = mkfs_on(&device, &options);
+    let top = fs.top_level();
+    let new = NewInode::new(0o040_755, Time::default());
+    let ids: Vec<RootId> = (0..40)
+        .map(|at| {
+            let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+            handle.create_subvolume(top, format!("sub {at}").as_bytes(), &new).unwrap().root
+        })
+        .collect();
+    fs.delete_subvolume(top, b"sub 20").unwrap();
+    fs.commit().unwrap();
+    drop(fs);
+    let fs = open_on(Arc::clone(&device) as _);
+    assert!(fs.notices().is_empty());
+    assert_eq!(fs.next_deleted().unwrap(), Some(ids[20]), "it waits for who frees it");
+    let item = fs.root_item(ids[20]).unwrap().unwrap().0;
+    destroy_leaf(&fs, RootId::ROOT_TREE, &item);
+    drop(fs);
+    let fs = open_on(Arc::clone(&device) as _);
+    let [notice] = fs.notices() else { panic!("{:?}", fs.notices()) };
+    assert!(
+        matches!(notice, Notice::OrphansNotCleaned { root: RootId::ROOT_TREE, .. }),
+        "{notice}"
+    );
+    assert!(fs.clean_deleted_subvolumes().is_err());
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    handle.create(top, b"new", &NewInode::new(0o100_644, Time::default())).unwrap();
+    drop(handle);
+    fs.commit().unwrap();
+}
