@@ -5,20 +5,17 @@ use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::verify::Geometry;
-use ubtrfs_rt::{AtomicU64, Ordering};
+use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 use ubtrfs_volume::Volume;
 
+use crate::blocks::Blocks;
 use crate::finding::Finding;
 use crate::report::{Findings, Report, Statistics};
-use crate::walk::Blocks;
-use crate::{CheckOptions, Phase, Progress, Result};
+use crate::store::Store;
+use crate::{CheckOptions, Error, Phase, Progress, Result};
 
 /// Progress is told after about this much was read.
 const PROGRESS_BYTES: u64 = 4 << 20;
-
-/// Blocks for which room is made at most before any is met: what the superblock says of their
-/// number may be wrong, or be about data.
-const BLOCKS_EXPECTED_MAX: u64 = 1 << 14;
 
 /// A check that is being made.
 pub(crate) struct Context<'a> {
@@ -32,6 +29,8 @@ pub(crate) struct Context<'a> {
     pub(crate) compat_ro: CompatRo,
     pub(crate) findings: Findings,
     pub(crate) statistics: Statistics,
+    /// Where all that grows with the filesystem is kept.
+    pub(crate) store: Arc<Store>,
     pub(crate) blocks: Blocks,
     /// Trees of which blocks were lost.
     pub(crate) gaps: FxHashSet<RootId>,
@@ -43,8 +42,7 @@ pub(crate) struct Context<'a> {
 impl<'a> Context<'a> {
     pub(crate) fn new(volume: &'a Volume, options: &'a CheckOptions<'a>) -> Self {
         let superblock = volume.superblock();
-        let nodesize = crate::view::number(volume.geometry().nodesize_bytes);
-        let blocks = (superblock.bytes_used.get() / nodesize).min(BLOCKS_EXPECTED_MAX);
+        let store = Arc::new(Store::new(options.memory_bytes_max));
         Self {
             volume,
             options,
@@ -55,7 +53,8 @@ impl<'a> Context<'a> {
             compat_ro: CompatRo(superblock.compat_ro_flags.get()),
             findings: Findings::new(options.finding_count_max),
             statistics: Statistics::default(),
-            blocks: Blocks::with_room(usize::try_from(blocks).unwrap_or(0)),
+            blocks: Blocks::new(&store),
+            store,
             gaps: FxHashSet::default(),
             phase: Phase::Roots,
             done_bytes: AtomicU64::new(0),
@@ -76,27 +75,28 @@ impl<'a> Context<'a> {
         let free_space = self.load_free_space(&roots);
         self.walk_other_trees(&roots);
         self.enter_phase(Phase::Files);
-        let mut files = self.load_files(&roots, &extents, &csums);
+        let summaries = self.load_files(&roots, &extents, &csums);
         let logged = self.walk_logs();
         self.enter_phase(Phase::Comparing);
         self.check_devices(&devices, &dev_extents);
         self.check_groups(&devices, &extents);
-        self.check_free_space(&extents, &free_space);
-        self.check_references(&roots, &extents, &files);
+        self.check_free_space(&extents, free_space);
+        self.check_references(&roots, &extents);
         self.check_csum_coverage(&extents, &csums, &logged);
-        self.check_files(&roots, &mut files);
+        drop(extents);
+        self.check_files(&roots, summaries);
         self.check_roots(&roots);
         if self.options.data {
             self.begin(Phase::Data, csums.covered_bytes());
-            self.check_data(&csums);
+            self.check_data();
         }
-        self.finish();
+        self.finish()?;
         Ok(self.findings.into_report(self.statistics))
     }
 
     /// Metadata is what is used and not data.
     fn expect_total(&mut self, extents: &crate::extents::Extents) {
-        self.total_bytes = extents.metadata_bytes(self.geometry.sectorsize_bytes);
+        self.total_bytes = extents.metadata_bytes;
     }
 
     fn begin(&mut self, phase: Phase, total_bytes: u64) {
@@ -113,12 +113,19 @@ impl<'a> Context<'a> {
         }
     }
 
-    fn finish(&mut self) {
+    fn finish(&mut self) -> Result<()> {
+        if let Some(error) = self.store.take_failure() {
+            return Err(Error::Spill(error));
+        }
+        let taken = self.store.taken();
+        self.statistics.table_bytes_peak = taken.peak_bytes;
+        self.statistics.spilled_bytes = taken.spilled_bytes;
         if self.blocks.lost_count > 0 {
             self.findings.push(Finding::Incomplete { blocks: self.blocks.lost_count });
         }
         let nodesize = crate::view::number(self.geometry.nodesize_bytes);
         self.statistics.block_bytes = self.statistics.block_count.saturating_mul(nodesize);
+        Ok(())
     }
 
     /// Counts a block or a piece of data that was read.

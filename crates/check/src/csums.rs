@@ -5,11 +5,15 @@ use std::ops::Range;
 use ubtrfs_ondisk::csum::CsumType;
 use ubtrfs_ondisk::{Key, KeyType, LogicalAddr, ObjectId, RootId};
 
+use crate::blocks::Facts;
 use crate::context::Context;
 use crate::extents::Extents;
 use crate::finding::{Finding, Maybe};
+use crate::logs::Logged;
 use crate::read::Pointer;
+use crate::reread::LeavesRead;
 use crate::roots::Roots;
+use crate::table::Table;
 use crate::view::{View, number};
 use crate::walk::{Kind, Visit};
 
@@ -19,21 +23,31 @@ const PIECE_SECTORS: usize = 64;
 const BATCH_LEAVES: usize = 1;
 
 /// The ranges that have checksums, in order, none touching the next.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Csums {
-    ranges: Vec<Range<u64>>,
-    leaves: Vec<Pointer>,
+    ranges: Table<2>,
 }
 
 impl Csums {
     pub(crate) fn covered_bytes(&self) -> u64 {
-        self.ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.end - range.start))
+        self.ranges.iter().fold(0, |sum: u64, [start, end]| sum.saturating_add(end - start))
+    }
+
+    fn at_index(&self, index: usize) -> Option<Range<u64>> {
+        let [start, end] = (index < self.ranges.len()).then(|| self.ranges.get(index))?;
+        Some(start..end)
+    }
+
+    /// The last range that begins at an address or before it, and the next one.
+    fn beside(&self, at: u64) -> [Option<Range<u64>>; 2] {
+        let behind = self.ranges.count_up_to(at);
+        let before = behind.checked_sub(1).and_then(|index| self.at_index(index));
+        [before, self.at_index(behind)]
     }
 
     /// The first byte of a range without checksums.
     pub(crate) fn first_missing(&self, range: Range<u64>) -> Option<u64> {
-        let behind = self.ranges.partition_point(|covered| covered.start <= range.start);
-        let covered = behind.checked_sub(1).and_then(|index| self.ranges.get(index));
+        let [covered, _] = self.beside(range.start);
         match covered.filter(|covered| covered.end > range.start) {
             Some(covered) if covered.end >= range.end => None,
             Some(covered) => Some(covered.end),
@@ -43,8 +57,8 @@ impl Csums {
 
     /// The first byte of a range with a checksum.
     pub(crate) fn first_present(&self, range: Range<u64>) -> Option<u64> {
-        let index = self.ranges.partition_point(|covered| covered.end <= range.start);
-        let covered = self.ranges.get(index)?;
+        let [before, next] = self.beside(range.start);
+        let covered = before.filter(|covered| covered.end > range.start).or(next)?;
         (covered.start < range.end).then_some(covered.start.max(range.start))
     }
 }
@@ -89,29 +103,28 @@ impl Context<'_> {
 
     pub(crate) fn load_csums(&mut self, roots: &Roots) -> Csums {
         let pointers = roots.pointer_list(RootId::CSUM_TREE);
-        let mut csums = Csums::default();
-        for leaf in self.walk(pointers, Kind::Tree, &self.csum_visitor()) {
-            for (index, (key, range)) in leaf.out.into_iter().enumerate() {
-                let Some(last) = csums.ranges.last_mut() else {
-                    csums.ranges.push(range);
+        let mut ranges = Table::<2>::new(&self.store);
+        let visitor = self.csum_visitor();
+        self.walk(pointers, Kind::Tree, &visitor, |check, _, leaf| {
+            for (index, (key, range)) in leaf.into_iter().enumerate() {
+                let Some([start, end]) = ranges.last() else {
+                    ranges.push([range.start, range.end]);
                     continue;
                 };
                 // Inside a leaf the structural verifier looks for it.
-                if last.end > range.start && index == 0 {
-                    let previous_end = LogicalAddr(last.end);
-                    self.findings.push(Finding::CsumOverlap { key, previous_end });
+                if end > range.start && index == 0 {
+                    let previous_end = LogicalAddr(end);
+                    check.findings.push(Finding::CsumOverlap { key, previous_end });
                 }
-                if last.end >= range.start && last.start <= range.start {
-                    last.end = last.end.max(range.end);
+                if end >= range.start && start <= range.start {
+                    ranges.set(ranges.len() - 1, [start, end.max(range.end)]);
                 } else {
-                    csums.ranges.push(range);
+                    ranges.push([range.start, range.end]);
                 }
             }
-            csums.leaves.push(leaf.pointer);
-        }
-        if !csums.ranges.is_sorted_by_key(|range| range.start) {
-            csums.ranges.sort_unstable_by_key(|range| range.start);
-        }
+        });
+        ranges.sort_by(|[start, _]| *start);
+        let csums = Csums { ranges };
         self.statistics.csum_bytes = csums.covered_bytes();
         csums
     }
@@ -121,19 +134,15 @@ impl Context<'_> {
         &mut self,
         extents: &Extents,
         csums: &Csums,
-        logged: &[Range<u64>],
+        logged: &Logged,
     ) {
         if !self.is_complete(RootId::EXTENT_TREE) {
             return;
         }
         let sector = self.sector();
-        let mut data = extents.list.iter().filter(|extent| extent.is_data()).peekable();
-        let logged_end = |at: u64| {
-            let behind = logged.partition_point(|range| range.start <= at);
-            let of_log = logged.get(behind.checked_sub(1)?)?;
-            of_log.contains(&at).then_some(of_log.end)
-        };
-        for range in &csums.ranges {
+        let mut data = extents.iter().filter(|extent| extent.is_data()).peekable();
+        for [start, end] in csums.ranges.iter() {
+            let range = start..end;
             let mut at = range.start;
             while at < range.end {
                 while data.next_if(|extent| extent.end(sector) <= at).is_some() {}
@@ -142,7 +151,7 @@ impl Context<'_> {
                     at = extent.end(sector);
                     continue;
                 }
-                if let Some(end) = logged_end(at) {
+                if let Some(end) = logged.end_at(at) {
                     at = end;
                     continue;
                 }
@@ -156,14 +165,11 @@ impl Context<'_> {
     }
 
     /// Reads all copies of all data that have checksums.
-    pub(crate) fn check_data(&mut self, csums: &Csums) {
+    pub(crate) fn check_data(&mut self) {
         let visitor = self.csum_visitor();
-        let results = self.in_parallel(&csums.leaves, BATCH_LEAVES, |pointer| {
+        let is_wanted = |facts: &Facts| facts.root == RootId::CSUM_TREE;
+        let work = |leaf: &View| {
             let mut found = Vec::new();
-            // What is wrong with the leaf was found when it was walked.
-            let Some(leaf) = self.read_block(pointer, &mut Vec::new()) else {
-                return (found, 0);
-            };
             let mut read_bytes = 0;
             let mut buffer = vec![0; PIECE_SECTORS * self.geometry.sectorsize_bytes];
             for (_, key, data) in leaf.items() {
@@ -172,11 +178,15 @@ impl Context<'_> {
                 }
             }
             (found, read_bytes)
+        };
+        let (mut all_found, mut all_bytes) = (self.findings.like(), 0);
+        let read = LeavesRead { batch: BATCH_LEAVES, is_wanted, work };
+        self.read_leaves(&read, |(found, bytes)| {
+            all_bytes += bytes;
+            all_found.extend(found);
         });
-        for (found, read_bytes) in results {
-            self.statistics.data_read_bytes += read_bytes;
-            self.findings.extend(found);
-        }
+        self.statistics.data_read_bytes += all_bytes;
+        self.findings.join(all_found);
     }
 
     /// The data of one item of checksums; how many bytes were read.

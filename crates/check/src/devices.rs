@@ -90,11 +90,10 @@ impl Context<'_> {
             superblock.chunk_root_level,
         );
         let mut devices = Devices::default();
-        for leaf in self.walk(vec![pointer], Kind::Tree, &ChunkVisitor) {
-            let (chunks, items) = leaf.out;
+        self.walk(vec![pointer], Kind::Tree, &ChunkVisitor, |_, _, (chunks, items)| {
             devices.chunks.extend(chunks.into_iter().map(|chunk| (chunk.start, chunk)));
             devices.items.extend(items);
-        }
+        });
         self.check_sys_chunks(&devices);
         self.bring_up_late_devices(&devices);
         for chunk in devices.chunks.values() {
@@ -191,8 +190,10 @@ impl Context<'_> {
     }
 
     pub(crate) fn load_dev_extents(&mut self, roots: &Roots) -> Vec<Allocated> {
-        let leaves = self.walk(roots.pointer_list(RootId::DEV_TREE), Kind::Tree, &DevExtentVisitor);
-        leaves.into_iter().flat_map(|leaf| leaf.out).collect()
+        let mut extents = Vec::new();
+        let pointers = roots.pointer_list(RootId::DEV_TREE);
+        self.walk(pointers, Kind::Tree, &DevExtentVisitor, |_, _, leaf| extents.extend(leaf));
+        extents
     }
 
     /// Chunks, device extents and device items agree.

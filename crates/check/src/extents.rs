@@ -1,20 +1,21 @@
 //! The extent tree as a table: one small record an extent, in the order of addresses.
 
-use rustc_hash::FxHashMap;
 use ubtrfs_ondisk::block_group::{BlockGroupFlags, BlockGroupItem};
 use ubtrfs_ondisk::extent::{BackRef, ExtentDataRef, ExtentItem, InlineRefs, TreeBlockInfo, flags};
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::misc::OnDisk;
-use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, RootId};
-use ubtrfs_rt::{AtomicU64, Ordering};
+use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, ObjectId, RootId};
+use ubtrfs_rt::Arc;
 
 use crate::context::Context;
 use crate::finding::Finding;
 use crate::hash;
 use crate::read::Pointer;
 use crate::roots::Roots;
+use crate::store::Store;
+use crate::table::Table;
 use crate::view::{View, number};
-use crate::walk::{Kind, Visit, Visited};
+use crate::walk::{Kind, Visit};
 
 const DATA: u8 = 1 << 0;
 const FULL_BACKREF: u8 = 1 << 1;
@@ -34,6 +35,16 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
+    fn packed(&self) -> u64 {
+        let [a, b, c, d] = self.sectors.to_le_bytes();
+        u64::from_le_bytes([a, b, c, d, self.level, self.bits, 0, 0])
+    }
+
+    fn unpacked(at: u64, packed: u64) -> Self {
+        let [a, b, c, d, level, bits, ..] = packed.to_le_bytes();
+        Self { at: LogicalAddr(at), sectors: u32::from_le_bytes([a, b, c, d]), level, bits }
+    }
+
     pub(crate) fn is_data(&self) -> bool {
         self.bits & DATA != 0
     }
@@ -71,54 +82,64 @@ impl Group {
 }
 
 /// All extents, and the block groups that lie among them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Extents {
-    pub(crate) list: Vec<Extent>,
-    /// For each extent: the hashes of the references that trees ask for, less those of the listed
-    /// ones.
-    balances: Vec<AtomicU64>,
+    /// In the order of addresses. For each extent besides: the hashes of the references that trees
+    /// ask for, less those of the listed ones.
+    table: Table<3>,
     pub(crate) groups: Vec<Group>,
     /// Bytes of a sector.
     pub(crate) sector: u64,
-    /// The extent tree's leaves, to be read again where something is wrong.
-    pub(crate) leaves: Vec<Pointer>,
+    /// Bytes of the extents that are tree blocks.
+    pub(crate) metadata_bytes: u64,
 }
 
+const BALANCE: usize = 2;
+
 impl Extents {
+    fn new(store: &Arc<Store>, sector: u64) -> Self {
+        Self { table: Table::new(store), groups: Vec::new(), sector, metadata_bytes: 0 }
+    }
+
+    fn push(&mut self, extent: &Extent, sum: u64) {
+        self.table.push([extent.at.0, extent.packed(), sum.wrapping_neg()]);
+    }
+
     pub(crate) fn find(&self, at: LogicalAddr) -> Option<usize> {
-        self.list.binary_search_by_key(&at, |extent| extent.at).ok()
+        self.table.find(at.0)
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Extent {
+        let [at, packed, _] = self.table.get(index);
+        Extent::unpacked(at, packed)
+    }
+
+    /// Those from an index on, in the order of addresses.
+    pub(crate) fn iter_from(&self, index: usize) -> impl Iterator<Item = Extent> {
+        self.table.iter_from(index).map(|[at, packed, _]| Extent::unpacked(at, packed))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Extent> {
+        self.iter_from(0)
     }
 
     /// Notes that trees ask for a reference.
     pub(crate) fn expect(&self, index: usize, reference_hash: u64) {
-        if let Some(balance) = self.balances.get(index) {
-            balance.fetch_add(reference_hash, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn is_full_backref(&self, block: LogicalAddr) -> bool {
-        self.find(block).is_some_and(|index| self.list[index].is_full_backref())
-    }
-
-    /// The extents whose references are not what the trees ask for.
-    pub(crate) fn out_of_balance(&self) -> impl Iterator<Item = &Extent> {
-        self.list
-            .iter()
-            .zip(&self.balances)
-            .filter(|(extent, balance)| extent.is_judged() && balance.load(Ordering::Relaxed) != 0)
-            .map(|(extent, _)| extent)
-    }
-
-    pub(crate) fn metadata_bytes(&self, sectorsize_bytes: usize) -> u64 {
-        let sector = number(sectorsize_bytes);
-        let blocks = self.list.iter().filter(|extent| !extent.is_data());
-        blocks.fold(0, |sum: u64, extent| sum.saturating_add(extent.len_bytes(sector)))
+        self.table.add(index, BALANCE, reference_hash);
     }
 
     fn list_reference(&self, index: usize, sum: u64) {
-        if let Some(balance) = self.balances.get(index) {
-            balance.fetch_sub(sum, Ordering::Relaxed);
-        }
+        self.table.add(index, BALANCE, sum.wrapping_neg());
+    }
+
+    pub(crate) fn is_full_backref(&self, block: LogicalAddr) -> bool {
+        self.find(block).is_some_and(|index| self.get(index).is_full_backref())
+    }
+
+    /// The extents whose references are not what the trees ask for.
+    pub(crate) fn out_of_balance(&self) -> impl Iterator<Item = Extent> {
+        let off = self.table.iter().filter(|[.., balance]| *balance != 0);
+        off.map(|[at, packed, _]| Extent::unpacked(at, packed)).filter(Extent::is_judged)
     }
 }
 
@@ -148,6 +169,8 @@ const OWNER: usize = 1;
 
 /// A reference that is an item of its own.
 struct Keyed {
+    /// Extents of its leaf before it.
+    behind: usize,
     slot: usize,
     key: Key,
     sum: u64,
@@ -180,7 +203,8 @@ impl Visit for Limits {
                 | KeyType::TREE_BLOCK_REF
                 | KeyType::SHARED_BLOCK_REF => {
                     if let Some((sum, count)) = keyed_sum(key, data) {
-                        out.keyed.push(Keyed { slot, key, sum, count });
+                        let behind = out.extents.len();
+                        out.keyed.push(Keyed { behind, slot, key, sum, count });
                         open_last(&mut out, last);
                     }
                     found.extend(wrong_hash(pointer.at, slot, key, data));
@@ -306,53 +330,58 @@ impl Context<'_> {
     /// Reads the extent tree and the tree of block groups.
     pub(crate) fn load_extents(&mut self, roots: &Roots) -> Extents {
         let limits = self.limits();
-        let mut extents = Extents { sector: limits.sector, ..Extents::default() };
-        let leaves = self.walk(roots.pointer_list(RootId::EXTENT_TREE), Kind::Tree, &limits);
-        let mut open: FxHashMap<usize, (u64, u64)> = FxHashMap::default();
-        let mut keyed = Vec::new();
+        let mut loading = Loading {
+            extents: Extents::new(&self.store, limits.sector),
+            open: Table::new(&self.store),
+            keyed: Table::new(&self.store),
+        };
         let mut used = Used::default();
-        for Visited { pointer, out } in leaves {
-            self.lost(RootId::EXTENT_TREE, out.is_incomplete);
-            self.take_leaf(&mut extents, &mut open, &pointer, &out);
-            for (all, one) in used.0.iter_mut().zip(out.used.0) {
+        let pointers = roots.pointer_list(RootId::EXTENT_TREE);
+        self.walk(pointers, Kind::Tree, &limits, |check, pointer, leaf| {
+            check.lost(RootId::EXTENT_TREE, leaf.is_incomplete);
+            check.take_leaf(&mut loading, pointer, &leaf);
+            for (all, one) in used.0.iter_mut().zip(leaf.used.0) {
                 *all = all.or(one);
             }
-            keyed.extend(out.keyed.into_iter().map(|keyed| (pointer.at, keyed)));
-            extents.groups.extend(out.groups);
-            extents.leaves.push(pointer);
-        }
+            loading.extents.groups.extend(leaf.groups);
+        });
         for ((bit, feature), first) in FEATURES.into_iter().zip(used.0) {
             if let Some(at) = first.filter(|_| !self.incompat.contains(bit)) {
                 let used_by = format!("the extent at {at}");
                 self.findings.push(Finding::FeatureMissing { feature, used_by });
             }
         }
-        if !extents.list.is_sorted_by_key(|extent| extent.at) {
-            sort(&mut extents, &mut open);
+        if !loading.extents.table.is_sorted_by(|[at, ..]| *at) {
+            loading.sort();
         }
-        self.take_keyed(&extents, &mut open, keyed);
-        self.check_counts(&extents, open);
-        let groups = self.walk(roots.pointer_list(RootId::BLOCK_GROUP_TREE), Kind::Tree, &limits);
-        extents.groups.extend(groups.into_iter().flat_map(|leaf| leaf.out.groups));
+        self.take_keyed(&mut loading);
+        self.check_counts(&loading);
+        let mut extents = loading.extents;
+        let pointers = roots.pointer_list(RootId::BLOCK_GROUP_TREE);
+        self.walk(pointers, Kind::Tree, &limits, |_, _, leaf| extents.groups.extend(leaf.groups));
         extents.groups.sort_by_key(|group| group.start);
-        let data = extents.list.iter().filter(|extent| extent.is_data());
-        self.statistics.data_extent_count = number(data.clone().count());
-        self.statistics.data_extent_bytes =
-            data.fold(0, |sum: u64, extent| sum.saturating_add(extent.len_bytes(limits.sector)));
+        let (mut data_count, mut data_bytes) = (0_u64, 0_u64);
+        for extent in extents.table.iter().map(|[at, packed, _]| Extent::unpacked(at, packed)) {
+            let len_bytes = extent.len_bytes(limits.sector);
+            if extent.is_data() {
+                data_count += 1;
+                data_bytes = data_bytes.saturating_add(len_bytes);
+            } else {
+                extents.metadata_bytes = extents.metadata_bytes.saturating_add(len_bytes);
+            }
+        }
+        self.statistics.data_extent_count = data_count;
+        self.statistics.data_extent_bytes = data_bytes;
         self.statistics.group_count = number(extents.groups.len());
         extents
     }
 
-    fn take_leaf(
-        &mut self,
-        extents: &mut Extents,
-        open: &mut FxHashMap<usize, (u64, u64)>,
-        pointer: &Pointer,
-        leaf: &ExtentLeaf,
-    ) {
+    fn take_leaf(&mut self, loading: &mut Loading, pointer: &Pointer, leaf: &ExtentLeaf) {
         let sector = self.sector();
+        let before = loading.extents.table.len();
+        let previous = before.checked_sub(1).map(|index| loading.extents.get(index));
         // Inside a leaf the structural verifier looks for it.
-        if let (Some(previous), Some((first, _))) = (extents.list.last(), leaf.extents.first())
+        if let (Some(previous), Some((first, _))) = (previous, leaf.extents.first())
             && previous.end(sector) > first.at.0
             && pointer.first_key.is_some()
         {
@@ -365,41 +394,40 @@ impl Context<'_> {
         for (index, refs, listed) in &leaf.open {
             // That the inline ones alone are too many is the structural verifier's finding.
             if refs > listed || !leaf.is_damaged {
-                open.insert(extents.list.len() + index, (*refs, *listed));
+                loading.open.push([number(before + index), *refs, *listed]);
             }
         }
         for (extent, sum) in &leaf.extents {
-            extents.list.push(*extent);
-            extents.balances.push(AtomicU64::new(sum.wrapping_neg()));
+            loading.extents.push(extent, *sum);
         }
-    }
-
-    fn take_keyed(
-        &mut self,
-        extents: &Extents,
-        open: &mut FxHashMap<usize, (u64, u64)>,
-        keyed: Vec<(LogicalAddr, Keyed)>,
-    ) {
-        for (block, Keyed { slot, key, sum, count }) in keyed {
-            let Some(index) = extents.find(LogicalAddr(key.objectid.0)) else {
-                if self.is_complete(RootId::EXTENT_TREE) {
-                    let slot = number(slot);
-                    self.findings.push(Finding::ReferenceWithoutExtent { block, slot, key });
-                }
-                continue;
-            };
-            extents.list_reference(index, sum);
-            if let Some((_, listed)) = open.get_mut(&index) {
-                *listed = listed.saturating_add(count);
+        for keyed in &leaf.keyed {
+            // It follows its extent, where nothing is wrong.
+            let own = (before + keyed.behind).checked_sub(1);
+            let own = own.filter(|own| loading.extents.get(*own).at.0 == keyed.key.objectid.0);
+            match own {
+                Some(own) => loading.add(own, keyed.sum, keyed.count),
+                None => loading.keyed.push(keyed.to_words(pointer.at)),
             }
         }
     }
 
-    fn check_counts(&mut self, extents: &Extents, open: FxHashMap<usize, (u64, u64)>) {
-        let mut open: Vec<_> = open.into_iter().collect();
-        open.sort_unstable();
-        for (index, (refs, listed)) in open {
-            let extent = &extents.list[index];
+    /// Takes in what did not follow its extent.
+    fn take_keyed(&mut self, loading: &mut Loading) {
+        for index in 0..loading.keyed.len() {
+            let words = loading.keyed.get(index);
+            let (block, keyed) = Keyed::of_words(&words);
+            if let Some(own) = loading.extents.find(LogicalAddr(keyed.key.objectid.0)) {
+                loading.add(own, keyed.sum, keyed.count);
+            } else if self.is_complete(RootId::EXTENT_TREE) {
+                let (slot, key) = (number(keyed.slot), keyed.key);
+                self.findings.push(Finding::ReferenceWithoutExtent { block, slot, key });
+            }
+        }
+    }
+
+    fn check_counts(&mut self, loading: &Loading) {
+        for [index, refs, listed] in loading.open.iter() {
+            let extent = loading.extents.get(usize::try_from(index).unwrap_or(0));
             if refs == listed || !extent.is_judged() || !self.is_complete(RootId::EXTENT_TREE) {
                 continue;
             }
@@ -409,18 +437,59 @@ impl Context<'_> {
     }
 }
 
-/// Puts a damaged tree's extents into order.
-fn sort(extents: &mut Extents, open: &mut FxHashMap<usize, (u64, u64)>) {
-    let mut order: Vec<usize> = (0..extents.list.len()).collect();
-    order.sort_by_key(|index| extents.list[*index].at);
-    extents.list = order.iter().map(|index| extents.list[*index]).collect();
-    extents.balances = order
-        .iter()
-        .map(|index| AtomicU64::new(extents.balances[*index].load(Ordering::Relaxed)))
-        .collect();
-    *open = order
-        .iter()
-        .enumerate()
-        .filter_map(|(now, before)| open.get(before).map(|counts| (now, *counts)))
-        .collect();
+/// The extent tree while it is read.
+struct Loading {
+    extents: Extents,
+    /// Extents whose count is not that of their inline references, in order: the index, the count
+    /// and the references listed so far.
+    open: Table<3>,
+    /// Keyed references that do not follow their extents.
+    keyed: Table<7>,
+}
+
+impl Loading {
+    /// Adds a keyed reference of an extent.
+    fn add(&mut self, index: usize, sum: u64, count: u64) {
+        self.extents.list_reference(index, sum);
+        if let Some(place) = self.open.find(number(index)) {
+            let [index, refs, listed] = self.open.get(place);
+            self.open.set(place, [index, refs, listed.saturating_add(count)]);
+        }
+    }
+
+    /// Puts a damaged tree's extents into order.
+    fn sort(&mut self) {
+        let store = self.extents.table.store().clone();
+        let mut order = Table::<4>::new(&store);
+        for (index, [at, packed, balance]) in (0_u64..).zip(self.extents.table.iter()) {
+            order.push([at, packed, balance, index]);
+        }
+        order.sort_by(|[at, ..]| *at);
+        let mut open = Table::new(&store);
+        self.extents.table = Table::new(&store);
+        for (now, [at, packed, balance, before]) in (0_u64..).zip(order.iter()) {
+            self.extents.table.push([at, packed, balance]);
+            if let Some(place) = self.open.find(before) {
+                let [_, refs, listed] = self.open.get(place);
+                open.push([now, refs, listed]);
+            }
+        }
+        self.open = open;
+    }
+}
+
+impl Keyed {
+    fn to_words(&self, block: LogicalAddr) -> [u64; 7] {
+        let Key { objectid, ty, offset } = self.key;
+        let (slot, ty) = (number(self.slot), u64::from(ty.0));
+        [block.0, slot, objectid.0, ty, offset, self.sum, self.count]
+    }
+
+    fn of_words(words: &[u64; 7]) -> (LogicalAddr, Self) {
+        let [block, slot, objectid, ty, offset, sum, count] = *words;
+        let ty = KeyType(u8::try_from(ty).unwrap_or(0));
+        let key = Key::new(ObjectId(objectid), ty, offset);
+        let slot = usize::try_from(slot).unwrap_or(0);
+        (LogicalAddr(block), Self { behind: 0, slot, key, sum, count })
+    }
 }

@@ -1,9 +1,8 @@
 //! Trees that hold files: every item of every leaf, once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use rustc_hash::FxHashMap;
 use ubtrfs_ondisk::block::LEVEL_COUNT_MAX;
 use ubtrfs_ondisk::dir::DirEntries;
 use ubtrfs_ondisk::features::Incompat;
@@ -13,6 +12,7 @@ use ubtrfs_ondisk::inode::{InodeExtrefs, InodeItem, InodeRefs};
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId};
 
+use crate::blocks::Facts;
 use crate::context::Context;
 use crate::csums::Csums;
 use crate::extents::Extents;
@@ -20,19 +20,13 @@ use crate::finding::{Finding, Name};
 use crate::hash;
 use crate::names;
 use crate::read::Pointer;
+use crate::reread::LeavesRead;
 use crate::roots::{DataUse, Root, Roots};
 use crate::run::{CsumMark, Inode, Rules, Run, Span, Summary, hash_of_orphan, hash_of_type};
+use crate::summaries::Summaries;
+use crate::table::Table;
 use crate::view::{View, number};
 use crate::walk::{BATCH_BLOCKS, Kind, Visit};
-
-/// What the walk of the files left for the comparisons.
-#[derive(Default)]
-pub(crate) struct Files {
-    /// By leaf and, once joined, by node.
-    summaries: FxHashMap<LogicalAddr, Box<Summary>>,
-    /// The leaves, to be read again where something is wrong.
-    pub(crate) leaves: Vec<Pointer>,
-}
 
 /// Features that items make use of, with the first use.
 #[derive(Clone, Copy, Default)]
@@ -68,6 +62,31 @@ struct Written {
     extent: LogicalAddr,
     range: Range<u64>,
 }
+
+const WRITTEN_WORDS: usize = 8;
+
+impl Written {
+    /// The extent first.
+    fn to_words(&self) -> [u64; WRITTEN_WORDS] {
+        let Self { root, inode, mark, extent, range } = self;
+        let CsumMark { block, offset, at } = mark;
+        [extent.0, root.0, inode.0, block.0, *offset, at.0, range.start, range.end]
+    }
+
+    fn of_words(words: &[u64; WRITTEN_WORDS]) -> Self {
+        let [extent, root, inode, block, offset, at, start, end] = *words;
+        Self {
+            root: RootId(root),
+            inode: InodeNo(inode),
+            mark: CsumMark { block: LogicalAddr(block), offset, at: LogicalAddr(at) },
+            extent: LogicalAddr(extent),
+            range: start..end,
+        }
+    }
+}
+
+/// In the place of a block's summary: it is being made, or cannot be.
+const BEGUN: u64 = 1;
 
 struct FileVisitor<'a> {
     extents: &'a Extents,
@@ -449,7 +468,7 @@ fn use_data(
         return;
     };
     extents.expect(index, hash::of_reference(&used.reference(is_full_backref)));
-    let extent = &extents.list[index];
+    let extent = extents.get(index);
     if !extent.is_data() {
         found.push(Finding::ExtentDisagrees {
             bytenr: used.bytenr,
@@ -468,14 +487,13 @@ fn use_data(
 }
 
 /// The parts of some extents that regular file extents of a leaf say were written.
-fn written_ranges(view: &View, extents: &BTreeSet<LogicalAddr>) -> Vec<(LogicalAddr, Range<u64>)> {
+fn written_ranges(view: &View, written: &Table<WRITTEN_WORDS>) -> Vec<[u64; 3]> {
     let items = view.items().filter(|(_, key, _)| key.ty == KeyType::EXTENT_DATA);
     items
         .filter_map(|(_, _, data)| match FileExtent::parse(data).ok()? {
-            FileExtent::Regular(extent) if extents.contains(&extent.disk_bytenr) => {
+            FileExtent::Regular(extent) if written.find(extent.disk_bytenr.0).is_some() => {
                 let start = extent.disk_bytenr.0.saturating_add(extent.offset);
-                let range = start..start.saturating_add(extent.num_bytes);
-                Some((extent.disk_bytenr, range))
+                Some([extent.disk_bytenr.0, start, start.saturating_add(extent.num_bytes)])
             }
             _ => None,
         })
@@ -483,7 +501,13 @@ fn written_ranges(view: &View, extents: &BTreeSet<LogicalAddr>) -> Vec<(LogicalA
 }
 
 impl Context<'_> {
-    pub(crate) fn load_files(&mut self, roots: &Roots, extents: &Extents, csums: &Csums) -> Files {
+    /// Walks the trees that hold files; returns the summaries of their leaves.
+    pub(crate) fn load_files(
+        &mut self,
+        roots: &Roots,
+        extents: &Extents,
+        csums: &Csums,
+    ) -> Summaries {
         let judges_extents = self.is_complete(RootId::EXTENT_TREE);
         let mut found = Vec::new();
         for used in &roots.data {
@@ -501,21 +525,21 @@ impl Context<'_> {
             generation: self.generation,
         };
         let pointers = roots.of_files().map(Root::pointer).collect();
-        let mut files = Files::default();
+        let mut summaries = Summaries::new(&self.store);
         let mut used = Used::default();
-        let mut written = Vec::new();
-        for leaf in self.walk(pointers, Kind::Files, &visitor) {
-            self.statistics.inode_count += leaf.out.inode_count;
-            self.statistics.entry_count += leaf.out.entry_count;
-            self.statistics.file_extent_count += leaf.out.extent_count;
-            for (all, one) in used.0.iter_mut().zip(leaf.out.used.0) {
+        let mut written = Table::new(&self.store);
+        self.walk(pointers, Kind::Files, &visitor, |check, pointer, leaf| {
+            check.statistics.inode_count += leaf.inode_count;
+            check.statistics.entry_count += leaf.entry_count;
+            check.statistics.file_extent_count += leaf.extent_count;
+            for (all, one) in used.0.iter_mut().zip(leaf.used.0) {
                 *all = all.or(one);
             }
-            self.lost(leaf.pointer.root, leaf.out.is_incomplete);
-            written.extend(leaf.out.written);
-            files.summaries.insert(leaf.pointer.at, leaf.out.summary);
-            files.leaves.push(leaf.pointer);
-        }
+            check.lost(pointer.root, leaf.is_incomplete);
+            leaf.written.iter().for_each(|it| written.push(it.to_words()));
+            let number = summaries.push(&leaf.summary) + BEGUN;
+            check.blocks.set_summary(pointer.at, number);
+        });
         for ((bit, feature), first) in FEATURES.into_iter().zip(used.0) {
             if let Some((root, inode)) = first.filter(|_| !self.incompat.contains(bit)) {
                 let used_by = format!("inode {inode} of root {root}");
@@ -529,66 +553,61 @@ impl Context<'_> {
             }
         }
         if !written.is_empty() {
-            self.check_written(&written, &files, csums);
+            self.check_written(written, csums);
         }
-        files
+        summaries
     }
 
     /// Preallocated space has checksums only where another file extent says that it was written.
-    fn check_written(&mut self, written: &[Written], files: &Files, csums: &Csums) {
-        let extents: BTreeSet<LogicalAddr> = written.iter().map(|it| it.extent).collect();
-        let lists = self.in_parallel(&files.leaves, BATCH_BLOCKS, |pointer| {
-            let view = self.read_block(pointer, &mut Vec::new());
-            view.map_or(Vec::new(), |view| written_ranges(&view, &extents))
-        });
-        let mut ranges: BTreeMap<LogicalAddr, Vec<Range<u64>>> = BTreeMap::new();
-        for (extent, range) in lists.into_iter().flatten() {
-            ranges.entry(extent).or_default().push(range);
-        }
-        for list in ranges.values_mut() {
-            list.sort_unstable_by_key(|range| range.start);
-        }
-        for Written { root, inode, mark, extent, range } in written {
-            let by_others = ranges.get(extent).map_or(&[][..], Vec::as_slice);
+    fn check_written(&mut self, mut written: Table<WRITTEN_WORDS>, csums: &Csums) {
+        written.sort_by(|[extent, ..]| *extent);
+        let mut by_others = Table::<3>::new(&self.store);
+        let read = LeavesRead {
+            batch: BATCH_BLOCKS,
+            is_wanted: |facts: &Facts| facts.kind == Kind::Files,
+            work: |view: &View| written_ranges(view, &written),
+        };
+        self.read_leaves(&read, |ranges| ranges.into_iter().for_each(|it| by_others.push(it)));
+        by_others.sort_by(|[extent, start, _]| (*extent, *start));
+        for words in written.iter() {
+            let Written { root, inode, mark, extent, range } = Written::of_words(&words);
+            let others = by_others.count_below(extent.0);
             let mut at = range.start;
             while let Some(present) = csums.first_present(at..range.end) {
-                let cover = by_others.iter().find(|other| other.contains(&present));
-                let Some(cover) = cover else {
+                let others = by_others.iter_from(others).take_while(|other| other[0] == extent.0);
+                let cover = others.filter(|[_, start, end]| (*start..*end).contains(&present));
+                let Some([.., end]) = cover.max_by_key(|[.., end]| *end) else {
                     self.findings.push(Finding::CsumUnwanted {
-                        root: *root,
+                        root,
                         block: mark.block,
-                        inode: *inode,
+                        inode,
                         offset: mark.offset,
                         what: "preallocated space",
                         at: LogicalAddr(present),
                     });
                     break;
                 };
-                at = cover.end;
+                at = end;
             }
         }
     }
 
     /// Joins each tree's summaries and judges what only the whole tree tells.
-    pub(crate) fn check_files(&mut self, roots: &Roots, files: &mut Files) {
+    pub(crate) fn check_files(&mut self, roots: &Roots, mut summaries: Summaries) {
         // Snapshots of one damaged tree are off by the same.
         let mut explained: BTreeSet<[u64; 3]> = BTreeSet::from([[0; 3]]);
         let mut explained_orphans: BTreeSet<u64> = BTreeSet::from([0]);
-        let trees: Vec<Root> = roots
+        let trees = roots
             .by_id
             .values()
             .filter(|root| root.id.holds_files() && !root.is_deleted())
-            .filter(|root| root.item.bytenr.get() != 0)
-            .copied()
-            .collect();
+            .filter(|root| root.item.bytenr.get() != 0);
         for root in trees {
             let no_holes = self.incompat.contains(Incompat::NO_HOLES);
             let rules = Rules { root: root.id, no_holes };
-            let mut found = Vec::new();
             let at = LogicalAddr(root.item.bytenr.get());
-            self.summarise(at, 0, &rules, files, &mut found);
-            let summary = files.summaries.get(&at).map(|summary| (**summary).clone());
-            let mut summary = summary.unwrap_or_else(Summary::lost);
+            let mut summary = self.summarise(at, 0, &rules, &mut summaries);
+            let mut found = Vec::new();
             let has_top = summary.first() == Some(InodeNo::SUBVOLUME_ROOT);
             if root.id.is_subvolume() && !has_top && !summary.has_gap {
                 let inode = InodeNo::SUBVOLUME_ROOT;
@@ -600,46 +619,47 @@ impl Context<'_> {
                 continue;
             }
             if explained_orphans.insert(summary.sums.orphans) {
-                self.explain_orphans(&root);
+                self.explain_orphans(root);
             }
             if explained.insert(summary.sums.of_names()) {
-                self.explain_names(&root);
+                self.explain_names(root);
             }
         }
     }
 
-    /// Makes the summary of a block from those below it, if it is not there yet.
+    /// The summary of a block, made from those below it if it is not there yet.
     fn summarise(
-        &self,
+        &mut self,
         at: LogicalAddr,
         depth: usize,
         rules: &Rules,
-        files: &mut Files,
-        found: &mut Vec<Finding>,
-    ) {
-        if files.summaries.contains_key(&at) {
-            return;
+        summaries: &mut Summaries,
+    ) -> Summary {
+        let Some(facts) = self.blocks.get(at) else { return Summary::lost() };
+        match self.blocks.summary(at) {
+            Some(0) | None => {}
+            Some(BEGUN) => return Summary::lost(),
+            Some(number) => return summaries.get(number - BEGUN),
         }
         // A damaged tree may lead back here, or on and on.
-        files.summaries.insert(at, Box::new(Summary::lost()));
-        if depth == LEVEL_COUNT_MAX {
-            return;
+        self.blocks.set_summary(at, BEGUN);
+        if depth == LEVEL_COUNT_MAX || facts.is_lost || facts.level == 0 {
+            return Summary::lost();
         }
-        let Some(children) = self.blocks.children.get(&at) else { return };
-        let mut summary = Box::<Summary>::default();
-        for child in children {
+        let mut summary = Summary::default();
+        for child in self.children_of(&facts) {
             // What lies below is not of this place; and a node with the same child in each of its
             // slots must not count it so often.
-            if self.blocks.refused.contains(&(at, *child)) {
-                summary.join(&Summary::lost(), rules, found);
-                continue;
-            }
-            self.summarise(*child, depth + 1, rules, files, found);
-            match files.summaries.get(child) {
-                Some(next) => summary.join(next, rules, found),
-                None => summary.has_gap = true,
-            }
+            let next = if self.blocks.is_refused(at, child.at) {
+                Summary::lost()
+            } else {
+                self.summarise(child.at, depth + 1, rules, summaries)
+            };
+            let mut found = Vec::new();
+            summary.join(&next, rules, &mut found);
+            self.findings.extend(found);
         }
-        files.summaries.insert(at, summary);
+        self.blocks.set_summary(at, summaries.push(&summary) + BEGUN);
+        summary
     }
 }

@@ -10,6 +10,7 @@ use ubtrfs_ondisk::{KeyType, RootId};
 use crate::context::Context;
 use crate::finding::Finding;
 use crate::read::Pointer;
+use crate::table::Table;
 use crate::view::{View, number};
 use crate::walk::{Kind, Visit};
 
@@ -49,31 +50,46 @@ impl Visit for LogVisitor {
     }
 }
 
+/// The data that logs refer to, in order and none overlapping.
+pub(crate) struct Logged(Table<2>);
+
+impl Logged {
+    /// The end of the range that holds an address.
+    pub(crate) fn end_at(&self, at: u64) -> Option<u64> {
+        let [_, end] = self.0.get(self.0.count_up_to(at).checked_sub(1)?);
+        (at < end).then_some(end)
+    }
+}
+
 impl Context<'_> {
-    /// Walks the logs; the data that their files refer to, in order and none overlapping. Checksums
-    /// of it may be in the checksum tree before its extents are in the extent tree.
-    pub(crate) fn walk_logs(&mut self) -> Vec<Range<u64>> {
+    /// Walks the logs, for the data that their files refer to: checksums of it may be in the
+    /// checksum tree before its extents are in the extent tree.
+    pub(crate) fn walk_logs(&mut self) -> Logged {
+        let mut logged = Logged(Table::new(&self.store));
         let at = self.superblock.log_root.get();
         if at == 0 {
-            return Vec::new();
+            return logged;
         }
         self.findings.push(Finding::LogPresent {});
         let generation = self.generation.saturating_add(1);
         let level = self.superblock.log_root_level;
         let root = Pointer::to_root(RootId::TREE_LOG, at, generation, level);
-        let leaves = self.walk(vec![root], Kind::Log, &LogRootVisitor);
-        let logs: Vec<Pointer> = leaves.into_iter().flat_map(|leaf| leaf.out).collect();
+        let mut logs = Vec::new();
+        self.walk(vec![root], Kind::Log, &LogRootVisitor, |_, _, found| logs.extend(found));
         self.statistics.tree_count += number(logs.len()) + 1;
-        let leaves = self.walk(logs, Kind::Log, &LogVisitor);
-        let mut data: Vec<Range<u64>> = leaves.into_iter().flat_map(|leaf| leaf.out).collect();
-        data.sort_unstable_by_key(|range| range.start);
-        data.dedup_by(|next, range| {
-            let is_joined = next.start <= range.end;
-            if is_joined {
-                range.end = range.end.max(next.end);
-            }
-            is_joined
+        let mut data = Table::<2>::new(&self.store);
+        self.walk(logs, Kind::Log, &LogVisitor, |_, _, ranges| {
+            ranges.into_iter().for_each(|range| data.push([range.start, range.end]));
         });
-        data
+        data.sort_by(|[start, _]| *start);
+        let mut last: Option<[u64; 2]> = None;
+        for [start, end] in data.iter() {
+            match &mut last {
+                Some(last) if start <= last[1] => last[1] = last[1].max(end),
+                _ => last.replace([start, end]).into_iter().for_each(|it| logged.0.push(it)),
+            }
+        }
+        last.into_iter().for_each(|it| logged.0.push(it));
+        logged
     }
 }

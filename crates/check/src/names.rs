@@ -4,35 +4,84 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rustc_hash::FxHashSet;
 use ubtrfs_ondisk::dir::{DirEntries, DirEntry, FileType};
 use ubtrfs_ondisk::inode::{InodeExtrefs, InodeItem, InodeRefs};
 use ubtrfs_ondisk::misc::OnDisk;
-use ubtrfs_ondisk::{InodeNo, Key, KeyType, LogicalAddr};
+use ubtrfs_ondisk::{InodeNo, Key, KeyType};
+use ubtrfs_rt::Arc;
 
 use crate::context::Context;
 use crate::files::{hash_of_entry, hash_of_target, is_inode};
 use crate::finding::{Finding, Name};
 use crate::hash;
-use crate::read::Pointer;
 use crate::roots::Root;
 use crate::run::{Sums, hash_of_type};
-use crate::view::View;
+use crate::store::Store;
+use crate::table::Table;
+use crate::view::{View, number};
 
-/// Parts in which the names of a tree are summed.
-const PARTS: u64 = 4096;
+/// Parts in which the names of a tree are summed, at least.
+const PARTS_MIN: u64 = 4096;
+/// Names in one part, about, where there are more.
+const NAMES_EACH: u64 = 256;
 /// Parts whose names are kept: of more there are more wrong names than anybody reads.
 const PARTS_EXPLAINED_MAX: usize = 64;
+/// What is kept in memory of them, items that name something.
+const NAMES_KEPT_MAX: u64 = 1 << 16;
 
 /// The top directory names itself, and no directory has that name.
 pub(crate) fn is_own_name(directory: InodeNo, inode: InodeNo) -> bool {
     directory == inode && inode == InodeNo::SUBVOLUME_ROOT
 }
 
-/// The part to which a name belongs, by whichever item it is met in.
-fn part_of(directory: u64, name: &[u8]) -> usize {
-    let part = hash::of_numbers([8, directory, hash::of_bytes(name)]) % PARTS;
-    usize::try_from(part).expect("below the number of parts")
+/// The names of a tree by parts: for each part the sums, as differences, and how many items there
+/// are. The first word says whether the part is explained.
+struct Parts(Table<6>);
+
+impl Parts {
+    fn new(store: &Arc<Store>, count: u64) -> Self {
+        let mut table = Table::new(store);
+        (0..count).for_each(|_| table.push([0; 6]));
+        Self(table)
+    }
+
+    /// The part to which a name belongs, by whichever item it is met in.
+    fn of(&self, directory: u64, name: &[u8]) -> usize {
+        let part = hash::of_numbers([8, directory, hash::of_bytes(name)]);
+        usize::try_from(part % number(self.0.len())).expect("below the number of parts")
+    }
+
+    fn add(&mut self, directory: u64, name: &[u8], said: &Said) {
+        let mut sums = Sums::default();
+        add_to(&mut sums, directory, name, said);
+        let part = self.of(directory, name);
+        let added = [sums.items, sums.refs, sums.types, sums.orphans, 1];
+        (1..).zip(added).for_each(|(word, value)| self.0.add(part, word, value));
+    }
+
+    /// Chooses the parts that are explained; whether there are others to be explained.
+    fn choose(&mut self) -> bool {
+        let (mut count, mut kept, mut has_more) = (0, 0, false);
+        for index in 0..self.0.len() {
+            let [_, sums @ .., items] = self.0.get(index);
+            if sums == [0; 4] {
+                continue;
+            }
+            let fits = count < PARTS_EXPLAINED_MAX && items <= NAMES_KEPT_MAX - kept;
+            has_more |= !fits;
+            if fits {
+                count += 1;
+                kept += items;
+                let [a, b, c, d] = sums;
+                self.0.set(index, [1, a, b, c, d, items]);
+            }
+        }
+        has_more
+    }
+
+    fn is_chosen(&self, directory: u64, name: &[u8]) -> bool {
+        self.0.get(self.of(directory, name))[0] != 0
+    }
 }
 
 /// Where an entry leads, and the type that it gives.
@@ -172,22 +221,13 @@ impl Names {
 impl Context<'_> {
     /// Says which names of a tree do not agree.
     pub(crate) fn explain_names(&mut self, root: &Root) {
-        let leaves = self.leaves_of(root);
-        let mut parts = vec![Sums::default(); usize::try_from(PARTS).expect("a few thousand")];
-        self.read_names(&leaves, |directory, name, said| {
-            add_to(&mut parts[part_of(directory, name)], directory, name, said);
-        });
-        let mut off: Vec<bool> = parts.iter().map(|sums| *sums != Sums::default()).collect();
-        let mut count = 0;
-        let mut has_more = false;
-        for is_off in off.iter_mut().filter(|is_off| **is_off) {
-            count += 1;
-            *is_off = count <= PARTS_EXPLAINED_MAX;
-            has_more |= !*is_off;
-        }
+        let count = (self.statistics.entry_count / NAMES_EACH).max(PARTS_MIN);
+        let mut parts = Parts::new(&self.store, count);
+        self.read_names(root, |directory, name, said| parts.add(directory, name, said));
+        let has_more = parts.choose();
         let mut names = Names::default();
-        names.unlinked = self.read_names(&leaves, |directory, name, said| {
-            if off[part_of(directory, name)] {
+        names.unlinked = self.read_names(root, |directory, name, said| {
+            if parts.is_chosen(directory, name) {
                 names.add(directory, name, said);
             }
         });
@@ -205,40 +245,16 @@ impl Context<'_> {
         }
     }
 
-    /// Hands over all names below some leaves; returns the directories that are deleted.
-    fn read_names(
-        &self,
-        leaves: &[Pointer],
-        mut each: impl FnMut(u64, &[u8], &Said),
-    ) -> BTreeSet<u64> {
+    /// Hands over all names of a tree; returns the directories that are deleted.
+    fn read_names(&self, root: &Root, mut each: impl FnMut(u64, &[u8], &Said)) -> BTreeSet<u64> {
         let mut reader = Reader::default();
-        for pointer in leaves {
+        for pointer in self.leaves_of(root) {
             // What is wrong with the leaf was found when it was walked.
-            if let Some(view) = self.read_block(pointer, &mut Vec::new()) {
+            if let Some(view) = self.read_block(&pointer, &mut Vec::new()) {
                 reader.read(&view, |directory, name, said| each(directory, name, &said));
             }
         }
         reader.unlinked
-    }
-
-    /// The leaves below a root, in the order of the tree.
-    pub(crate) fn leaves_of(&self, root: &Root) -> Vec<Pointer> {
-        let mut seen = FxHashSet::default();
-        let mut pending = vec![LogicalAddr(root.item.bytenr.get())];
-        let mut leaves = Vec::new();
-        while let Some(at) = pending.pop() {
-            if !seen.insert(at) {
-                continue;
-            }
-            if let Some(children) = self.blocks.children.get(&at) {
-                pending.extend(children.iter().rev());
-            } else if let Some(facts) = self.blocks.facts.get(&at).filter(|facts| facts.level == 0)
-            {
-                let (generation, level) = (facts.generation.0, facts.level);
-                leaves.push(Pointer::to_root(facts.root, at.0, generation, level));
-            }
-        }
-        leaves
     }
 
     /// Each DIR_INDEX has its DIR_ITEM and its inode.

@@ -1,17 +1,17 @@
 //! Inodes without a name, which orphan items must remember. The sums of a tree tell whether they
 //! do; here the tree is read again to say which do not.
 
-use std::collections::BTreeSet;
-
 use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{InodeNo, KeyType, ObjectId};
 
 use crate::context::Context;
 use crate::finding::Finding;
+use crate::read::Pointer;
 use crate::roots::Root;
+use crate::table::Table;
 use crate::view::View;
-use crate::walk::BATCH_BLOCKS;
+use crate::walk::{BATCH_BLOCKS, LEAVES_AT_ONCE};
 
 /// What one leaf says.
 #[derive(Default)]
@@ -51,22 +51,35 @@ impl Context<'_> {
     /// Says which inodes without a name a tree does not remember. An item that remembers an inode
     /// with a name, or none, is no damage: Linux takes it away.
     pub(crate) fn explain_orphans(&mut self, root: &Root) {
-        let leaves = self.leaves_of(root);
-        let said = self.in_parallel(&leaves, BATCH_BLOCKS, |pointer| {
-            // What is wrong with the leaf was found when it was walked.
-            let view = self.read_block(pointer, &mut Vec::new());
-            view.map_or(Said::default(), |view| Said::of(&view))
-        });
-        let mut unlinked = BTreeSet::new();
-        let mut known = BTreeSet::new();
-        for leaf in said {
-            unlinked.extend(leaf.unlinked);
-            known.extend(leaf.remembered);
-            // That it has a name and no link was found where its items were joined.
-            known.extend(leaf.named);
+        let mut unlinked = Table::<1>::new(&self.store);
+        let mut known = Table::<1>::new(&self.store);
+        let mut leaves = self.leaves_of(root);
+        loop {
+            let some: Vec<Pointer> = leaves.by_ref().take(LEAVES_AT_ONCE).collect();
+            if some.is_empty() || self.store.has_failed() {
+                break;
+            }
+            let said = self.in_parallel(&some, BATCH_BLOCKS, |pointer| {
+                // What is wrong with the leaf was found when it was walked.
+                let view = self.read_block(pointer, &mut Vec::new());
+                view.map_or(Said::default(), |view| Said::of(&view))
+            });
+            for leaf in said {
+                leaf.unlinked.into_iter().for_each(|inode| unlinked.push([inode.0]));
+                leaf.remembered.into_iter().for_each(|inode| known.push([inode.0]));
+                // That it has a name and no link was found where its items were joined.
+                leaf.named.into_iter().for_each(|inode| known.push([inode.0]));
+            }
         }
-        for inode in unlinked.difference(&known) {
-            self.findings.push(Finding::OrphanMissing { root: root.id, inode: *inode });
+        drop(leaves);
+        unlinked.sort_by(|[inode]| *inode);
+        known.sort_by(|[inode]| *inode);
+        let mut before = None;
+        for [inode] in unlinked.iter() {
+            if before.replace(inode) != Some(inode) && known.find(inode).is_none() {
+                let inode = InodeNo(inode);
+                self.findings.push(Finding::OrphanMissing { root: root.id, inode });
+            }
         }
     }
 }

@@ -7,18 +7,21 @@ use ubtrfs_ondisk::file_extent::FileExtent;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Generation, KeyType, LogicalAddr, RootId};
 
+use crate::blocks::{Edge, Facts};
 use crate::context::Context;
 use crate::extents::Extents;
-use crate::files::Files;
 use crate::finding::{Finding, Maybe, Reference};
 use crate::hash;
-use crate::read::Pointer;
+use crate::reread::LeavesRead;
 use crate::roots::{DataUse, Roots};
 use crate::view::View;
-use crate::walk::{BATCH_BLOCKS, Edge};
+use crate::walk::{BATCH_BLOCKS, Kind as Walked};
 
 /// Extents whose references are told apart; of more the number of findings says enough.
 const EXPLAINED_MAX: usize = 10_000;
+/// References of them that are held at a time. Of an extent that has too many it is only said that
+/// they do not agree.
+const REFERENCES_MAX: usize = 1 << 17;
 
 /// A reference without its count. Ordered, to be counted in maps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -82,10 +85,35 @@ struct Account {
     asked: BTreeMap<Kind, u64>,
     /// Blocks that ask, what for, and the other form of that.
     askers: Vec<(LogicalAddr, Kind, Kind)>,
+    /// There were more references than are held.
+    is_overfull: bool,
+}
+
+/// The accounts of some extents.
+struct Accounts {
+    by_extent: BTreeMap<LogicalAddr, Account>,
+    /// References in all of them.
+    held: usize,
+}
+
+impl Accounts {
+    /// Adds something to an extent's account, if it has one.
+    fn add(&mut self, at: LogicalAddr, add: impl FnOnce(&mut Account)) {
+        let Some(account) = self.by_extent.get_mut(&at).filter(|it| !it.is_overfull) else {
+            return;
+        };
+        let before = account.held();
+        add(account);
+        self.held += account.held() - before;
+        if self.held > REFERENCES_MAX {
+            self.held -= account.held();
+            *account = Account { is_overfull: true, ..Account::default() };
+        }
+    }
 }
 
 impl Context<'_> {
-    pub(crate) fn check_references(&mut self, roots: &Roots, extents: &Extents, files: &Files) {
+    pub(crate) fn check_references(&mut self, roots: &Roots, extents: &Extents) {
         if !self.is_complete(RootId::EXTENT_TREE) {
             return;
         }
@@ -93,7 +121,7 @@ impl Context<'_> {
         let wrong: Vec<LogicalAddr> =
             extents.out_of_balance().map(|extent| extent.at).take(EXPLAINED_MAX).collect();
         if !wrong.is_empty() {
-            self.explain(&wrong, roots, extents, files);
+            self.explain(&wrong, roots, extents);
         }
     }
 
@@ -110,59 +138,66 @@ impl Context<'_> {
         if extents.is_full_backref(edge.parent) {
             return BackRef::SharedBlock { parent: edge.parent };
         }
-        let owner = self.blocks.facts.get(&edge.parent).map_or(RootId(0), |facts| facts.owner);
+        let owner = self.blocks.get(edge.parent).map_or(RootId(0), |facts| facts.owner);
         BackRef::TreeBlock { root: owner }
     }
 
+    /// Adds what the pointers to blocks ask for to the extents' balances.
     fn ask_for_blocks(&mut self, extents: &Extents) {
-        let mut missing = BTreeSet::new();
-        let mut found = Vec::new();
-        // A bit for each extent: whether a block was met there.
-        let mut met = vec![0_u64; extents.list.len().div_ceil(64)];
-        for edge in &self.blocks.edges {
-            let facts = self.blocks.facts.get(&edge.child);
-            let Some(index) = extents.find(edge.child) else {
-                if missing.insert(edge.child) {
-                    let root = facts.map_or(edge.root, |facts| facts.root);
-                    found.push(Finding::BlockNotInExtentTree { root, block: edge.child });
-                }
+        for index in 0..self.blocks.len() {
+            let facts = self.blocks.at_index(index);
+            if facts.kind == Walked::Log {
+                continue;
+            }
+            let Some(index) = extents.find(facts.at) else {
+                let (root, block) = (facts.root, facts.at);
+                self.findings.push(Finding::BlockNotInExtentTree { root, block });
                 continue;
             };
-            extents.expect(index, hash::of_reference(&self.reference_of(edge, extents)));
-            let extent = &extents.list[index];
-            let bit = 1 << (index % 64);
-            if let Some(facts) = facts.filter(|_| !extent.is_data() && met[index / 64] & bit == 0) {
-                met[index / 64] |= bit;
+            if !extents.get(index).is_data() {
                 extents.expect(index, hash::of_generation(facts.generation));
             }
-            let mut differ = |what, have: String, expect: String| {
-                let bytenr = edge.child;
-                found.push(Finding::ExtentDisagrees { bytenr, what, have, expect });
-            };
-            if extent.is_data() {
-                differ("kind", "file data".to_owned(), "a tree block".to_owned());
-            } else if let Some(facts) = facts.filter(|facts| !facts.is_lost)
-                && facts.level != extent.level
-                && extent.is_judged()
-            {
-                differ("level", extent.level.to_string(), facts.level.to_string());
+            self.ask_for_block(&facts.edge(), &facts, index, extents);
+        }
+        for index in 0..self.blocks.repeated_edge_count() {
+            let edge = self.blocks.repeated_edge(index);
+            let facts = self.blocks.get(edge.child);
+            if let (Some(facts), Some(index)) = (facts, extents.find(edge.child)) {
+                self.ask_for_block(&edge, &facts, index, extents);
             }
         }
-        self.findings.extend(found);
+    }
+
+    fn ask_for_block(&mut self, edge: &Edge, facts: &Facts, index: usize, extents: &Extents) {
+        extents.expect(index, hash::of_reference(&self.reference_of(edge, extents)));
+        let extent = extents.get(index);
+        let mut differ = |what, have: String, expect: String| {
+            let bytenr = edge.child;
+            self.findings.push(Finding::ExtentDisagrees { bytenr, what, have, expect });
+        };
+        if extent.is_data() {
+            differ("kind", "file data".to_owned(), "a tree block".to_owned());
+        } else if !facts.is_lost && facts.level != extent.level && extent.is_judged() {
+            differ("level", extent.level.to_string(), facts.level.to_string());
+        }
     }
 
     /// Says what is wrong with the references of some extents.
-    fn explain(&mut self, wrong: &[LogicalAddr], roots: &Roots, extents: &Extents, files: &Files) {
-        let mut accounts: BTreeMap<LogicalAddr, Account> =
-            wrong.iter().map(|at| (*at, Account::default())).collect();
-        self.collect_listed(&mut accounts, wrong, extents);
-        self.collect_asked(&mut accounts, wrong, roots, extents, files);
+    fn explain(&mut self, wrong: &[LogicalAddr], roots: &Roots, extents: &Extents) {
+        let by_extent = wrong.iter().map(|at| (*at, Account::default())).collect();
+        let mut accounts = Accounts { by_extent, held: 0 };
+        self.collect_listed(&mut accounts, wrong);
+        self.collect_asked(&mut accounts, wrong, roots, extents);
         let mut flags: BTreeSet<(LogicalAddr, bool)> = BTreeSet::new();
         let mut found = Vec::new();
         let is_complete = self.files_are_complete() && self.gaps.is_empty();
-        for (at, account) in accounts {
+        for (at, account) in accounts.by_extent {
+            if account.is_overfull {
+                found.push(Finding::ReferencesDisagree { bytenr: at });
+                continue;
+            }
             let len_bytes =
-                extents.find(at).map_or(0, |index| extents.list[index].len_bytes(extents.sector));
+                extents.find(at).map_or(0, |index| extents.get(index).len_bytes(extents.sector));
             if account.asked.is_empty() {
                 if is_complete {
                     found.push(Finding::ExtentUnreferenced { bytenr: at, len_bytes });
@@ -190,23 +225,14 @@ impl Context<'_> {
 
     /// The generation of the block at an address, if there is one.
     fn generation_of(&self, at: LogicalAddr) -> Option<Generation> {
-        self.blocks.facts.get(&at).map(|facts| facts.generation)
+        self.blocks.get(at).map(|facts| facts.generation)
     }
 
     /// What the extent tree lists of some extents.
-    fn collect_listed(
-        &self,
-        accounts: &mut BTreeMap<LogicalAddr, Account>,
-        wrong: &[LogicalAddr],
-        extents: &Extents,
-    ) {
+    fn collect_listed(&self, accounts: &mut Accounts, wrong: &[LogicalAddr]) {
         let is_wrong = |at: LogicalAddr| wrong.binary_search(&at).is_ok();
-        let lists = self.in_parallel(&extents.leaves, BATCH_BLOCKS, |pointer| {
+        let work = |view: &View| {
             let mut list = Vec::new();
-            if !may_hold(pointer, wrong) {
-                return list;
-            }
-            let Some(view) = self.read_block(pointer, &mut Vec::new()) else { return list };
             for (_, key, data) in view.items() {
                 let at = LogicalAddr(key.objectid.0);
                 if !is_wrong(at) {
@@ -221,10 +247,10 @@ impl Context<'_> {
                 }
             }
             list
-        });
-        for (at, listed) in lists.into_iter().flatten() {
-            let Some(account) = accounts.get_mut(&at) else { continue };
-            match listed {
+        };
+        let is_wanted = |facts: &Facts| facts.root == RootId::EXTENT_TREE && may_hold(facts, wrong);
+        let mut take = |(at, listed)| {
+            accounts.add(at, |account| match listed {
                 Listed::Generation(generation) => account.generation = Some(generation),
                 Listed::Reference(back_ref) => {
                     if let Some(kind) = Kind::of(&back_ref) {
@@ -232,51 +258,58 @@ impl Context<'_> {
                         *count = count.saturating_add(back_ref.count());
                     }
                 }
-            }
-        }
+            });
+        };
+        let read = LeavesRead { batch: BATCH_BLOCKS, is_wanted, work };
+        self.read_leaves(&read, |list| list.into_iter().for_each(&mut take));
     }
 
     /// What the trees ask for of some extents.
     fn collect_asked(
         &self,
-        accounts: &mut BTreeMap<LogicalAddr, Account>,
+        accounts: &mut Accounts,
         wrong: &[LogicalAddr],
         roots: &Roots,
         extents: &Extents,
-        files: &Files,
     ) {
-        for edge in &self.blocks.edges {
-            if let Some(account) = accounts.get_mut(&edge.child) {
-                let owner = self.blocks.facts.get(&edge.parent).map(|facts| facts.owner);
+        for edge in self.blocks.edges() {
+            if accounts.by_extent.contains_key(&edge.child) {
+                let owner = self.blocks.get(edge.parent).map(|facts| facts.owner);
                 let is_full = extents.is_full_backref(edge.parent);
                 let other = match (owner, is_full) {
                     (Some(owner), true) => Kind::TreeBlock(owner.0),
                     _ => Kind::SharedBlock(edge.parent.0),
                 };
-                account.ask(&self.reference_of(edge, extents), edge.parent, other);
+                let own = self.reference_of(&edge, extents);
+                accounts.add(edge.child, |account| account.ask(&own, edge.parent, other));
             }
         }
-        let leaves = self.in_parallel(&files.leaves, BATCH_BLOCKS, |pointer| {
-            let view = self.read_block(pointer, &mut Vec::new());
-            view.map_or(Vec::new(), |view| data_uses(&view, wrong))
-        });
-        for used in leaves.iter().flatten().chain(&roots.data) {
-            if let Some(account) = accounts.get_mut(&used.bytenr) {
-                let is_full = extents.is_full_backref(used.block);
-                let other = Kind::of(&used.reference(!is_full));
-                let other = other.unwrap_or(Kind::SharedData(used.block.0));
-                account.ask(&used.reference(is_full), used.block, other);
-            }
-        }
+        let mut take = |used: &DataUse| {
+            let is_full = extents.is_full_backref(used.block);
+            let other = Kind::of(&used.reference(!is_full));
+            let other = other.unwrap_or(Kind::SharedData(used.block.0));
+            let own = used.reference(is_full);
+            accounts.add(used.bytenr, |account| account.ask(&own, used.block, other));
+        };
+        let read = LeavesRead {
+            batch: BATCH_BLOCKS,
+            is_wanted: |facts: &Facts| facts.kind == Walked::Files,
+            work: |view: &View| data_uses(view, wrong),
+        };
+        self.read_leaves(&read, |list| list.iter().for_each(&mut take));
+        roots.data.iter().for_each(take);
     }
 }
 
 /// Whether a leaf of the extent tree may hold items of one of the extents.
-fn may_hold(pointer: &Pointer, wrong: &[LogicalAddr]) -> bool {
-    let first = pointer.first_key.map_or(0, |key| key.objectid.0);
-    let last = pointer.limit.map_or(u64::MAX, |key| key.objectid.0);
-    let from = wrong.partition_point(|at| at.0 < first);
-    wrong.get(from).is_some_and(|at| at.0 <= last)
+fn may_hold(leaf: &Facts, wrong: &[LogicalAddr]) -> bool {
+    let (Some(first), Some(last)) = (leaf.first_key, leaf.last_key) else { return false };
+    // Keys of a damaged leaf may be in no order.
+    if first > last {
+        return true;
+    }
+    let from = wrong.partition_point(|at| at.0 < first.objectid.0);
+    wrong.get(from).is_some_and(|at| at.0 <= last.objectid.0)
 }
 
 fn data_uses(view: &View, wrong: &[LogicalAddr]) -> Vec<DataUse> {
@@ -288,6 +321,10 @@ fn data_uses(view: &View, wrong: &[LogicalAddr]) -> Vec<DataUse> {
 }
 
 impl Account {
+    fn held(&self) -> usize {
+        self.listed.len() + self.asked.len() + self.askers.len()
+    }
+
     fn ask(&mut self, back_ref: &BackRef, by: LogicalAddr, other: Kind) {
         if let Some(kind) = Kind::of(back_ref) {
             *self.asked.entry(kind).or_default() += 1;

@@ -1,6 +1,7 @@
 //! What a check answers with.
 
 use crate::finding::{Finding, Severity};
+use crate::view::number;
 
 /// What was looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,6 +31,11 @@ pub struct Statistics {
     pub data_read_bytes: u64,
     /// Block groups.
     pub group_count: u64,
+    /// Bytes of memory that tables took at most.
+    pub table_bytes_peak: u64,
+    /// Bytes of tables that were written to a temporary file, as often as they were. With several
+    /// threads it is chance which pages are.
+    pub spilled_bytes: u64,
 }
 
 /// The outcome of a check.
@@ -37,7 +43,7 @@ pub struct Statistics {
 #[non_exhaustive]
 pub struct Report {
     /// What was found, in the order of the checks; the same for the same image, whatever the number
-    /// of threads.
+    /// of threads and the memory.
     pub findings: Vec<Finding>,
     /// Findings beyond the limit, of which only the number is kept.
     pub left_out_count: u64,
@@ -63,6 +69,21 @@ impl Report {
     /// The findings that are no damage.
     pub fn notes(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|finding| finding.severity() == Severity::Note)
+    }
+}
+
+/// How many findings there are of each severity.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Counts {
+    errors: u64,
+    notes: u64,
+}
+
+impl Counts {
+    pub(crate) fn of(findings: &[Finding]) -> Self {
+        let errors = findings.iter().filter(|it| it.severity() == Severity::Error).count();
+        let (errors, all) = (number(errors), number(findings.len()));
+        Self { errors, notes: all - errors }
     }
 }
 
@@ -93,6 +114,18 @@ impl Findings {
         }
     }
 
+    /// Whether no further one is kept.
+    pub(crate) fn is_full(&self) -> bool {
+        self.list.len() >= self.count_max
+    }
+
+    /// Counts findings that are not kept.
+    pub(crate) fn count(&mut self, counts: Counts) {
+        self.error_count += counts.errors;
+        self.note_count += counts.notes;
+        self.left_out_count += counts.errors + counts.notes;
+    }
+
     /// How many there are, those left out included.
     pub(crate) fn len(&self) -> u64 {
         self.error_count + self.note_count
@@ -100,6 +133,23 @@ impl Findings {
 
     pub(crate) fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
         findings.into_iter().for_each(|finding| self.push(finding));
+    }
+
+    /// None yet, of which as many are kept as are here.
+    pub(crate) fn like(&self) -> Self {
+        Self::new(self.count_max)
+    }
+
+    /// Takes in those that were collected elsewhere.
+    pub(crate) fn join(&mut self, others: Self) {
+        let Self { list, left_out_count, error_count, note_count, .. } = others;
+        let before = self.list.len();
+        self.list.extend(list);
+        let kept = self.list.len().min(self.count_max).max(before);
+        self.left_out_count += left_out_count + number(self.list.len() - kept);
+        self.list.truncate(kept);
+        self.error_count += error_count;
+        self.note_count += note_count;
     }
 
     pub(crate) fn into_report(self, statistics: Statistics) -> Report {

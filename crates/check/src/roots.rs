@@ -57,7 +57,6 @@ pub(crate) struct Roots {
     default: Option<RootId>,
     /// References to data from the root tree, where it holds the v1 cache.
     pub(crate) data: Vec<DataUse>,
-    pub(crate) leaves: Vec<Pointer>,
 }
 
 /// A file extent's use of a data extent.
@@ -201,24 +200,23 @@ impl Context<'_> {
             superblock.root_level,
         );
         let mut roots = Roots::default();
-        for leaf in self.walk(vec![pointer], Kind::Tree, &RootVisitor) {
-            for root in leaf.out.roots {
+        self.walk(vec![pointer], Kind::Tree, &RootVisitor, |_, _, leaf| {
+            for root in leaf.roots {
                 if root.id == RootId::TREE_RELOC {
                     roots.relocation.push(root);
                 } else {
                     roots.by_id.insert(root.id, root);
                 }
             }
-            for (ty, parent, child, naming) in leaf.out.refs {
+            for (ty, parent, child, naming) in leaf.refs {
                 let to =
                     if ty == KeyType::ROOT_REF { &mut roots.refs } else { &mut roots.backrefs };
                 to.insert((parent, child), naming);
             }
-            roots.orphans.extend(leaf.out.orphans);
-            roots.default = leaf.out.default.or(roots.default);
-            roots.data.extend(leaf.out.data);
-            roots.leaves.push(leaf.pointer);
-        }
+            roots.orphans.extend(leaf.orphans);
+            roots.default = leaf.default.or(roots.default);
+            roots.data.extend(leaf.data);
+        });
         self.check_trees(&roots);
         let files = roots.of_files().filter(|root| root.id.is_subvolume()).count();
         self.statistics.subvolume_count = crate::view::number(files);
@@ -300,7 +298,7 @@ impl Context<'_> {
             if id == RootId::UUID_TREE {
                 self.check_uuids(roots);
             } else {
-                self.walk(roots.pointer_list(id), Kind::Tree, &StructureOnly);
+                self.walk(roots.pointer_list(id), Kind::Tree, &StructureOnly, |_, _, ()| {});
             }
         }
     }
@@ -433,9 +431,9 @@ impl Context<'_> {
 
     /// The uuid tree lists each subvolume's uuids, if the superblock says that it is current.
     fn check_uuids(&mut self, roots: &Roots) {
-        let leaves = self.walk(roots.pointer_list(RootId::UUID_TREE), Kind::Tree, &UuidVisitor);
-        let listed: BTreeSet<(Uuid, KeyType, u64)> =
-            leaves.into_iter().flat_map(|leaf| leaf.out).collect();
+        let mut listed: BTreeSet<(Uuid, KeyType, u64)> = BTreeSet::new();
+        let pointers = roots.pointer_list(RootId::UUID_TREE);
+        self.walk(pointers, Kind::Tree, &UuidVisitor, |_, _, leaf| listed.extend(leaf));
         let is_current = self.superblock.uuid_tree_generation.get() == self.generation
             && self.is_complete(RootId::UUID_TREE);
         let mut wanted = BTreeSet::new();

@@ -13,6 +13,8 @@ use ubtrfs_ondisk::{InodeNo, LogicalAddr, RootId};
 use crate::finding::Finding;
 use crate::hash;
 
+pub(crate) use words::SUMMARY_WORDS;
+
 /// What is kept of an inode item.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inode {
@@ -426,6 +428,8 @@ fn file(run: &Run, inode: &Inode, rules: &Rules, found: &mut Vec<Finding>) {
         });
     }
 }
+
+mod words;
 
 #[cfg(test)]
 mod tests;

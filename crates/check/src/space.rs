@@ -57,7 +57,7 @@ impl Context<'_> {
         let mut groups = extents.groups.iter();
         let mut group: Option<&Group> = groups.next();
         let (mut used, mut total) = (0_u64, 0_u64);
-        for extent in &extents.list {
+        for extent in extents.iter() {
             let len_bytes = extent.len_bytes(sector);
             total = total.saturating_add(len_bytes);
             while let Some(current) = group.filter(|group| group.end() <= extent.at.0) {
@@ -66,12 +66,12 @@ impl Context<'_> {
             }
             let is_inside =
                 |group: &&Group| group.start <= extent.at && extent.end(sector) <= group.end();
-            if let Some(what) = self.misplaced(extent, group.filter(is_inside)) {
+            if let Some(what) = self.misplaced(&extent, group.filter(is_inside)) {
                 let bytenr = extent.at;
                 self.findings.push(Finding::ExtentOutsideGroup { bytenr, len_bytes, what });
             }
             if !extent.is_data() {
-                self.check_alignment(extent, sector);
+                self.check_alignment(&extent, sector);
             }
             if group.is_some_and(|group| group.start <= extent.at) {
                 used = used.saturating_add(len_bytes);
@@ -100,7 +100,7 @@ impl Context<'_> {
         if !has(BlockGroupFlags::SYSTEM) {
             return Some("tree blocks");
         }
-        let facts = self.blocks.facts.get(&extent.at).filter(|facts| !facts.is_lost);
+        let facts = self.blocks.get(extent.at).filter(|facts| !facts.is_lost);
         let is_others = facts.is_some_and(|facts| facts.root != RootId::CHUNK_TREE);
         is_others.then_some("tree blocks but the chunk tree's")
     }

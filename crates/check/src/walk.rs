@@ -1,86 +1,27 @@
 //! Walking trees: each block is read once, by whichever thread comes to it, and what was seen comes
-//! back in the order of the tree, so that nothing depends on the threads.
+//! back in the order of the tree, so that nothing depends on the threads. A walk goes down first:
+//! what it holds is the pointers of a few nodes on each level.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-use rustc_hash::{FxHashMap, FxHashSet};
-use ubtrfs_ondisk::block::FLAG_RELOC;
-use ubtrfs_ondisk::{Generation, Key, LogicalAddr, RootId};
+use ubtrfs_ondisk::block::{FLAG_RELOC, LEVEL_COUNT_MAX};
+use ubtrfs_ondisk::{Generation, RootId};
 use ubtrfs_rt::{AtomicUsize, Executor, Mutex, Ordering};
 
+use crate::blocks::{Facts, said_by_parent};
 use crate::context::Context;
 use crate::finding::Finding;
 use crate::read::Pointer;
+use crate::report::Counts;
 use crate::view::{View, number};
 
 /// Blocks that a thread takes at a time.
-pub(crate) const BATCH_BLOCKS: usize = 32;
+pub(crate) const BATCH_BLOCKS: usize = 16;
 
-/// Blocks whose findings are held before those beyond the limit are dropped.
-const VISITED_MAX: usize = 1 << 14;
-
-/// What is remembered of a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
-    pub(crate) generation: Generation,
-    pub(crate) owner: RootId,
-    /// The tree in which it was met first.
-    pub(crate) root: RootId,
-    pub(crate) level: u8,
-    /// Nothing of it could be used; then the fields above are its parent's words.
-    pub(crate) is_lost: bool,
-    /// A balance moved it, and may have left it shared.
-    is_relocated: bool,
-    pub(crate) first_key: Option<Key>,
-    pub(crate) last_key: Option<Key>,
-}
-
-/// A pointer from a node, or from a root item, to a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Edge {
-    pub(crate) child: LogicalAddr,
-    /// 0 for a root.
-    pub(crate) parent: LogicalAddr,
-    /// The tree, of a root.
-    pub(crate) root: RootId,
-}
-
-/// All blocks that were met.
-#[derive(Debug, Default)]
-pub(crate) struct Blocks {
-    pub(crate) facts: FxHashMap<LogicalAddr, Facts>,
-    pub(crate) edges: Vec<Edge>,
-    /// Children of the nodes in trees that hold files.
-    pub(crate) children: FxHashMap<LogicalAddr, Vec<LogicalAddr>>,
-    /// Parents and children there of which the parent says what is not so.
-    pub(crate) refused: FxHashSet<(LogicalAddr, LogicalAddr)>,
-    /// The newest block that a tree shares with another, or with itself, for each tree.
-    pub(crate) newest_shared: BTreeMap<RootId, (Generation, LogicalAddr)>,
-    pub(crate) lost_count: u64,
-}
-
-impl Blocks {
-    /// A block to which a second pointer leads, which is right about it.
-    fn note_shared(&mut self, pointer: &Pointer) {
-        let Some(facts) = self.facts.get(&pointer.at) else { return };
-        if facts.is_lost || facts.is_relocated {
-            return;
-        }
-        let shared = (facts.generation, pointer.at);
-        for root in [facts.root, pointer.root] {
-            let newest = self.newest_shared.entry(root).or_insert(shared);
-            *newest = shared.max(*newest);
-        }
-    }
-
-    pub(crate) fn with_room(count: usize) -> Self {
-        let mut blocks = Self::default();
-        blocks.facts.reserve(count);
-        blocks.edges.reserve(count);
-        blocks
-    }
-}
+/// Leaves that are visited before what was seen of them is taken in.
+pub(crate) const LEAVES_AT_ONCE: usize = 512;
+/// Nodes that are visited before their children are.
+const NODES_AT_ONCE: usize = 8;
 
 /// What is done with each leaf.
 pub(crate) trait Visit: Sync {
@@ -96,12 +37,6 @@ impl Visit for StructureOnly {
     type Out = ();
 
     fn leaf(&self, _: &View, _: &Pointer, _: &mut Vec<Finding>) {}
-}
-
-/// A leaf that was visited.
-pub(crate) struct Visited<T> {
-    pub(crate) pointer: Pointer,
-    pub(crate) out: T,
 }
 
 /// What is walked.
@@ -120,71 +55,75 @@ struct Outcome<T> {
     children: Vec<Pointer>,
     out: Option<T>,
     found: Vec<Finding>,
+    /// Findings that would not be kept.
+    counted: Counts,
 }
 
 impl Context<'_> {
-    /// Walks trees from their roots; the leaves come in the order of each tree.
+    /// Walks trees from their roots, and hands over each leaf; they come in the order of each tree.
     pub(crate) fn walk<V: Visit>(
         &mut self,
         roots: Vec<Pointer>,
         kind: Kind,
         visitor: &V,
-    ) -> Vec<Visited<V::Out>> {
-        let mut leaves = Vec::new();
-        let mut next = roots;
-        while !next.is_empty() {
-            let (work, again) = self.enter(&next, kind);
-            next = Vec::new();
-            for work in work.chunks(VISITED_MAX) {
-                let outcomes = self.visit_all(work, kind, visitor);
-                for (pointer, outcome) in work.iter().zip(outcomes) {
-                    let pointer = *pointer;
-                    self.findings.extend(outcome.found);
-                    self.statistics.block_count += 1;
-                    self.lost(pointer.root, outcome.facts.is_lost);
-                    self.blocks.facts.insert(pointer.at, outcome.facts);
-                    if kind == Kind::Files && outcome.facts.level > 0 {
-                        let children = outcome.children.iter().map(|child| child.at).collect();
-                        self.blocks.children.insert(pointer.at, children);
-                    }
-                    next.extend(outcome.children);
-                    leaves.extend(outcome.out.map(|out| Visited { pointer, out }));
+        mut take: impl FnMut(&mut Self, &Pointer, V::Out),
+    ) {
+        // For each level, what is still to be visited, the next one last.
+        let mut pending = vec![reversed(roots)];
+        while let Some(level) = pending.last_mut() {
+            if level.is_empty() {
+                pending.pop();
+                continue;
+            }
+            if self.store.has_failed() {
+                return;
+            }
+            let is_leaf = level.last().is_some_and(|pointer| pointer.level == 0);
+            let most = if is_leaf { LEAVES_AT_ONCE } else { NODES_AT_ONCE };
+            let mut pointers = level.split_off(level.len().saturating_sub(most));
+            pointers.reverse();
+            let may_go_down = pending.len() < LEVEL_COUNT_MAX;
+            let mut below = Vec::new();
+            let first = self.blocks.len();
+            let (work, again) = self.enter(&pointers, kind);
+            let outcomes =
+                self.in_parallel(&work, BATCH_BLOCKS, |pointer| self.visit(pointer, kind, visitor));
+            for ((index, pointer), outcome) in (first..).zip(&work).zip(outcomes) {
+                self.findings.extend(outcome.found);
+                self.findings.count(outcome.counted);
+                self.statistics.block_count += 1;
+                // Children of what is no node by its parent's word may go on without an end.
+                let is_cut = !may_go_down && !outcome.children.is_empty();
+                self.lost(pointer.root, outcome.facts.is_lost || is_cut);
+                self.blocks.set(index, &outcome.facts);
+                if may_go_down {
+                    below.extend(outcome.children);
+                }
+                if let Some(out) = outcome.out {
+                    take(self, pointer, out);
                 }
             }
             for pointer in again {
                 if !self.agree(&pointer) && kind == Kind::Files {
-                    self.blocks.refused.insert((pointer.parent, pointer.at));
+                    self.blocks.refuse(&pointer);
                 } else if kind == Kind::Files {
                     self.blocks.note_shared(&pointer);
                 }
             }
+            if !below.is_empty() {
+                pending.push(reversed(below));
+            }
         }
-        leaves
     }
 
     /// Notes the pointers; those to blocks that are met for the first time, and the rest.
     fn enter(&mut self, pointers: &[Pointer], kind: Kind) -> (Vec<Pointer>, Vec<Pointer>) {
-        let mut work = Vec::with_capacity(pointers.len());
-        let mut again = Vec::new();
-        for pointer in pointers {
-            if kind != Kind::Log {
-                let (child, parent) = (pointer.at, pointer.parent);
-                self.blocks.edges.push(Edge { child, parent, root: pointer.root });
-            }
-            match self.blocks.facts.entry(pointer.at) {
-                std::collections::hash_map::Entry::Occupied(_) => again.push(*pointer),
-                std::collections::hash_map::Entry::Vacant(entry) => {
-                    entry.insert(said_by_parent(pointer));
-                    work.push(*pointer);
-                }
-            }
-        }
-        (work, again)
+        pointers.iter().partition(|pointer| self.blocks.enter(pointer, kind))
     }
 
     /// A block that was read before must be what this parent says too; whether it is.
     fn agree(&mut self, pointer: &Pointer) -> bool {
-        let Some(facts) = self.blocks.facts.get(&pointer.at).copied() else { return true };
+        let Some(facts) = self.blocks.get(pointer.at) else { return true };
         if facts.is_lost {
             return true;
         }
@@ -223,15 +162,6 @@ impl Context<'_> {
         self.findings.len() == before
     }
 
-    fn visit_all<V: Visit>(
-        &self,
-        work: &[Pointer],
-        kind: Kind,
-        visitor: &V,
-    ) -> Vec<Outcome<V::Out>> {
-        self.in_parallel(work, BATCH_BLOCKS, |pointer| self.visit(pointer, kind, visitor))
-    }
-
     /// Does `work` for each item, on all threads, and returns the results in the items' order.
     pub(crate) fn in_parallel<I: Sync, T: Send>(
         &self,
@@ -262,23 +192,31 @@ impl Context<'_> {
     }
 
     fn visit<V: Visit>(&self, pointer: &Pointer, kind: Kind, visitor: &V) -> Outcome<V::Out> {
+        let mut outcome = self.look_at(pointer, kind, visitor);
+        if self.findings.is_full() {
+            outcome.counted = Counts::of(&std::mem::take(&mut outcome.found));
+        }
+        outcome
+    }
+
+    fn look_at<V: Visit>(&self, pointer: &Pointer, kind: Kind, visitor: &V) -> Outcome<V::Out> {
         let mut found = Vec::new();
         let view = self.read_block(pointer, &mut found);
         self.count_progress(number(self.geometry.nodesize_bytes));
         let Some(view) = view else {
-            let facts = Facts { is_lost: true, ..said_by_parent(pointer) };
-            return Outcome { facts, children: Vec::new(), out: None, found };
+            let facts = Facts { is_lost: true, ..said_by_parent(pointer, kind) };
+            let counted = Counts::default();
+            return Outcome { facts, children: Vec::new(), out: None, found, counted };
         };
         self.judge(pointer, &view, kind, &mut found);
         let facts = Facts {
             generation: Generation(view.header().generation.get()),
             owner: view.owner(),
-            root: pointer.root,
             level: view.level(),
-            is_lost: false,
             is_relocated: view.header().flags.get() & FLAG_RELOC != 0,
             first_key: view.first_key(),
             last_key: view.last_key(),
+            ..said_by_parent(pointer, kind)
         };
         let mut children = Vec::new();
         let mut out = None;
@@ -288,7 +226,7 @@ impl Context<'_> {
             children.extend((0..view.len()).filter_map(|slot| pointer.child(&view, slot)));
             self.judge_generations(pointer, &view, kind, &mut found);
         }
-        Outcome { facts, children, out, found }
+        Outcome { facts, children, out, found, counted: Counts::default() }
     }
 
     /// What neither the block alone nor its parent's pointer tells.
@@ -337,15 +275,8 @@ impl Context<'_> {
     }
 }
 
-fn said_by_parent(pointer: &Pointer) -> Facts {
-    Facts {
-        generation: pointer.generation,
-        owner: pointer.root,
-        root: pointer.root,
-        level: pointer.level,
-        is_lost: false,
-        is_relocated: false,
-        first_key: pointer.first_key,
-        last_key: None,
-    }
+/// The next one last.
+fn reversed(mut pointers: Vec<Pointer>) -> Vec<Pointer> {
+    pointers.reverse();
+    pointers
 }

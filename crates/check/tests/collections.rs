@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use ubtrfs_check::{CheckOptions, check};
+use ubtrfs_check::CheckOptions;
 use ubtrfs_testkit::{
     CheckMode, Ending, Limits, Oracle, btrfs_check, collections, oracle, run_limited,
 };
@@ -103,5 +103,5 @@ fn report(image: &Path) -> Result<ubtrfs_check::Report, String> {
     let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
     let volume =
         Volume::open(vec![Arc::new(device)], &options).map_err(|error| error.to_string())?;
-    check(&volume, &CheckOptions::default()).map_err(|error| error.to_string())
+    common::check_twice(&volume, &CheckOptions::default()).map_err(|error| error.to_string())
 }

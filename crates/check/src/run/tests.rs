@@ -142,3 +142,45 @@ fn inode_beside_a_lost_leaf_is_not_judged() {
     }
     assert_eq!(found, []);
 }
+
+/// A summary is kept as words; nothing of it is lost.
+#[test]
+fn summary_as_words_comes_back_as_it_was() {
+    let mut prng = Prng::of_test(12);
+    let mut kinds = [0; 4];
+    for _ in 0..3000 {
+        let mut number = 256 + prng.below(3);
+        let mut summary = leaf(&mut prng, &mut number, 16_384, &mut Vec::new());
+        let runs = match &mut summary.ends {
+            Ends::Empty => [None, None],
+            Ends::One(run) => [Some(run), None],
+            Ends::Two(first, last) => [first.as_mut(), last.as_mut()],
+        };
+        for run in runs.into_iter().flatten() {
+            let some = |prng: &mut Prng| prng.chance(1, 2).then(|| prng.below(3));
+            let mark = CsumMark {
+                block: LogicalAddr(prng.below(2)),
+                offset: prng.next_u64(),
+                at: LogicalAddr(prng.next_u64()),
+            };
+            let compression =
+                [Compression::None, Compression::Lzo, Compression::Zstd][prng.index(3)];
+            run.csum_present = prng.chance(1, 2).then_some(mark);
+            run.compressed = prng.chance(1, 2).then_some((mark, compression));
+            (run.gap, run.inline_bytes) = (some(&mut prng), some(&mut prng));
+            (run.has_entries, run.is_partial) = (prng.chance(1, 2), prng.chance(1, 2));
+            (run.entries, run.item_bytes, run.index_bytes) =
+                (prng.below(2), prng.next_u64(), prng.below(2));
+        }
+        summary.sums.orphans = prng.below(2);
+        kinds[match summary.ends {
+            Ends::Empty => 0,
+            Ends::One(_) => 1,
+            Ends::Two(None, None) => 2,
+            Ends::Two(..) => 3,
+        }] += 1;
+        let back = Summary::of_words(&summary.to_words());
+        assert_eq!(format!("{back:?}"), format!("{summary:?}"));
+    }
+    assert!(kinds.iter().all(|count| *count > 100), "{kinds:?}");
+}

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FallocateFlags, XattrFlags};
-use ubtrfs_check::{CheckOptions, Finding, Report, check};
+use ubtrfs_check::{CheckOptions, Finding, Report};
 use ubtrfs_ondisk::block::{Block, FLAG_WRITTEN, Header, Leaf};
 use ubtrfs_ondisk::block_group::BlockGroupItem;
 use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;
@@ -150,7 +150,7 @@ impl Image {
         let devices = vec![device.clone() as Arc<dyn Device>];
         let volume = Volume::open(devices, &VolumeOptions::default()).unwrap();
         // Takes the chunks in, and shows that whatever is found later was made here.
-        let report = check(&volume, &CheckOptions::default()).unwrap();
+        let report = super::check_twice(&volume, &CheckOptions::default()).unwrap();
         assert!(report.is_clean(), "{}", super::lines(&report));
         Self { device, volume }
     }
@@ -173,7 +173,8 @@ impl Image {
     /// The same, of another copy of the superblock.
     pub fn check_with(&self, super_copy: Option<usize>) -> Report {
         let volume = self.open(super_copy);
-        check(&volume, &CheckOptions { data: true, ..CheckOptions::default() }).unwrap()
+        super::check_twice(&volume, &CheckOptions { data: true, ..CheckOptions::default() })
+            .unwrap()
     }
 
     /// Writes it to a file.

@@ -1,14 +1,17 @@
 //! 1 to 5, and 22: tree blocks.
 
-use ubtrfs_check::{Finding, Maybe};
-use ubtrfs_ondisk::block::{Block, FLAG_WRITTEN, HEADER_BYTES, Item, KeyPtr};
+use std::collections::BTreeSet;
+
+use ubtrfs_check::{Finding, Maybe, Report};
+use ubtrfs_ondisk::block::{Block, FLAG_WRITTEN, HEADER_BYTES, Item, KeyPtr, NewBlock, Node};
 use ubtrfs_ondisk::extent::ExtentItem;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::root::RootItem;
-use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, Reason, RootId};
+use ubtrfs_ondisk::{CsumType, Generation, Key, KeyType, LogicalAddr, Reason, RootId, Uuid};
 use ubtrfs_testkit::{Oracle, oracle};
 
 use crate::common::image::{Base, Image};
+use crate::common::lines;
 
 /// Bytes of a block before the pointer in `slot`.
 fn ptr_at(slot: usize) -> usize {
@@ -306,4 +309,61 @@ fn block_without_a_whole_copy_is_the_only_error() {
     let image = Image::single();
     image.spoil(LogicalAddr(leaf(&image, RootId::EXTENT_TREE).header().bytenr.get()), 0);
     image.expect(&["bad-block"]);
+}
+
+fn write(image: &Image, mut block: Block) {
+    block.seal(CsumType::Crc32c);
+    image.write(block.bytenr(), block.as_bytes().into());
+}
+
+/// Beside a node that was lost, its neighbours were judged as if there had been nothing below it:
+/// names and inodes of which it held a part were called damaged.
+#[test]
+fn lost_node_takes_no_findings_about_what_it_held_with_it() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let root = image.subvolume("snap");
+    let Block::Node(node) = image.block(image.root(root)) else { panic!("a tree of some leaves") };
+    assert_eq!(node.header().level, 1);
+    let superblock = image.superblock();
+    let generation = superblock.generation;
+    let blocks = image.free_blocks(3);
+    let new = |at| NewBlock {
+        fsid: superblock.header_fsid(),
+        chunk_tree_uuid: Uuid(node.header().chunk_tree_uuid),
+        bytenr: at,
+        generation: Generation(generation.get()),
+        owner: root,
+        nodesize_bytes: usize::try_from(superblock.nodesize.get()).unwrap(),
+    };
+    let mut top = Node::new(&new(blocks[2]), 2);
+    let half = node.len() / 2;
+    for (at, slots) in [(blocks[0], 0..half), (blocks[1], half..node.len())] {
+        let mut part = Node::new(&new(at), 1);
+        for slot in slots {
+            part.insert(part.len(), node.key(slot), node.child(slot), node.child_generation(slot));
+        }
+        top.insert(top.len(), part.key(0), at, Generation(generation.get()));
+        write(&image, Block::Node(part));
+    }
+    write(&image, Block::Node(top));
+    image.edit::<RootItem>(&image.root_item(root), |item| {
+        item.bytenr = blocks[2].0.into();
+        item.generation = generation;
+        item.generation_v2 = generation;
+        item.level = 2;
+    });
+    let kinds =
+        |report: &Report| -> BTreeSet<&str> { report.errors().map(Finding::kind).collect() };
+    // The new nodes are in no extent tree, the old one is in no tree.
+    let before = image.check();
+    let expect = ["block-not-in-extent-tree", "extent-unreferenced"];
+    assert_eq!(kinds(&before), BTreeSet::from(expect), "{}", lines(&before));
+    image.spoil(blocks[1], 0);
+    let after = image.check();
+    assert!(after.notes().any(|note| note.kind() == "incomplete"));
+    let expect = ["bad-block", "block-not-in-extent-tree"];
+    assert_eq!(kinds(&after), BTreeSet::from(expect), "{}", lines(&after));
 }

@@ -24,6 +24,7 @@ use crate::size;
     after_help = "\
 Examples:
   ubtrfs check disk.img
+  ubtrfs check --memory 64M disk.img
   ubtrfs check --data --json disk.img | jq '.findings[].kind'"
 )]
 pub struct Args {
@@ -35,6 +36,9 @@ pub struct Args {
     /// Print at most N findings
     #[arg(long, value_name = "N", default_value_t = 1000)]
     max_findings: usize,
+    /// Memory for tables; what is more lies in a temporary file
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size::parse)]
+    memory: u64,
     /// Say nothing where there is no damage
     #[arg(short, long)]
     quiet: bool,
@@ -61,6 +65,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         data: args.data,
         executor: Runtime::system().executor,
         finding_count_max: args.max_findings,
+        memory_bytes_max: args.memory,
         progress: Some(&advance),
     };
     let report = ubtrfs_check::check(&volume, &options);
