@@ -70,11 +70,14 @@ acceptance:
 try-fresh:
 	scripts/try-fresh $(COMMAND)
 
-# The kernel and the engine on one image in turns, a hundred rounds.
+# The kernel and the engine on one filesystem in turns, a hundred rounds of each of its shapes. It fails
+# without the judges, and where too few operations of any kind were done. UBTRFS_TURNS_SHAPE picks one.
+SOAK_ROUNDS ?= 100
 .PHONY: soak
+soak: export UBTRFS_REQUIRE_ORACLES = 1
 soak:
 	scripts/setup test
-	UBTRFS_TURNS=100 cargo test --release -p ubtrfs-engine --test random_turns -- --nocapture
+	UBTRFS_TURNS=$(SOAK_ROUNDS) cargo test --release -p ubtrfs-engine --test random_turns -- --nocapture
 
 # What a change must pass besides its tests. `deny` needs a tool that takes minutes to build.
 lint: fmt-clippy doc tidy deny

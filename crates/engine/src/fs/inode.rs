@@ -6,6 +6,7 @@ use ubtrfs_ondisk::misc::{OnDisk, Timespec};
 use ubtrfs_ondisk::{Corruption, Generation, InodeNo, Key, KeyType, Reason, RootId};
 use ubtrfs_rt::Time;
 
+use super::xattr;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
@@ -185,7 +186,9 @@ impl Filesystem {
             .lookup(&id.key(KeyType::INODE_ITEM, 0))?
             .ok_or_else(|| Error::not_found(id))?;
         let item = InodeItem::peek(&item).map_err(|error| error.in_root(id.root))?;
-        Ok(Inode::from_item(id, item))
+        let inode = Inode::from_item(id, item);
+        let unsaid = xattr::flags_unsaid(&self.inner.core, id, item)?;
+        Ok(Inode { flags: inode.flags | unsaid, ..inode })
     }
 
     /// A stand-in looks like Linux's: an empty directory, of the subvolume that it stands in.

@@ -28,6 +28,7 @@ use ubtrfs_rt::{
 use zerocopy::IntoBytes;
 
 use super::inode::InodeId;
+use super::xattr;
 use crate::data::csum::PendingCsums;
 use crate::data::drop_range::Kept;
 use crate::data::read::DecodedCache;
@@ -442,7 +443,8 @@ impl Names {
                     .tree(id.root)?
                     .lookup(&id.key(KeyType::INODE_ITEM, 0))?
                     .ok_or_else(|| Error::not_found(id))?;
-                let item = *InodeItem::peek(&bytes).map_err(|error| error.in_root(id.root))?;
+                let mut item = *InodeItem::peek(&bytes).map_err(|error| error.in_root(id.root))?;
+                item.flags = (item.flags.get() | xattr::flags_unsaid(core, id, &item)?).into();
                 Ok(entry.insert(HeldInode { item, next_index: None, is_dirty: false }))
             }
         }

@@ -3,7 +3,7 @@
 use ubtrfs_ondisk::KeyType;
 use ubtrfs_ondisk::dir::{DirEntries, DirItem, FileType};
 use ubtrfs_ondisk::hash::name_hash;
-use ubtrfs_ondisk::inode::flags;
+use ubtrfs_ondisk::inode::{InodeItem, flags};
 use zerocopy::IntoBytes;
 
 use super::acl::SetAcl;
@@ -14,6 +14,7 @@ use super::state::{Names, touch};
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 use crate::filesystem::Handle;
+use crate::txn::Core;
 
 impl Filesystem {
     /// The value of an extended attribute, named with its namespace (`user.x`), or `None`.
@@ -220,6 +221,31 @@ fn compression_bits(
             Err(Error::InvalidArgument { what: format!("{} {value:?}", what()) })
         }
     }
+}
+
+/// Flags that the root directory of a subvolume has by its property alone. Linux gives a new subvolume
+/// the property of the one that it is made in, and the flags that go with it only in memory; it takes
+/// them from the property again whenever it reads the inode.
+///
+/// # Errors
+/// Damaged items, or the device's error.
+pub(super) fn flags_unsaid(core: &Core, id: InodeId, item: &InodeItem) -> Result<u64> {
+    let said = item.flags.get() & (flags::COMPRESS | flags::NOCOMPRESS);
+    if said != 0 || id != InodeId::root_of(id.root) {
+        return Ok(0);
+    }
+    let key = id.key(KeyType::XATTR_ITEM, name_hash(COMPRESSION_XATTR));
+    let Some(item) = core.roots.tree(id.root)?.lookup(&key)? else { return Ok(0) };
+    for entry in DirEntries::new(&item) {
+        let entry = entry.map_err(|error| error.in_root(id.root))?;
+        if entry.name == COMPRESSION_XATTR {
+            return Ok(match entry.data {
+                b"" | b"none" | b"no" => flags::NOCOMPRESS,
+                _ => flags::COMPRESS,
+            });
+        }
+    }
+    Ok(0)
 }
 
 /// Whether the value names a way to compress, as Linux understands it: the beginning counts, a level
