@@ -74,16 +74,21 @@ impl<'a> Context<'a> {
         let csums = self.load_csums(&roots);
         let free_space = self.load_free_space(&roots);
         self.walk_other_trees(&roots);
+        self.stop_if_failed()?;
         self.enter_phase(Phase::Files);
         let summaries = self.load_files(&roots, &extents, &csums);
         let logged = self.walk_logs();
+        self.stop_if_failed()?;
         self.enter_phase(Phase::Comparing);
         self.check_devices(&devices, &dev_extents);
         self.check_groups(&devices, &extents);
         self.check_free_space(&extents, free_space);
+        self.stop_if_failed()?;
         self.check_references(&roots, &extents);
+        self.stop_if_failed()?;
         self.check_csum_coverage(&extents, &csums, &logged);
         drop(extents);
+        self.stop_if_failed()?;
         self.check_files(&roots, summaries);
         self.check_roots(&roots);
         if self.options.data {
@@ -113,10 +118,13 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// What lies in the tables after a failure of the temporary file is nothing to go by.
+    fn stop_if_failed(&self) -> Result<()> {
+        self.store.take_failure().map_or(Ok(()), |error| Err(Error::Spill(error)))
+    }
+
     fn finish(&mut self) -> Result<()> {
-        if let Some(error) = self.store.take_failure() {
-            return Err(Error::Spill(error));
-        }
+        self.stop_if_failed()?;
         let taken = self.store.taken();
         self.statistics.table_bytes_peak = taken.peak_bytes;
         self.statistics.spilled_bytes = taken.spilled_bytes;

@@ -181,10 +181,12 @@ impl Context<'_> {
         };
         let (mut all_found, mut all_bytes) = (self.findings.like(), 0);
         let read = LeavesRead { batch: BATCH_LEAVES, is_wanted, work };
-        self.read_leaves(&read, |(found, bytes)| {
+        let lost_count = self.read_leaves(&read, |(found, bytes)| {
             all_bytes += bytes;
             all_found.extend(found);
         });
+        // Their data was not looked at.
+        self.blocks.lost_count += number(lost_count);
         self.statistics.data_read_bytes += all_bytes;
         self.findings.join(all_found);
     }

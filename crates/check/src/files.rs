@@ -569,14 +569,18 @@ impl Context<'_> {
         };
         self.read_leaves(&read, |ranges| ranges.into_iter().for_each(|it| by_others.push(it)));
         by_others.sort_by(|[extent, start, _]| (*extent, *start));
+        let by_others = self.joined(&by_others);
         for words in written.iter() {
             let Written { root, inode, mark, extent, range } = Written::of_words(&words);
-            let others = by_others.count_below(extent.0);
+            let others = by_others.iter_from(by_others.count_below(extent.0));
+            let mut others = others.take_while(|other| other[0] == extent.0).peekable();
             let mut at = range.start;
             while let Some(present) = csums.first_present(at..range.end) {
-                let others = by_others.iter_from(others).take_while(|other| other[0] == extent.0);
-                let cover = others.filter(|[_, start, end]| (*start..*end).contains(&present));
-                let Some([.., end]) = cover.max_by_key(|[.., end]| *end) else {
+                while others.peek().is_some_and(|[.., end]| *end <= present) {
+                    others.next();
+                }
+                let cover = others.peek().filter(|[_, start, _]| *start <= present);
+                let Some([.., end]) = cover.copied() else {
                     self.findings.push(Finding::CsumUnwanted {
                         root,
                         block: mark.block,
@@ -590,6 +594,25 @@ impl Context<'_> {
                 at = end;
             }
         }
+    }
+
+    /// Ranges of extents, which are in order, with those joined that touch.
+    fn joined(&self, ranges: &Table<3>) -> Table<3> {
+        let mut joined = Table::<3>::new(&self.store);
+        let mut last: Option<[u64; 3]> = None;
+        for [extent, start, end] in ranges.iter() {
+            match &mut last {
+                Some([of, _, last_end]) if *of == extent && start <= *last_end => {
+                    *last_end = end.max(*last_end);
+                }
+                _ => {
+                    last.into_iter().for_each(|range| joined.push(range));
+                    last = Some([extent, start, end]);
+                }
+            }
+        }
+        last.into_iter().for_each(|range| joined.push(range));
+        joined
     }
 
     /// Joins each tree's summaries and judges what only the whole tree tells.
@@ -646,8 +669,16 @@ impl Context<'_> {
         if depth == LEVEL_COUNT_MAX || facts.is_lost || facts.level == 0 {
             return Summary::lost();
         }
+        let mut found = Vec::new();
+        let children = self.children_of(&facts, &mut found);
+        self.findings.extend(found);
+        // It was there when it was walked: a device that fails now and then.
+        let Some(children) = children else {
+            self.lost(facts.root, true);
+            return Summary::lost();
+        };
         let mut summary = Summary::default();
-        for child in self.children_of(&facts) {
+        for child in children {
             // What lies below is not of this place; and a node with the same child in each of its
             // slots must not count it so often.
             let next = if self.blocks.is_refused(at, child.at) {

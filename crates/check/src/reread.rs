@@ -5,6 +5,7 @@ use ubtrfs_ondisk::LogicalAddr;
 
 use crate::blocks::Facts;
 use crate::context::Context;
+use crate::finding::Finding;
 use crate::read::Pointer;
 use crate::roots::Root;
 use crate::table::Index;
@@ -20,8 +21,13 @@ pub(crate) struct LeavesRead<A, W> {
 }
 
 impl Context<'_> {
-    /// Reads leaves that were met, and hands over what was made of each, in their order.
-    pub(crate) fn read_leaves<T, A, W>(&self, read: &LeavesRead<A, W>, mut take: impl FnMut(T))
+    /// Reads leaves that were met, and hands over what was made of each, in their order. Returns how many could
+    /// not be read this time.
+    pub(crate) fn read_leaves<T, A, W>(
+        &self,
+        read: &LeavesRead<A, W>,
+        mut take: impl FnMut(T),
+    ) -> usize
     where
         T: Send,
         A: Fn(&Facts) -> bool,
@@ -30,14 +36,16 @@ impl Context<'_> {
         let wanted = |facts: &Facts| facts.level == 0 && !facts.is_lost && (read.is_wanted)(facts);
         let work = &read.work;
         let mut pointers = self.blocks.iter().filter(wanted).map(|facts| facts.pointer());
+        let mut lost_count = 0;
         loop {
             let some: Vec<Pointer> = pointers.by_ref().take(LEAVES_AT_ONCE).collect();
             if some.is_empty() || self.store.has_failed() {
-                return;
+                return lost_count;
             }
             let results = self.in_parallel(&some, read.batch, |pointer| {
                 self.read_block(pointer, &mut Vec::new()).map(|view| work(&view))
             });
+            lost_count += results.iter().filter(|result| result.is_none()).count();
             results.into_iter().flatten().for_each(&mut take);
         }
     }
@@ -72,7 +80,7 @@ impl Iterator for LeavesOf<'_, '_> {
             if facts.level == 0 {
                 return Some(facts.pointer());
             }
-            let children = self.check.children_of(&facts);
+            let children = self.check.children_of(&facts, &mut Vec::new()).unwrap_or_default();
             self.pending.extend(children.iter().rev().map(|child| child.at));
         }
         None
@@ -80,10 +88,14 @@ impl Iterator for LeavesOf<'_, '_> {
 }
 
 impl Context<'_> {
-    /// The children of a node that was met.
-    pub(crate) fn children_of(&self, node: &Facts) -> Vec<Pointer> {
+    /// The children of a node that was met; `None` where it cannot be read this time.
+    pub(crate) fn children_of(
+        &self,
+        node: &Facts,
+        found: &mut Vec<Finding>,
+    ) -> Option<Vec<Pointer>> {
         let pointer = node.pointer();
-        let Some(view) = self.read_block(&pointer, &mut Vec::new()) else { return Vec::new() };
-        (0..view.len()).filter_map(|slot| pointer.child(&view, slot)).collect()
+        let view = self.read_block(&pointer, found)?;
+        Some((0..view.len()).filter_map(|slot| pointer.child(&view, slot)).collect())
     }
 }

@@ -15,6 +15,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
 
 use ubtrfs_rt::{AtomicBool, AtomicU64, Ordering, RwLock};
 
@@ -326,7 +327,10 @@ impl Frame {
 
 /// A file that is gone when it is closed, whatever becomes of this process.
 fn unnamed_file() -> io::Result<File> {
-    let directory = std::env::temp_dir();
+    // Where TMPDIR says nothing, not the usual place: that is in memory on some systems.
+    let large = || Some(PathBuf::from("/var/tmp")).filter(|place| place.is_dir());
+    let named = std::env::var_os("TMPDIR").map(PathBuf::from);
+    let directory = named.or_else(large).unwrap_or_else(std::env::temp_dir);
     let process = std::process::id();
     for attempt in 0..NAMES_MAX {
         let path = directory.join(format!("ubtrfs-check-{process}-{attempt}"));

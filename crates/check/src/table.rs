@@ -1,5 +1,7 @@
 //! Lists and maps of small records in a [`Store`].
 
+use std::hash::{BuildHasher, RandomState};
+
 use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 
 use crate::hash;
@@ -207,6 +209,8 @@ pub(crate) struct Index {
     /// Key, and number + 1; 0 where there is none.
     slots: Table<2>,
     len: usize,
+    /// Where keys go whose page is full is not to be foretold by who makes an image.
+    seed: u64,
 }
 
 enum Probed {
@@ -217,7 +221,7 @@ enum Probed {
 
 impl Index {
     pub(crate) fn new(store: &Arc<Store>) -> Self {
-        Self { slots: Table::new(store), len: 0 }
+        Self { slots: Table::new(store), len: 0, seed: RandomState::new().hash_one(0_u64) }
     }
 
     pub(crate) fn get(&self, key: u64) -> Option<usize> {
@@ -247,8 +251,9 @@ impl Index {
         let index_of = |value: u64| usize::try_from(value & 0xFFFF_FFFF).unwrap_or(0);
         let home = index_of(hash::of_numbers([key >> PART_BITS])) % pages;
         let start = index_of(hash::of_numbers([key])) % per_page;
-        for step in 0..pages {
-            let page = (home + step) % pages;
+        // Of a part that fills its page the keys go to all pages: beside it they would pile up.
+        let other = index_of(hash::of_numbers([key, self.seed])) % pages;
+        for page in std::iter::once(home).chain((0..pages).map(|step| (other + step) % pages)) {
             let probed = self.slots.store.read(self.slots.pages[page], |words| {
                 for slot in (start..per_page).chain(0..start) {
                     let [found, value] = load(&words[slot * 2..slot * 2 + 2]);
@@ -277,7 +282,7 @@ impl Index {
         for _ in 0..count {
             slots.push([0, 0]);
         }
-        let before = std::mem::replace(self, Self { slots, len: 0 });
+        let before = std::mem::replace(self, Self { slots, len: 0, seed: self.seed });
         for [key, value] in before.slots.iter() {
             if let Some(value) = value.checked_sub(1)
                 && let Err(slot) = self.probe(key)
