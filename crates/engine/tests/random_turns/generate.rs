@@ -18,7 +18,7 @@ const DEPTH_MAX: usize = 3;
 /// With more entries than that, what is done is to remove some.
 const ENTRIES_MAX: usize = 400;
 /// Bytes of a name of which few fit an inode's reference item.
-const LONG_NAME_BYTES: usize = 230;
+pub const LONG_NAME_BYTES: usize = 230;
 const SECTOR_BYTES: u64 = 4096;
 /// Where files are written at most, about: each look reads all that lies before. And for a long hole of
 /// a file without checksums that has an item, with address 0, the lowmem mode of `btrfs check` counts
@@ -43,6 +43,7 @@ enum Is {
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
     pub nodesize_bytes: usize,
+    pub many_names: usize,
     /// Large files that no compression makes smaller.
     pub fills: bool,
     /// As much is removed as is done otherwise.
@@ -421,9 +422,9 @@ impl Generator {
         }
         let dir = split(&from).0;
         let tag = self.random.below(4);
-        let count = self.habits.nodesize_bytes / LONG_NAME_BYTES + 4;
         let filler = "x".repeat(LONG_NAME_BYTES - 6);
-        let to = (0..count).map(|at| join(dir, &format!("m{tag}-{at:03}{filler}")));
+        let to =
+            (0..self.habits.many_names).map(|at| join(dir, &format!("m{tag}-{at:03}{filler}")));
         Operation::LinkMany { to: to.collect(), from }
     }
 

@@ -24,7 +24,7 @@ use std::time::SystemTime;
 
 use by_kernel::Kernel;
 use counts::{Counts, Journal};
-use generate::{Generator, Habits};
+use generate::{Generator, Habits, LONG_NAME_BYTES};
 use images::Images;
 use operation::Operation;
 use rustix::fs::StatVfsMountFlags;
@@ -149,7 +149,8 @@ impl Run {
             false => self.used_percent > 50,
         };
         let nodesize_bytes = self.shape.nodesize_bytes();
-        let habits = Habits { nodesize_bytes, fills: self.shape.runs_full, shrinks };
+        let many_names = self.shape.many_names(LONG_NAME_BYTES);
+        let habits = Habits { nodesize_bytes, many_names, fills: self.shape.runs_full, shrinks };
         let random = Prng::new(self.random.next_u64());
         Generator::new(random, habits, found)
     }

@@ -211,10 +211,11 @@ impl View {
 /// Linux looks for no hole in a file of as many bytes as it is long, unless a flag says that space was
 /// preallocated there. One that got such space from another file, by a clone, has no such flag.
 fn without_holes(entry: &mut Entry) {
-    let first = entry.data.as_ref().and_then(|data| data.first().cloned());
-    entry.data = first
-        .zip(entry.size_bytes)
-        .map(|(first, size)| std::iter::once(first.start..size).collect());
+    let (Some(data), Some(size)) = (&mut entry.data, entry.size_bytes) else { return };
+    data.truncate(1);
+    if let Some(first) = data.first_mut() {
+        first.end = size;
+    }
 }
 
 fn assert_same_maps<K: Ord + Debug, V: PartialEq + Debug>(
