@@ -378,8 +378,10 @@ impl Generator {
             3..5 => Operation::Make { path: self.fresh_file(), node: Node::FileInPlace },
             5..8 => Operation::Make { path: self.fresh_file(), node: Node::Unnamed },
             8..14 => Operation::Make { path: self.fresh("d"), node: Node::Directory },
-            14 => Operation::RemoveDirectory { path: self.one_of(&[Is::Directory, Is::StandIn]) },
-            15..18 => Operation::Remove { path: self.file() },
+            14..16 => {
+                Operation::RemoveDirectory { path: self.one_of(&[Is::Directory, Is::StandIn]) }
+            }
+            16..18 => Operation::Remove { path: self.file() },
             18 => Operation::RemoveOpen { path: self.file() },
             19..26 => {
                 let from = self.file();
