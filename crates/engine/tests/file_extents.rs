@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use common::{judge, open_for_writing};
+use common::{fiemap_flag_names, judge, open_for_writing};
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, Reservation, SetAttributes,
     SnapshotOptions, mkfs,
@@ -70,17 +70,7 @@ fn by_engine(fs: &Filesystem, id: InodeId) -> Vec<Extent> {
     extents
         .into_iter()
         .map(|extent| {
-            let of = extent.flags;
-            let named = [
-                (of.is_last, "last"),
-                (of.is_delalloc, "delalloc"),
-                (of.is_unwritten, "unwritten"),
-                (of.is_encoded, "encoded"),
-                (of.is_inline, "inline"),
-                (of.is_shared, "shared"),
-            ];
-            let mut names: Vec<String> =
-                named.iter().filter(|(is, _)| *is).map(|(_, name)| (*name).to_owned()).collect();
+            let mut names = fiemap_flag_names(&extent);
             names.sort();
             Extent {
                 logical: extent.range.start.bytes(),

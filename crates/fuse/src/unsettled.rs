@@ -27,11 +27,17 @@ struct State {
     is_ending: bool,
 }
 
+impl State {
+    fn is_empty(&self) -> bool {
+        self.young.is_empty() && self.old.is_empty()
+    }
+}
+
 /// The files of a mount that may take another space than the kernel knows.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     state: Mutex<State>,
-    ended: Condvar,
+    changed: Condvar,
 }
 
 impl Unsettled {
@@ -44,15 +50,21 @@ impl Unsettled {
         if state.is_ending || (is_full && !is_known) {
             return false;
         }
+        if state.is_empty() {
+            self.changed.notify_one();
+        }
         state.young.insert(id, blocks);
         true
     }
 
-    /// Waits for the next look, and takes what is due; `None` at the end.
+    /// Waits for the next look, and takes what is due; `None` at the end. While there is nothing to look at, nobody wakes.
     pub(crate) fn wait(&self) -> Option<Told> {
         let mut state = self.state.lock();
+        while state.is_empty() && !state.is_ending {
+            self.changed.wait(&mut state);
+        }
         if !state.is_ending {
-            self.ended.wait_for(&mut state, EVERY);
+            self.changed.wait_for(&mut state, EVERY);
         }
         if state.is_ending {
             return None;
@@ -74,6 +86,6 @@ impl Unsettled {
     /// Nobody looks any more, so the kernel may not keep what it is told.
     pub(crate) fn end(&self) {
         self.state.lock().is_ending = true;
-        self.ended.notify_all();
+        self.changed.notify_all();
     }
 }

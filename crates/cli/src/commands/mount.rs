@@ -270,8 +270,10 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     if let Ok(signals) = signals {
         watch_signals(signals, directory.clone(), source.clone());
     }
-    let device = FuseDevice::new(device)
-        .map_err(|error| Failure::new(Exit::Io, "serving", error).at_path(&directory))?;
+    let device = FuseDevice::new(device).map_err(|error| {
+        leave(&directory, &source);
+        Failure::new(Exit::Io, "serving", error).at_path(&directory)
+    })?;
     let transport: Arc<dyn Transport> = Arc::new(device);
     let is_background = !args.foreground;
     let server = Server::new(fs.clone(), root, wanted.serving());

@@ -9,11 +9,26 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ubtrfs_engine::{Filesystem, Inode, InodeId, MappingKind, OpenOptions};
+use ubtrfs_iomap::FiemapExtent;
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_rt::Time;
 use ubtrfs_testkit::snapshot::{Entry, Kind, Timestamp, TreeBuilder, hash_content, normal_ranges};
 use ubtrfs_testkit::{Compare, KernelMount, Oracle, TreeSnapshot, assert_checks_clean, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+/// What `filefrag -v` calls the flags of an extent.
+pub fn fiemap_flag_names(extent: &FiemapExtent) -> Vec<String> {
+    let of = extent.flags;
+    let named = [
+        (of.is_last, "last"),
+        (of.is_delalloc, "delalloc"),
+        (of.is_unwritten, "unwritten"),
+        (of.is_encoded, "encoded"),
+        (of.is_inline, "inline"),
+        (of.is_shared, "shared"),
+    ];
+    named.iter().filter(|(is, _)| *is).map(|(_, name)| (*name).to_owned()).collect()
+}
 
 /// Opens image files as one filesystem, for reading.
 pub fn open(images: &[impl AsRef<Path>]) -> Filesystem {

@@ -14,7 +14,7 @@ use ubtrfs_testkit::snapshot::{Entry, Kind, Timestamp};
 use ubtrfs_testkit::{Compare, TreeSnapshot, run};
 
 use crate::by_kernel::btrfs;
-use crate::common;
+use crate::common::{self, fiemap_flag_names};
 
 /// Files that are asked for their extents at once.
 const FILEFRAG_FILES_MAX: usize = 200;
@@ -231,21 +231,11 @@ fn assert_same_maps<K: Ord + Debug, V: PartialEq + Debug>(
 
 impl Extent {
     fn of_engine(extent: &ubtrfs_iomap::FiemapExtent) -> Self {
-        let of = extent.flags;
-        let named = [
-            (of.is_last, "last"),
-            (of.is_delalloc, "delalloc"),
-            (of.is_unwritten, "unwritten"),
-            (of.is_encoded, "encoded"),
-            (of.is_inline, "inline"),
-            (of.is_shared, "shared"),
-        ];
-        let flags = named.iter().filter(|(is, _)| *is).map(|(_, name)| (*name).to_owned());
         Self {
             logical: extent.range.start.bytes(),
             physical: extent.address,
             len_bytes: extent.range.len_bytes(),
-            flags: flags.collect(),
+            flags: fiemap_flag_names(extent).into_iter().collect(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use ubtrfs_engine::SetAttributes;
+use ubtrfs_engine::{InodeId, SetAttributes};
 use ubtrfs_ondisk::dir::FileType;
 
 use super::{Below, Change, each_below};
@@ -122,6 +122,22 @@ impl Mode {
             }
         }
     }
+}
+
+/// Gives something new the permissions that are asked for, if any are. `usual` are those that it is made with, less the
+/// umask; what was taken over from the directory stays but for the permissions.
+pub fn set_on_new(
+    edit: &Edit<'_>,
+    id: InodeId,
+    mode: Option<&Mode>,
+    usual: u32,
+    path: &[u8],
+) -> Result<()> {
+    let Some(mode) = mode else { return Ok(()) };
+    let new = edit.image().inode(id, path)?;
+    let mode = mode.applied_to(new.mode & SET_ID | usual & !UMASK, new.file_type());
+    let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+    edit.set_attributes(id, &attributes, path)
 }
 
 impl Step {

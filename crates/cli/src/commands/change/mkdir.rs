@@ -3,12 +3,9 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use ubtrfs_engine::SetAttributes;
-use ubtrfs_ondisk::dir::FileType;
-
 use super::Change;
-use super::chmod::{Mode, SET_ID};
-use crate::edit::{Edit, UMASK};
+use super::chmod::{self, Mode};
+use crate::edit::Edit;
 use crate::failure::Result;
 use crate::image::{ChangedImageArgs, Place};
 use crate::output::Output;
@@ -59,12 +56,7 @@ impl Args {
 
     fn make(&self, edit: &Edit<'_>, place: &Place, path: &[u8]) -> Result<()> {
         let id = edit.create(place, &edit.new_inode(0o040_777), path)?;
-        let Some(mode) = &self.mode else { return Ok(()) };
-        // What was taken over from the directory stays but for the permissions.
-        let before = edit.image().inode(id, path)?.mode;
-        let mode = mode.applied_to(before & SET_ID | 0o777 & !UMASK, FileType::Directory);
-        let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-        edit.set_attributes(id, &attributes, path)
+        chmod::set_on_new(edit, id, self.mode.as_ref(), 0o777, path)
     }
 
     fn with_parents(&self, edit: &Edit<'_>, path: &[u8]) -> Result<()> {

@@ -4,12 +4,11 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::ValueEnum;
-use ubtrfs_engine::{SetAttributes, device_number};
-use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_engine::device_number;
 
 use super::Change;
-use super::chmod::{Mode, SET_ID};
-use crate::edit::{Edit, UMASK};
+use super::chmod::{self, Mode};
+use crate::edit::Edit;
 use crate::failure::{Failure, Result};
 use crate::image::ChangedImageArgs;
 use crate::output::Output;
@@ -45,15 +44,6 @@ impl Kind {
 
     fn is_device(self) -> bool {
         !matches!(self, Self::P | Self::S)
-    }
-
-    fn file_type(self) -> FileType {
-        match self {
-            Self::B => FileType::BlockDevice,
-            Self::C | Self::U => FileType::CharDevice,
-            Self::P => FileType::Fifo,
-            Self::S => FileType::Socket,
-        }
     }
 }
 
@@ -110,11 +100,6 @@ impl Change for Args {
         let mut new = edit.new_inode(self.kind.type_bits() | 0o666);
         new.rdev = rdev;
         let id = edit.create(&place, &new, path)?;
-        let Some(mode) = &self.mode else { return Ok(()) };
-        // What was taken over from the directory stays but for the permissions.
-        let before = edit.image().inode(id, path)?.mode;
-        let mode = mode.applied_to(before & SET_ID | 0o666 & !UMASK, self.kind.file_type());
-        let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-        edit.set_attributes(id, &attributes, path)
+        chmod::set_on_new(edit, id, self.mode.as_ref(), 0o666, path)
     }
 }
