@@ -15,9 +15,9 @@ use ubtrfs_engine::{
 };
 use ubtrfs_iomap::{FileOffset, Reach};
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_ondisk::{PhysicalAddr, block_group::BlockGroupFlags};
+use ubtrfs_ondisk::{PhysicalAddr, RootId, block_group::BlockGroupFlags};
 use ubtrfs_rt::{Runtime, Time};
-use ubtrfs_testkit::Prng;
+use ubtrfs_testkit::{MkfsBtrfs, Prng};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 /// A device that fails writes to data while it is told to.
@@ -63,6 +63,10 @@ fn make(image: &Path, len_bytes: u64) {
     let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
     let device: Arc<dyn Device> = Arc::new(device);
     mkfs(vec![device], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
+}
+
+fn make_mixed(image: &Path, len_bytes: u64) {
+    MkfsBtrfs::new().options("--mixed").size_bytes(len_bytes).make(image);
 }
 
 fn open(image: &Path) -> Filesystem {
@@ -253,6 +257,16 @@ fn noise(random: &mut Prng, len: u64) -> Vec<u8> {
 /// free space in pieces.
 #[test]
 fn all_that_was_taken_until_the_filesystem_was_full_is_stored() {
+    stores_all_that_was_taken(make);
+}
+
+/// Where groups are mixed, a promise of data once left no metadata to place it with.
+#[test]
+fn all_that_was_taken_until_mixed_groups_were_full_is_stored() {
+    stores_all_that_was_taken(make_mixed);
+}
+
+fn stores_all_that_was_taken(make: fn(&Path, u64)) {
     let at = FileOffset::new;
     for seed in 0..3 {
         println!("seed {seed}");
@@ -320,6 +334,60 @@ fn all_that_was_taken_until_the_filesystem_was_full_is_stored() {
         for (name, (id, bytes)) in &expected {
             assert!(read(&fs, *id) == *bytes, "{name} at the end");
         }
+    }
+}
+
+/// One file takes all that was left beside small ones, in memory: it was lost where groups are mixed, as
+/// what was placed of it was counted as promised still.
+#[test]
+fn file_that_takes_the_rest_of_a_filesystem_is_stored() {
+    for (is_mixed, len_mib) in [(true, 110), (true, 256), (false, 256)] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        if is_mixed {
+            make_mixed(&image, len_mib << 20)
+        } else {
+            make(&image, len_mib << 20)
+        }
+        let fs = open(&image);
+        let mut random = Prng::new(1);
+        let mut small = Vec::new();
+        while fs.statfs(RootId::FS_TREE).unwrap().blocks_available > 5000 && small.len() < 400 {
+            let file = create(&fs, &format!("small {}", small.len()), 0).unwrap();
+            let bytes = noise(&mut random, 1 << 20);
+            assert_eq!(file.write(FileOffset::new(0), &bytes).unwrap(), bytes.len());
+            small.push((file.id(), bytes));
+            if small.len() % 8 == 0 {
+                drop(file);
+                fs.flush_files().unwrap();
+                fs.commit().unwrap();
+            }
+        }
+        fs.flush_files().unwrap();
+        fs.commit().unwrap();
+        let file = create(&fs, "last", 0).unwrap();
+        let bytes = noise(&mut random, 64 << 20);
+        let mut taken = 0;
+        let error = loop {
+            match file.append(&bytes[taken..]) {
+                Ok((_, count)) if taken + count < bytes.len() => taken += count,
+                Ok(_) => panic!("{len_mib} MiB had space for {}", bytes.len()),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+        assert!(taken > 1 << 20, "took {taken}");
+        fs.flush_files().unwrap();
+        file.fsync().unwrap();
+        let id = file.id();
+        drop(file);
+        for (id, bytes) in
+            small.iter().map(|(id, bytes)| (*id, &bytes[..])).chain([(id, &bytes[..taken])])
+        {
+            assert!(read(&fs, id) == *bytes);
+        }
+        drop(fs);
+        judge(&image);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Space for data, and the promises made of it.
 //!
 //! Data that is in memory only has space promised: who writes it to the device later finds some. What
-//! was promised is counted, not placed; who allocates without a promise leaves so much free.
+//! was promised is counted, not placed; who allocates without a promise leaves so much free. Who allocates
+//! with one spends it: what has its space is promised no more, and is again when that is released.
 
 use super::{Allocator, Class, State};
 use crate::btree::Roots;
@@ -20,10 +21,12 @@ impl State {
     /// Bytes of its groups that data must leave.
     pub(super) fn kept_from_data(&self, nodesize_bytes: u64, promise: DataPromise) -> u64 {
         let metadata = if self.is_mixed { self.kept_bytes(nodesize_bytes) } else { 0 };
-        match promise {
-            DataPromise::Given => metadata,
-            DataPromise::None => metadata.saturating_add(self.promised_data_bytes),
+        if promise == DataPromise::Given {
+            return metadata;
         }
+        // Freeing needs metadata, and so does placing what is promised.
+        let freeing = if self.is_mixed { self.freeing_reserve_bytes(0) } else { 0 };
+        metadata.saturating_add(freeing).saturating_add(self.promised_data_bytes)
     }
 }
 
@@ -78,7 +81,8 @@ impl Allocator {
         free >= kept.saturating_add(promised_data)
     }
 
-    /// Counts a promise for data that has its space already, so that it is taken back as any other.
+    /// Counts a promise for data that has its space, so that it is taken back as any other: from before, or
+    /// as it was placed and is to be placed again.
     pub(crate) fn promise_placed_data(&self, len_bytes: u64) {
         self.state().promised_data_bytes += len_bytes;
     }

@@ -264,7 +264,7 @@ impl Allocator {
 
     /// Gives out space for data: `max_bytes`, or the largest free extent of at least `min_bytes`.
     /// The space has no reference yet: [`Allocator::add_data`] or [`Allocator::release_data`]
-    /// must follow before the transaction commits.
+    /// must follow before the transaction commits. A promise is spent by it.
     ///
     /// # Errors
     /// `NoSpace` where neither loaded groups nor a new chunk have it, or the damage of a group that
@@ -310,9 +310,6 @@ impl Allocator {
         let align = self.sectorsize_bytes();
         let mut state = self.state();
         let kept_bytes = state.kept_from_data(self.nodesize_bytes(), promise);
-        if kept_bytes == 0 {
-            return state.take(class, min_bytes, max_bytes, align);
-        }
         let free_bytes = state.spaces[class.index()].loaded_free_bytes;
         let spare_bytes = free_bytes.saturating_sub(kept_bytes);
         let spare_bytes = spare_bytes / align * align;
@@ -323,12 +320,20 @@ impl Allocator {
                 available_bytes: spare_bytes,
             });
         }
-        state.take(class, min_bytes, max_bytes.min(spare_bytes), align)
+        let (start, len) = state.take(class, min_bytes, max_bytes.min(spare_bytes), align)?;
+        if promise == DataPromise::Given {
+            state.promised_data_bytes = state.promised_data_bytes.saturating_sub(len);
+        }
+        Ok((start, len))
     }
 
-    /// Gives back space of [`Allocator::allocate_data`] that was not used.
-    pub(crate) fn release_data(&self, start: LogicalAddr, len_bytes: u64) {
-        self.state().give(start.0, len_bytes);
+    /// Gives back space of [`Allocator::allocate_data`] that was not used, with what was spent for it.
+    pub(crate) fn release_data(&self, start: LogicalAddr, len_bytes: u64, promise: DataPromise) {
+        let mut state = self.state();
+        state.give(start.0, len_bytes);
+        if promise == DataPromise::Given {
+            state.promised_data_bytes += len_bytes;
+        }
     }
 
     /// Queues the first reference of a data extent, a file extent of `inode` in `root`. `offset`

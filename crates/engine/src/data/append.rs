@@ -59,12 +59,18 @@ pub(crate) fn extent_key(target: &Target, file_offset: u64) -> Key {
 #[must_use = "its space is neither used nor free"]
 pub(crate) struct Written<'a> {
     regions: Vec<Region<'a>>,
+    promise: DataPromise,
 }
 
 impl Written<'_> {
     /// Gives the space back: the pieces are not wanted any more.
     pub(crate) fn release(&self, core: &Core) {
-        release(core, &self.regions);
+        release(core, &self.regions, self.promise);
+    }
+
+    /// Bytes of space that they have.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.regions.iter().map(|region| region.len_bytes).sum()
     }
 
     /// File extents that they become.
@@ -121,7 +127,7 @@ pub(crate) fn find_space<'a>(
     promise: DataPromise,
 ) -> Result<Written<'a>> {
     let regions = allocate(core, units_of(core, target, pieces), promise)?;
-    Ok(Written { regions })
+    Ok(Written { regions, promise })
 }
 
 /// As [`find_space`], for plain bytes where they are: pieces with their file offsets and checksums,
@@ -142,7 +148,7 @@ pub(crate) fn find_space_for_plain<'a>(
         compression: Compression::None,
     };
     let regions = allocate(core, pieces.map(unit).collect(), promise)?;
-    Ok(Written { regions })
+    Ok(Written { regions, promise })
 }
 
 /// The second part of [`place`]: file extents, references, checksums.
@@ -276,7 +282,7 @@ fn allocate<'a>(
         let (start, len_bytes) = match space {
             Ok(space) => space,
             Err(error) => {
-                release(core, &regions);
+                release(core, &regions, promise);
                 let taken = regions.iter().map(|region| region.len_bytes).sum();
                 return Err(no_space_for_all(error, taken, all_bytes));
             }
@@ -316,7 +322,7 @@ fn allocate<'a>(
             break;
         }
         if left > 0 {
-            core.alloc.release_data(LogicalAddr(start.0 + len_bytes - left), left);
+            core.alloc.release_data(LogicalAddr(start.0 + len_bytes - left), left, promise);
             region.len_bytes -= left;
         }
         regions.push(region);
@@ -341,9 +347,9 @@ fn no_space_for_all(error: Error, taken_bytes: u64, left_bytes: u64) -> Error {
     }
 }
 
-fn release(core: &Core, regions: &[Region<'_>]) {
+fn release(core: &Core, regions: &[Region<'_>], promise: DataPromise) {
     for region in regions {
-        core.alloc.release_data(region.start, region.len_bytes);
+        core.alloc.release_data(region.start, region.len_bytes, promise);
     }
 }
 

@@ -12,6 +12,7 @@ use ubtrfs_ondisk::{Key, KeyType};
 use super::append::{Target, extent_key, insert, put_hole};
 use super::csum::PendingCsums;
 use super::read::DecodedCache;
+use crate::alloc::DataPromise;
 use crate::error::{Error, Result};
 use crate::txn::{Core, Handle};
 
@@ -171,7 +172,7 @@ pub(crate) fn forget(
     kept.csums.remove(handle, at.0, at.0.saturating_add(len_bytes))?;
     kept.decoded.forget(at);
     // Only now: who gets the space next brings checksums of its own.
-    handle.core().alloc.release_data(at, len_bytes);
+    handle.core().alloc.release_data(at, len_bytes, DataPromise::None);
     Ok(())
 }
 

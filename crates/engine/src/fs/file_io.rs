@@ -410,14 +410,12 @@ impl FileSystem for FileIo {
         // What was kept back for the items of these is what their handles ask for now.
         files.subtract_delalloc(bytes_of(runs));
         if fs.write_runs(inode, runs, From::Memory).is_ok() {
-            core.alloc.take_back_data(bytes_of(runs));
             return Ok(());
         }
         // One by one: what can be written is, and who could not is known.
         for (index, run) in runs.iter().enumerate() {
             let was_held = core.is_held();
             let Err(error) = fs.write_run_in_parts(inode, run, From::Memory) else {
-                core.alloc.take_back_data(run.range.len_bytes());
                 continue;
             };
             // While somebody holds commits a transaction may be as large as it may become, or space not be
@@ -441,9 +439,10 @@ impl FileSystem for FileIo {
     fn write_direct(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
         let fs = self.fs()?;
         fs.promise_data(run.range.len_bytes())?;
-        let result = fs.write_run_in_parts(inode, run, From::Caller);
-        fs.inner.core.alloc.take_back_data(run.range.len_bytes());
-        result.inspect_err(|_| fs.cut_to_memory(inode))
+        fs.write_run_in_parts(inode, run, From::Caller).inspect_err(|_| {
+            fs.inner.core.alloc.take_back_data(run.range.len_bytes());
+            fs.cut_to_memory(inode);
+        })
     }
 
     fn may_write_straight(&self, inode: &IoInode) -> bool {

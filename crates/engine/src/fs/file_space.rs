@@ -175,7 +175,7 @@ impl Filesystem {
             // An explicit hole, if anything.
             let kept = self.inner.files.kept();
             if let Err(error) = drop_range(&mut handle.txn, &target, &part, kept) {
-                core.alloc.release_data(start, len);
+                core.alloc.release_data(start, len, DataPromise::None);
                 return Err(error);
             }
             prealloc::put_prealloc(&mut handle.txn, &target, part.start, start, len)?;

@@ -77,7 +77,8 @@ struct Job<'a> {
 }
 
 impl Filesystem {
-    /// Writes runs of one file, ascending, and maps them; space is promised for them.
+    /// Writes runs of one file, ascending, and maps them. Space is promised for them; where all are
+    /// written it is so no more, and else still is.
     ///
     /// # Errors
     /// As [`Filesystem::write`]; nothing is mapped then but what was preallocated.
@@ -97,9 +98,11 @@ impl Filesystem {
         };
         let job =
             Job { fs: self, io, inode, target, options, size: last.size.bytes(), from, space };
+        let core = &self.inner.core;
         if let [only] = runs
             && job.write_inline(only)?
         {
+            core.alloc.take_back_data(only.range.len_bytes());
             return Ok(());
         }
         let parts: Vec<Part<'_>> = runs
@@ -107,12 +110,20 @@ impl Filesystem {
             .map(|run| Part { offset: run.range.start.bytes(), buffers: run.buffers.to_vec() })
             .collect();
         let (in_place, new) = job.split_in_place(parts)?;
-        for parts in in_place.chunks(IN_PLACE_RANGES_MAX) {
-            if !job.write_in_place(parts)? {
-                job.write_new(parts)?;
+        let chunks = in_place.chunks(IN_PLACE_RANGES_MAX).map(|parts| (parts, true));
+        let mut done_bytes = 0;
+        for (parts, stays) in chunks.chain((!new.is_empty()).then_some((&new[..], false))) {
+            // Who fails half way is tried again as a whole.
+            let promise_again = |_: &Error| core.alloc.promise_placed_data(done_bytes);
+            let len_bytes: u64 = parts.iter().map(Part::len_bytes).sum();
+            let mut spent_bytes = 0;
+            if !stays || !job.write_in_place(parts).inspect_err(promise_again)? {
+                spent_bytes = job.write_new(parts).inspect_err(promise_again)?;
             }
+            core.alloc.take_back_data(len_bytes.saturating_sub(spent_bytes));
+            done_bytes += len_bytes;
         }
-        if new.is_empty() { Ok(()) } else { job.write_new(&new) }
+        Ok(())
     }
 
     /// Whether data may go where a mapping of the file lies, at which the walk stands: nobody else shows it.
@@ -143,7 +154,7 @@ impl Filesystem {
     /// As [`Filesystem::write_runs`], of one run, in halves where there is no space to write it whole.
     ///
     /// # Errors
-    /// As there; what is not written keeps its mapping.
+    /// As there; what is not written keeps its mapping, and space is promised for all of it.
     pub(super) fn write_run_in_parts(
         &self,
         io: &IoInode,
@@ -158,14 +169,13 @@ impl Filesystem {
         let half = (run.range.len_bytes() / 2).next_multiple_of(block);
         let middle = run.range.start.saturating_add(half);
         let (front, back) = split_buffers(run.buffers, half);
-        for (range, buffers) in [
-            (ubtrfs_iomap::FileRange::new(run.range.start, middle), front),
-            (ubtrfs_iomap::FileRange::new(middle, run.range.end), back),
-        ] {
-            let size = run.size;
-            self.write_run_in_parts(io, &WritebackRun { range, buffers: &buffers, size }, from)?;
-        }
-        Ok(())
+        let write_part = |start, end, buffers: &[&[u8]]| {
+            let range = ubtrfs_iomap::FileRange::new(start, end);
+            self.write_run_in_parts(io, &WritebackRun { range, buffers, size: run.size }, from)
+        };
+        write_part(run.range.start, middle, &front)?;
+        write_part(middle, run.range.end, &back)
+            .inspect_err(|_| self.inner.core.alloc.promise_placed_data(half))
     }
 }
 
@@ -303,8 +313,9 @@ impl Job<'_> {
         Ok(true)
     }
 
-    /// Writes parts to space of their own, and puts it in the place of what the file had there.
-    fn write_new(&self, parts: &[Part<'_>]) -> Result<()> {
+    /// Writes parts to space of their own, and puts it in the place of what the file had there. Returns the
+    /// bytes of it, for which as much of the promise is spent.
+    fn write_new(&self, parts: &[Part<'_>]) -> Result<u64> {
         self.outline(parts)?;
         let all: Vec<&Part<'_>> = parts.iter().collect();
         let compresses = self.target.has_csums && self.options.compression.is_some();
@@ -344,33 +355,36 @@ impl Job<'_> {
         locked.outline_unless(0..u64::MAX)
     }
 
-    /// Finds space, writes there, and enters what was written.
+    /// Finds space, writes there, and enters what was written. Returns the bytes of that space.
     fn place<'a>(
         &self,
         parts: &[&Part<'_>],
         find_space: impl Fn(&crate::txn::Core) -> Result<Written<'a>>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let fs = self.fs;
         let core = &fs.inner.core;
         let found = {
-            let _handle = fs.begin_step(Reservation::items(0))?;
+            let _handle = fs.begin_step(Reservation::items(0).promised())?;
             find_space(core)
         };
         let written = match found {
             Err(Error::NoSpace { .. }) if core.frees_by_commit() => {
                 core.commit_unless_held()?;
-                let _handle = fs.begin_step(Reservation::items(0))?;
+                let _handle = fs.begin_step(Reservation::items(0).promised())?;
                 find_space(core)?
             }
             found => found?,
         };
         let entered = written.write(core).and_then(|()| self.enter(parts, &written));
-        entered.inspect_err(|error| {
+        match entered {
+            Ok(()) => Ok(written.disk_bytes()),
             // After an abort nothing is given out again.
-            if !matches!(error, Error::Aborted { .. }) {
+            Err(error @ Error::Aborted { .. }) => Err(error),
+            Err(error) => {
                 written.release(core);
+                Err(error)
             }
-        })
+        }
     }
 
     /// Puts what is on the medium in the place of what the file had there.
