@@ -325,7 +325,13 @@ pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDe
     FileDevice::open(path, mode, window).map_err(|error| {
         let failure = Failure::volume("opening", &error).at_path(path);
         match mounts::of_image(path) {
-            Some(mounted) if matches!(error, ubtrfs_volume::Error::Busy { .. }) => {
+            Some(mounted)
+                if matches!(
+                    error,
+                    ubtrfs_volume::Error::Busy { .. }
+                        | ubtrfs_volume::Error::MountedByKernel { .. }
+                ) =>
+            {
                 let place = quote::path(&mounted.directory);
                 failure.advice(format!(
                     "It is mounted on {place}: name that in its place, or unmount it first."

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use ubtrfs_engine::{Error, Filesystem, InodeId};
-use ubtrfs_fuse::{ControlAnswer, Server};
+use ubtrfs_fuse::{Changed, ControlAnswer, Server};
 use ubtrfs_rt::Arc;
 
 use crate::cli;
@@ -34,6 +34,8 @@ pub struct Live {
     pub root: InodeId,
     /// The user and group whose is what is made.
     pub owner: (u32, u32),
+    /// What was written may be with the kernel only, which does not look at sizes then.
+    pub kernel_holds_writes: bool,
 }
 
 thread_local! {
@@ -70,6 +72,14 @@ pub fn answer(live: &Live, server: &Arc<Server>, words: Vec<OsString>) -> Contro
 
 fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> Result<Exit> {
     let command = cli::parse_for_mount(words)?;
+    if live.kernel_holds_writes {
+        if command.changes_of_mount() == Some(Changed::Anything) {
+            let why = "with -o writeback the kernel would not see what becomes of files";
+            return Err(refused("changing files", &live.directory, why));
+        }
+        bring_back(&live.directory)
+            .map_err(|error| Failure::io("making all durable", &error).at_path(&live.directory))?;
+    }
     let Some(changed) = command.changes_of_mount() else {
         // What it shows is what lies on the medium.
         match live.filesystem.sync() {
@@ -84,6 +94,12 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
     // Whatever came of it.
     server.forget_all(changed);
     result
+}
+
+/// Has the kernel write what it holds back of the mount. This thread answers none of its requests.
+fn bring_back(directory: &Path) -> io::Result<()> {
+    let directory = std::fs::File::open(directory)?;
+    Ok(rustix::fs::syncfs(directory)?)
 }
 
 /// Has this process's command done by who serves the mount, and prints what that said.

@@ -47,7 +47,7 @@ fn of_line(line: &str) -> Option<Mounted> {
     let directory = PathBuf::from(unescape(front.nth(1)?));
     let is_read_only = front.next()?.split(',').any(|option| option == "ro");
     let mut back = back.split(' ');
-    if back.next()? != "fuse.ubtrfs" {
+    if !matches!(back.next()?, "fuse.ubtrfs" | "fuseblk.ubtrfs") {
         return None;
     }
     let source = PathBuf::from(unescape(back.next().unwrap_or_default()));
@@ -102,6 +102,8 @@ mod tests {
             of_line("9 1 0:5 / /m ro,noatime - fuse.ubtrfs /i ro,user_id=1").unwrap().is_read_only
         );
         assert_eq!(found.source, Path::new("/disk 1.img"));
+        let line = "9 1 7:0 / /m rw,noatime - fuseblk.ubtrfs /dev/loop0 rw,user_id=0,blksize=4096";
+        assert_eq!(of_line(line).unwrap().source, Path::new("/dev/loop0"));
         for other in ["/", "/mnt/c", "/mnt"] {
             assert_eq!(on_in(table, Path::new(other)), None, "{other}");
         }

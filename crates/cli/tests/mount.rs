@@ -4,11 +4,13 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean_whatever_it_holds, oracle};
+use ubtrfs_testkit::{
+    KernelMount, LoopDevice, Oracle, assert_checks_clean_whatever_it_holds, oracle,
+};
 
 /// Who is nobody.
 const NOBODY: u32 = 65_534;
@@ -130,7 +132,7 @@ fn mounted_by_root_and_by_another_user() {
         assert!(place.done(&["ls", "-l"], &[&place.image]).contains("3000000"));
         assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
         place.mount(&["-o", "ro"]);
-        let status = place.command("rm").arg(&file).stderr(std::process::Stdio::null()).status();
+        let status = place.command("rm").arg(&file).stderr(Stdio::null()).status();
         assert!(!status.unwrap().success());
         // It returned while who served for reading still had the image, which the next one could not open for writing then.
         place.umount();
@@ -141,7 +143,7 @@ fn mounted_by_root_and_by_another_user() {
             place.umount();
         }
         for (words, why) in [
-            (vec!["mount", "-o", "writeback"], "no such option"),
+            (vec!["mount", "-o", "write-back"], "no such option"),
             (vec!["mount", "-o", "subvol=none"], "none: no such file"),
             (vec!["mount", "-o", "subvol=file"], "no subvolume"),
             (vec!["umount"], "nothing mounted"),
@@ -305,6 +307,107 @@ fn process_that_is_asked_to_end_loses_nothing() {
     assert!(!place.is_mounted());
     assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
     assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+}
+
+/// A block device that root mounts is the kernel's to hold: syncfs(2) reaches the engine, umount(8) returns when all is
+/// durable, and others are kept out as from any mounted device.
+#[test]
+fn block_device_is_held_by_the_kernel_and_synced_with_it() {
+    let Some(mut place) = Place::new(true) else { return };
+    let device = LoopDevice::attach(&place.image, false);
+    let image = std::mem::replace(&mut place.image, device.path().to_owned());
+    let kind = |place: &Place| {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let source = format!(" {} ", place.image.display());
+        let line = table.lines().find(|line| line.contains(&source)).map(str::to_owned);
+        line.map(|line| line.contains(" - fuseblk.ubtrfs "))
+    };
+    for by in ["umount", "ubtrfs", "-TERM"] {
+        place.mount(&["-o", "commit=3600"]);
+        assert_eq!(kind(&place), Some(true), "{by}");
+        fs::write(place.directory.join(by), vec![7; 1 << 20]).unwrap();
+        for words in [&["ls"][..], &["mkfs", "-f"], &["check"]] {
+            let output = place.run(words, &[&place.image]);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success() && said.contains("mounted on"), "{words:?}: {said}");
+        }
+        let output = Command::new("mkfs.btrfs").arg("-f").arg(&place.image).output().unwrap();
+        assert!(!output.status.success());
+        match by {
+            "umount" => {
+                let status = Command::new("umount").arg(&place.directory).status().unwrap();
+                assert!(status.success());
+            }
+            "ubtrfs" => place.umount(),
+            signal => {
+                place.signal(signal);
+                File::open(&place.image).unwrap().lock_shared().unwrap();
+            }
+        }
+        // Not a moment later than that.
+        let bytes = place.done(&["cat"], &[&image, &Path::new("/").join(by)]);
+        assert!(bytes.len() == 1 << 20, "{by}: {} bytes", bytes.len());
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&image));
+    }
+    // What nobody synced as a file is durable by `sync`.
+    place.mount(&["-o", "commit=3600"]);
+    fs::write(place.directory.join("synced"), vec![8; 1 << 20]).unwrap();
+    let status = Command::new("sync").arg("-f").arg(&place.directory).status().unwrap();
+    assert!(status.success());
+    fs::write(place.directory.join("lost"), vec![9; 1 << 20]).unwrap();
+    place.signal("-KILL");
+    assert!(Command::new("umount").arg("-l").arg(&place.directory).status().unwrap().success());
+    File::open(&place.image).unwrap().lock_shared().unwrap();
+    assert!(place.done(&["cat"], &[&image, Path::new("/synced")]).len() == 1 << 20);
+    assert!(!place.done(&["ls"], &[&image]).contains("lost"));
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&image));
+}
+
+/// With `-o writeback` the kernel holds what is written: snapshots by the command have it all the same, of files that are still open,
+/// too; and what the kernel would not see is refused.
+#[test]
+fn kernel_holds_writes_where_it_is_asked_to() {
+    for is_root in [true, false] {
+        let Some(place) = Place::new(is_root) else { return };
+        place.mount(&["-o", "writeback,commit=3600"]);
+        let script = "cd \"$1\" && seq 100000 | while read number; do echo $number; done > lines
+            test $(stat -c %s lines) = 588895 || exit 3
+            truncate -s 1M holes && printf x | dd of=holes bs=1 seek=500000 conv=notrunc status=none
+            cp --sparse=always holes copy && cmp holes copy || exit 4
+            touch -d '2020-02-02 02:02:02 UTC' lines || exit 5";
+        let mut command = place.command("sh");
+        let output = command.args(["-c", script, "sh"]).arg(&place.directory).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{:?}: {said}", output.status);
+        if is_root {
+            assert_snapshot_has_what_an_open_file_has(&place);
+        }
+        let output = place.run(&["truncate", "-s", "5"], &[&place.directory, Path::new("/lines")]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("writeback"), "{said}");
+        place.umount();
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        let mounted = KernelMount::read_only(&place.image, "");
+        let lines: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
+        assert!(fs::read_to_string(mounted.path().join("lines")).unwrap() == lines);
+        let modified = fs::metadata(mounted.path().join("lines")).unwrap().modified().unwrap();
+        let since = modified.duration_since(std::time::UNIX_EPOCH).unwrap();
+        assert_eq!(since.as_secs(), 1_580_608_922);
+    }
+}
+
+/// A process that starts would have the file open, and closing it is enough to bring what was written back: so it runs before.
+fn assert_snapshot_has_what_an_open_file_has(place: &Place) {
+    let mut command = place.command("sh");
+    command.args(["-c", "read line && exec \"$0\" subvolume snapshot \"$1\" / /snapshot"]);
+    command.arg(env!("CARGO_BIN_EXE_ubtrfs")).arg(&place.directory);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut file = File::create(place.directory.join("open")).unwrap();
+    file.write_all(&[5; 100_000]).unwrap();
+    child.stdin.take().unwrap().write_all(b"now\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(fs::read(place.directory.join("snapshot/open")).unwrap() == [5; 100_000]);
+    drop(file);
 }
 
 /// Killed under load, again and again: what was synced is there, and the image is clean. UBTRFS_KILLS says how often.

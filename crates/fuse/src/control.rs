@@ -82,6 +82,14 @@ fn outside(map: &str, uid: u32) -> u32 {
     found.next().unwrap_or(uid)
 }
 
+/// Whether users have the same numbers here as on the machine.
+pub(crate) fn is_first_user_namespace() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let mut numbers = map.split_whitespace().map(str::parse::<u32>);
+    let mut next = || numbers.next()?.ok();
+    (next(), next(), next()) == (Some(0), Some(0), Some(u32::MAX))
+}
+
 /// Refuses a place that is not this user's alone: others could listen there in his place.
 fn check_owner(path: &Path, uid: u32) -> io::Result<()> {
     let about = std::fs::symlink_metadata(path)?;

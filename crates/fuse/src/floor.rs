@@ -16,7 +16,7 @@ use crate::message::{Answer, Request, Result};
 use crate::mount::{MountOptions, mount};
 use crate::ops::directories::{Put, Room};
 use crate::server::{
-    DATA_BYTES_MAX, Permissions, REQUEST_BYTES_MAX, ServeError, THREADS_MIN, VALID_SECONDS, agree,
+    DATA_BYTES_MAX, REQUEST_BYTES_MAX, ServeError, ServeOptions, THREADS_MIN, VALID_SECONDS, agree,
     send_answer,
 };
 use crate::transport::FuseDevice;
@@ -55,7 +55,7 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
     let device = mount(directory, &options).map_err(|error| ServeError::Transport(error.errno))?;
     let transport = FuseDevice::new(device).map_err(ServeError::Transport)?;
     let mut buffer = vec![0; REQUEST_BYTES_MAX];
-    if agree(&transport, &mut buffer, Permissions::Checked)?.is_none() {
+    if agree(&transport, &mut buffer, &ServeOptions::default())?.is_none() {
         return Ok(());
     }
     is_ready();

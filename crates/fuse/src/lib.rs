@@ -29,6 +29,9 @@ mod transport;
 mod unsettled;
 
 pub use control::{ControlAnswer, ControlSocket, control, control_path, serve_control};
-pub use mount::{MountError, MountOptions, Restriction, mount, unmount, unmount_when_unused};
+pub use mount::{
+    MountError, MountOptions, Restriction, may_hold_block_devices, mount, unmount,
+    unmount_when_unused,
+};
 pub use server::{Changed, RequestCounts, ServeError, ServeOptions, Server};
 pub use transport::{FuseDevice, Received, Transport};

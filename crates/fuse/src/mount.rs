@@ -13,6 +13,8 @@ use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
+use crate::control;
+
 /// How a filesystem is mounted.
 #[derive(Clone, Debug, Default)]
 pub struct MountOptions {
@@ -28,6 +30,8 @@ pub struct MountOptions {
     pub notes_access: bool,
     /// What is not allowed in it.
     pub restrictions: Vec<Restriction>,
+    /// The source is a block device, which the kernel is to hold: see [`may_hold_block_devices`].
+    pub holds_source: bool,
 }
 
 /// What is not allowed in a mount, as of mount(8). Who is not root mounts with the first two in any case.
@@ -84,6 +88,17 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> MountError {
     move |errno| MountError { what, errno }
 }
 
+/// Whether the kernel takes a mount of a block device from this process (`fuseblk`). It holds the device then, as with any other
+/// filesystem; whoever unmounts waits until all is durable; and sync(1) and syncfs(2) reach the mount (from Linux 6.18 on).
+pub fn may_hold_block_devices() -> bool {
+    // Root of another user namespace may not.
+    let is_root = rustix::process::geteuid().is_root() && control::is_first_user_namespace();
+    // Opening it loads what offers that.
+    let _ = std::fs::File::open("/dev/fuse");
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    is_root && known.lines().any(|line| line.trim() == "fuseblk")
+}
+
 /// Mounts on a directory; returns the device from which requests come. As root by a system call, otherwise by `fusermount3`.
 ///
 /// # Errors
@@ -101,8 +116,12 @@ fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     let device = rustix::fs::open("/dev/fuse", flags, Mode::empty());
     let device = device.map_err(failed("opening /dev/fuse"))?;
     let about = rustix::fs::stat(directory).map_err(failed("looking at the directory"))?;
+    let (kind, block) = match options.holds_source {
+        true => ("fuseblk.ubtrfs", ",blksize=4096"),
+        false => ("fuse.ubtrfs", ""),
+    };
     let data = format!(
-        "fd={},rootmode={:o},user_id={},group_id={}{}",
+        "fd={},rootmode={:o},user_id={},group_id={}{}{block}",
         device.as_raw_fd(),
         about.st_mode & 0o170_000,
         rustix::process::getuid().as_raw(),
@@ -119,7 +138,7 @@ fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     }
     flags.extend(options.restrictions.iter().map(|restriction| restriction.flag()));
     let source = options.source.as_str();
-    rustix::mount::mount(source, directory, "fuse.ubtrfs", flags, Some(data.as_c_str()))
+    rustix::mount::mount(source, directory, kind, flags, Some(data.as_c_str()))
         .map_err(failed("mounting"))?;
     Ok(device)
 }

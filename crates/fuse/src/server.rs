@@ -49,11 +49,22 @@ pub struct ServeOptions {
     /// The user and the group for which root is taken, as `fakeroot` does: what they make is root's. To be mounted without
     /// [`default_permissions`](crate::MountOptions::fake_root).
     pub fake_root: Option<(u32, u32)>,
+    /// What is written stays with the kernel until it is synced, closed or old: then it decides on sizes and times of what it knows, and
+    /// asks for no holes. See [`ServeOptions::asks_for_holes`].
+    pub writeback: bool,
 }
 
 impl Default for ServeOptions {
     fn default() -> Self {
-        Self { looking: LOOKING, notes_access: false, fake_root: None }
+        Self { looking: LOOKING, notes_access: false, fake_root: None, writeback: false }
+    }
+}
+
+impl ServeOptions {
+    /// Whether holes are told. The kernel does not bring what it holds back before it asks, so that what was written would look
+    /// like a hole.
+    pub(crate) fn asks_for_holes(&self) -> bool {
+        !self.writeback
     }
 }
 
@@ -79,13 +90,6 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Whether the kernel checks permissions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Permissions {
-    Checked,
-    Unchecked,
-}
-
 /// Answers the first request, in which the kernel says what it can do. Returns that; `None` where it went away.
 ///
 /// # Errors
@@ -93,7 +97,7 @@ pub(crate) enum Permissions {
 pub(crate) fn agree(
     transport: &dyn Transport,
     buffer: &mut [u8],
-    permissions: Permissions,
+    options: &ServeOptions,
 ) -> std::result::Result<Option<u32>, ServeError> {
     let len = loop {
         match transport.receive(buffer).map_err(ServeError::Transport)? {
@@ -108,8 +112,10 @@ pub(crate) fn agree(
         return Err(ServeError::Protocol);
     }
     // With access control lists the kernel checks permissions, whatever else it was told.
-    let acl = if permissions == Permissions::Checked { init::POSIX_ACL } else { 0 };
+    let acl = if options.fake_root.is_none() { init::POSIX_ACL } else { 0 };
+    let writeback = if options.writeback { init::WRITEBACK_CACHE } else { 0 };
     let wanted = acl
+        | writeback
         | init::ASYNC_READ
         | init::BIG_WRITES
         | init::DONT_MASK
@@ -211,13 +217,18 @@ impl Server {
         is_ready: impl FnOnce(),
     ) -> std::result::Result<(), ServeError> {
         let served = self.serve(transport, is_ready);
+        self.finish()?;
+        served
+    }
+
+    /// Nothing is used any more: makes all durable.
+    fn finish(&self) -> ubtrfs_engine::Result<()> {
         self.files.close_all();
         for id in self.nodes.take_nameless() {
             // What cannot go now goes at the next open.
             let _ = self.fs.evict_now_or_later(id);
         }
-        self.sync()?;
-        served
+        self.sync()
     }
 
     fn serve(
@@ -227,11 +238,7 @@ impl Server {
     ) -> std::result::Result<(), ServeError> {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
         let _ = self.transport.set(Arc::clone(transport));
-        let permissions = match self.options.fake_root {
-            None => Permissions::Checked,
-            Some(_) => Permissions::Unchecked,
-        };
-        let Some(theirs) = agree(&**transport, &mut buffer, permissions)? else { return Ok(()) };
+        let Some(theirs) = agree(&**transport, &mut buffer, &self.options)? else { return Ok(()) };
         self.has_setxattr_ext.store(theirs & init::SETXATTR_EXT != 0, Ordering::Release);
         is_ready();
         let executor = self.fs.runtime().executor;
@@ -307,6 +314,8 @@ impl Server {
                 return None;
             }
             opcode::INTERRUPT => return None,
+            // Of a mount that holds a block device: who unmounts it waits for the answer. It is about no node.
+            opcode::DESTROY => return Some(self.finish().map_err(|error| errno(&error))),
             _ => {}
         }
         let Some(id) = self.nodes.inode(node) else { return Some(Err(Errno::STALE)) };
@@ -346,7 +355,7 @@ impl Server {
             opcode::FSYNCDIR if id == self.root => self.sync().map_err(|error| errno(&error)),
             opcode::FSYNC | opcode::FSYNCDIR => self.fsync(id),
             opcode::FALLOCATE => self.fallocate(id, request),
-            opcode::LSEEK => self.lseek(id, request, answer),
+            opcode::LSEEK if self.options.asks_for_holes() => self.lseek(id, request, answer),
             opcode::COPY_FILE_RANGE => self.copy_file_range(id, request, answer),
             opcode::SETXATTR => self.setxattr(id, request),
             opcode::GETXATTR => self.getxattr(id, request, answer),
@@ -355,7 +364,7 @@ impl Server {
             opcode::STATFS => self.statfs(id, answer),
             opcode::IOCTL => self.ioctl(id, request, answer),
             opcode::SYNCFS => self.sync().map_err(|error| errno(&error)),
-            opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY => Ok(()),
+            opcode::RELEASE | opcode::RELEASEDIR => Ok(()),
             // Among others OPEN, OPENDIR and FLUSH: told so once, the kernel does without them.
             _ => Err(Errno::NOSYS),
         }

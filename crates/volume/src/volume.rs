@@ -357,6 +357,15 @@ impl Volume {
         self.members.read().get(&devid)?.device.clone()
     }
 
+    /// Lets the kernel hold the devices, as a mount of its own that shows this filesystem will.
+    pub fn yield_claims(&self) {
+        for member in self.members.read().values() {
+            if let Some(device) = &member.device {
+                device.yield_claim();
+            }
+        }
+    }
+
     /// The numbers of the devices that are missing.
     pub fn missing_devices(&self) -> Vec<DeviceId> {
         let members = self.members.read();

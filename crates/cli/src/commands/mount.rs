@@ -1,6 +1,7 @@
 //! `ubtrfs mount`: a filesystem as a directory.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
@@ -58,6 +59,10 @@ Options for -o, as of mount(8):
   fakeroot             be root in it, without being so: owners and permissions are recorded
                        as they are set, what is made is root's, and nobody else sees it
                        (device nodes: ubtrfs mknod DIR PATH)
+  writeback            what is written stays with the kernel first: many small writes become few;
+                       an error (no space) shows when it is synced or closed, holes are not told,
+                       commands that change files are refused at the directory, and a snapshot
+                       by another program than ubtrfs has what was synced before
   noatime              the time of access of what is read stays (the default)
   relatime             it is noted after a change, and once a day
   nodev, nosuid, noexec
@@ -104,6 +109,7 @@ struct Wanted {
     looking: Option<Duration>,
     notes_access: bool,
     fake_root: bool,
+    writeback: bool,
     restrictions: Vec<Restriction>,
 }
 
@@ -138,6 +144,7 @@ impl Wanted {
             ("degraded", None) => self.degraded = true,
             ("discard", None) => self.discard = true,
             ("fakeroot", None) => self.fake_root = true,
+            ("writeback", None) => self.writeback = true,
             ("nodev", None) => self.restrictions.push(Restriction::NoDev),
             ("nosuid", None) => self.restrictions.push(Restriction::NoSuid),
             ("noexec", None) => self.restrictions.push(Restriction::NoExec),
@@ -190,6 +197,7 @@ impl Wanted {
             looking: self.looking.unwrap_or(default.looking),
             notes_access: self.notes_access,
             fake_root: self.fake_root.then(me),
+            writeback: self.writeback,
         }
     }
 
@@ -254,6 +262,10 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     let fs = image.filesystem().clone();
     let background = (!wanted.read_only).then(|| fs.run_in_background(wanted.background()));
     let background = background.transpose().map_err(|error| Failure::io("starting", &error))?;
+    // The kernel holds one device; others would be held by nobody.
+    let holds_source = image.filesystem().volume().device_count() == 1
+        && is_block_device(&source)
+        && ubtrfs_fuse::may_hold_block_devices();
     let options = MountOptions {
         source: source.display().to_string(),
         read_only: wanted.read_only,
@@ -262,9 +274,13 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         fake_root: wanted.fake_root,
         notes_access: wanted.notes_access,
         restrictions: wanted.restrictions.clone(),
+        holds_source,
     };
     // From before the mount on, so that no signal leaves one that nobody serves.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
+    if holds_source {
+        image.filesystem().volume().yield_claims();
+    }
     let device = ubtrfs_fuse::mount(&directory, &options)
         .map_err(|error| Failure::new(Exit::Io, "mounting", error).at_path(&directory))?;
     if let Ok(signals) = signals {
@@ -278,7 +294,13 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     let is_background = !args.foreground;
     let server = Server::new(fs.clone(), root, wanted.serving());
     let owner = if wanted.fake_root { (0, 0) } else { me() };
-    let live = Live { directory: directory.clone(), filesystem: fs.clone(), root, owner };
+    let live = Live {
+        directory: directory.clone(),
+        filesystem: fs.clone(),
+        root,
+        owner,
+        kernel_holds_writes: wanted.writeback && !wanted.read_only,
+    };
     let control = take_commands(live, &server);
     if let Err(error) = &control {
         // The mount is of use without.
@@ -295,7 +317,8 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         // What panicked in a command is told of where the engine is asked next.
         let _ = taking.join();
     }
-    drop(server);
+    // Who unmounts would wait for an answer as long as one could come.
+    drop((server, transport));
     if served.is_err() {
         leave(&directory, &source);
     }
@@ -307,6 +330,10 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     served
         .map(|()| Exit::Done)
         .map_err(|error| Failure::new(Exit::Io, "serving", error).at_path(&directory))
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 /// Takes commands for the mount from now on.
@@ -389,7 +416,7 @@ mod tests {
         assert!(parse("compress-force=lzo").unwrap().force_compression);
         assert!(!parse("ro,rw").unwrap().read_only);
         for bad in
-            ["writeback", "ro=1", "subvol", "commit=soon", "compress=rar", "compress=zstd:99"]
+            ["write-back", "ro=1", "subvol", "commit=soon", "compress=rar", "compress=zstd:99"]
         {
             assert!(parse(bad).is_err(), "{bad}");
         }

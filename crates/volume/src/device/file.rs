@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FallocateFlags;
 use smallvec::SmallVec;
 use ubtrfs_ondisk::PhysicalAddr;
-use ubtrfs_rt::{AtomicU64, Ordering};
+use ubtrfs_rt::{AtomicU64, Mutex, Ordering};
 
 use super::{Device, check_range};
 use crate::error::{Error, Op, Result};
@@ -57,6 +57,8 @@ pub enum Window {
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    /// Of a block device: keeps the kernel and other programs from holding it.
+    claim: Mutex<Option<File>>,
     path: PathBuf,
     start_bytes: u64,
     len_bytes: AtomicU64,
@@ -80,7 +82,7 @@ impl FileDevice {
     pub fn open(path: impl AsRef<Path>, mode: OpenMode, window: Window) -> Result<Self> {
         let path = path.as_ref();
         let at_open = |op| move |source| io_error(path, op, source);
-        let mut file = open_file(path, mode)?;
+        let (mut file, claim) = open_file(path, mode)?;
         let metadata = file.metadata().map_err(at_open(Op::Open))?;
         let is_block_device = metadata.file_type().is_block_device();
         if !is_block_device && !metadata.is_file() {
@@ -99,6 +101,7 @@ impl FileDevice {
         let file_len_bytes = file.seek(SeekFrom::End(0)).map_err(at_open(Op::Open))?;
         let mut device = Self {
             file,
+            claim: Mutex::new(claim),
             path: path.to_owned(),
             start_bytes: 0,
             len_bytes: AtomicU64::new(file_len_bytes),
@@ -207,26 +210,33 @@ impl FileDevice {
     }
 }
 
-fn open_file(path: &Path, mode: OpenMode) -> Result<File> {
+/// The file, and what keeps others from holding it.
+fn open_file(path: &Path, mode: OpenMode) -> Result<(File, Option<File>)> {
     let mut options = OpenOptions::new();
     options.read(true).write(mode != OpenMode::ReadOnly);
-    let mut alone = false;
+    let mut claim = None;
     if matches!(mode, OpenMode::CreateNew { .. }) {
         options.create_new(true);
     } else if let Ok(metadata) = std::fs::metadata(path) {
         // Before it is opened: opening a FIFO waits for whoever writes to it.
         check_kind(path, &metadata)?;
-        alone = mode == OpenMode::ReadWrite && metadata.file_type().is_block_device();
+        if mode == OpenMode::ReadWrite && metadata.file_type().is_block_device() {
+            claim = Some(claim_device(path)?);
+        }
     }
-    if alone {
-        // Only for block devices is O_EXCL defined without O_CREAT: nobody else may hold it.
-        options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
-    }
-    let error = match options.open(path) {
+    let file = options.open(path).map_err(|error| io_error(path, Op::Open, error))?;
+    Ok((file, claim))
+}
+
+/// Nobody else may hold a block device while the file is open.
+fn claim_device(path: &Path) -> Result<File> {
+    // Only for block devices is O_EXCL defined without O_CREAT.
+    let alone = rustix::fs::OFlags::EXCL.bits().cast_signed();
+    let error = match OpenOptions::new().read(true).custom_flags(alone).open(path) {
         Ok(file) => return Ok(file),
         Err(error) => error,
     };
-    if alone && error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) {
+    if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) {
         kernel::check_unused(path, 0..u64::MAX, Purpose::Write)?;
         return Err(Error::Busy {
             device: path.display().to_string(),
@@ -265,6 +275,10 @@ impl Device for FileDevice {
             0 => self.path.display().to_string(),
             start => format!("{} (from {start} on)", self.path.display()),
         }
+    }
+
+    fn yield_claim(&self) {
+        *self.claim.lock() = None;
     }
 
     fn len_bytes(&self) -> u64 {

@@ -70,6 +70,10 @@ pub trait Device: Send + Sync + Debug {
         true
     }
 
+    /// Lets the kernel hold what it lies on, which goes on to be read and written: for a mount of the kernel's that shows this
+    /// filesystem, and keeps others out instead.
+    fn yield_claim(&self) {}
+
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
 }
