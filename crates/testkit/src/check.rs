@@ -3,6 +3,7 @@
 mod devices;
 mod extended_refs;
 mod half_dropped;
+mod inline_gaps;
 
 use std::path::{Path, PathBuf};
 

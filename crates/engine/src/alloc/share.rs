@@ -25,6 +25,9 @@ use ubtrfs_rt::MutexGuard;
 use crate::btree::{Roots, Tree};
 use crate::error::{Error, Result};
 
+/// Items of references that are looked at: one file has one for each offset at which an extent begins.
+const REF_ITEMS_MAX: usize = 8;
+
 /// What refers to a block, as of now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockRefs {
@@ -189,8 +192,40 @@ impl Allocator {
                 _ => return Ok(false),
             }
         }
-        // What is missing stands in items of its own: others', or too many to look at.
-        Ok(own_count == item.refs.get())
+        let missing_count = item.refs.get().saturating_sub(own_count);
+        Ok(missing_count == 0 || self.are_items_of_caller(roots, key, missing_count, is_own)?)
+    }
+
+    /// Whether the references of an extent that stand in items of their own, behind its item, are so many and the caller's own. One that
+    /// had more references than fit into its item keeps some there.
+    fn are_items_of_caller(
+        &self,
+        roots: &Roots,
+        key: Key,
+        count: u64,
+        is_own: impl Fn(&BackRef) -> bool,
+    ) -> Result<bool> {
+        let mut cursor = roots.tree(RootId::EXTENT_TREE)?.cursor();
+        cursor.seek(&key.successor().unwrap_or(key))?;
+        let mut own_count = 0;
+        for _ in 0..REF_ITEMS_MAX {
+            let Some((at, bytes)) = cursor.current()? else { break };
+            if at.objectid != key.objectid || at.ty > KeyType::SHARED_DATA_REF {
+                break;
+            }
+            let reference = BackRef::parse_keyed(at, bytes)
+                .map_err(|error| error.in_root(RootId::EXTENT_TREE))?;
+            match reference {
+                BackRef::ExtentData { count, .. } | BackRef::SharedData { count, .. }
+                    if is_own(&reference) =>
+                {
+                    own_count += u64::from(count);
+                }
+                _ => return Ok(false),
+            }
+            cursor.next()?;
+        }
+        Ok(own_count == count)
     }
 
     /// Before `tree` copies `block`: brings the references below it to what they must be when the

@@ -17,7 +17,8 @@ use crate::by_engine::{COMPRESSION, DEVICE, UMASK};
 use crate::operation::{Flag, Node, Operation, Ranges, Rename, Space, Way};
 
 /// How often it is looked whether deleted subvolumes are gone.
-const CLEAN_WAITS_MAX: usize = 3000;
+const CLEAN_WAITS_MAX: usize = 6000;
+const CLEAN_WAITS_A_WAKING: usize = 200;
 /// What direct I/O wants memory to be aligned to.
 const SECTOR_BYTES: usize = 4096;
 /// Of the compression property, which `chattr` knows and rustix does not.
@@ -342,8 +343,11 @@ pub fn btrfs(words: &[&str], paths: &[&Path]) -> io::Result<String> {
 
 /// Waits until deleted subvolumes are gone. Their freeing begins after a commit.
 fn clean(top: &Path) -> io::Result<()> {
-    btrfs(&["filesystem", "sync"], &[top])?;
-    for _ in 0..CLEAN_WAITS_MAX {
+    for wait in 0..CLEAN_WAITS_MAX {
+        // Who frees them is woken, and may be asleep again without having looked, until the next commit.
+        if wait % CLEAN_WAITS_A_WAKING == 0 {
+            btrfs(&["filesystem", "sync"], &[top])?;
+        }
         if btrfs(&["subvolume", "list", "-d"], &[top])?.trim().is_empty() {
             return Ok(());
         }
