@@ -35,7 +35,7 @@ const READY: &str = "ready";
 ///
 /// Returns when the directory shows it; a process in the background serves it until it is
 /// unmounted. What a program syncs (fsync) is durable then; all else within 30 seconds, and when it
-/// is unmounted. sync(1) does not reach it; `sync DIR` does.
+/// is unmounted. sync(1) reaches it where root mounts a block device; `sync DIR` does anywhere.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
