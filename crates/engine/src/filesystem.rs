@@ -356,6 +356,11 @@ impl Filesystem {
         self.volume().superblock()
     }
 
+    /// How data is compressed of files that do not say otherwise; `None` where it is not.
+    pub fn compression(&self) -> Option<Method> {
+        self.inner.options.compression
+    }
+
     /// The devices and the chunk map.
     pub fn volume(&self) -> &Volume {
         self.inner.core.roots.store.volume()

@@ -297,6 +297,54 @@ fn holes_preallocation_and_shared_ranges_same_as_the_kernel_shows_them() {
     mounted.judge();
 }
 
+/// Each row on a new file and on a new directory, here and on a mount of the kernel's: what is refused, the flags after each step, and the
+/// property.
+#[test]
+fn flags_of_compression_are_taken_as_the_kernel_takes_them() {
+    let Some(mounted) = Mounted::new() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    ubtrfs_testkit::MkfsBtrfs::new().size_bytes(256 << 20).make(&image);
+    let kernel = KernelMount::read_write(&image, "");
+    const ROWS: [&str; 12] = [
+        "chattr +c; chattr -c",
+        "chattr +m; chattr -m",
+        "chattr +c; chattr +m",
+        "chattr +cm",
+        "chattr +C; chattr +c; chattr +m",
+        "chattr +c; chattr +C",
+        "chattr +m; chattr +C",
+        "chattr +C; setfattr -n btrfs.compression -v zstd",
+        "setfattr -n btrfs.compression -v lzo; chattr -c; chattr +c",
+        "setfattr -n btrfs.compression -v none; chattr +c",
+        "setfattr -n btrfs.compression -v zlib; chattr =m",
+        "chattr +C; chattr -C; chattr +c",
+    ];
+    let by = |top: &Path, kind: &str, number: usize, row: &str| {
+        let path = top.join(format!("{kind} {number}"));
+        match kind {
+            "file" => fs::write(&path, b"").unwrap(),
+            _ => fs::create_dir(&path).unwrap(),
+        }
+        let script =
+            row.replace(';', &format!(" \"$0\"; echo $?; {SHOW};")) + " \"$0\"; echo $?; " + SHOW;
+        let output = Command::new("sh").args(["-c", &script]).arg(&path).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    const SHOW: &str = "lsattr -d \"$0\" | cut -d' ' -f1; getfattr -n btrfs.compression --only-values \"$0\" 2>/dev/null; echo";
+    for (number, row) in ROWS.into_iter().enumerate() {
+        for kind in ["file", "directory"] {
+            let theirs = by(kernel.path(), kind, number, row);
+            assert!(theirs.lines().count() >= 3, "{theirs}");
+            let ours = by(&mounted.path(""), kind, number, row);
+            assert_eq!(ours, theirs, "{kind}: {row} (ours | the kernel's)");
+        }
+    }
+    // Linux names its default here whatever other flag is changed; what was chosen stays.
+    let row = "setfattr -n btrfs.compression -v zstd; chattr +A";
+    assert!(by(&mounted.path(""), "file", ROWS.len(), row).trim_end().ends_with("zstd"));
+}
+
 #[test]
 fn xattrs_lists_and_flags_same_as_the_kernel_shows_them() {
     let Some(mut mounted) = Mounted::new() else { return };

@@ -76,7 +76,8 @@ impl Handle<'_> {
     ///
     /// # Errors
     /// `NotFound`, `ReadOnly`, `NotPermitted`; `InvalidArgument` for an access control list that is
-    /// malformed, or that such an inode cannot have, and a compression that there is not; `TooLong`
+    /// malformed, or that such an inode cannot have, and a compression that there is not, or of a file whose data has no checksums or
+    /// no copy-on-write; `TooLong`
     /// when name and value do not fit a leaf,
     /// `Limit` when they do not beside others whose names have the same hash.
     pub fn set_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<()> {
@@ -84,8 +85,8 @@ impl Handle<'_> {
         // Held throughout: nobody else changes the inode's attributes meanwhile, or removes it.
         let fs = self.fs;
         let mut names = fs.inner.files.names();
-        let mode = self.check_xattrs(&mut names, id)?;
-        let bits = compression_bits(id, mode, name, Some(value))?;
+        let (mode, inode_flags) = self.check_xattrs(&mut names, id)?;
+        let bits = compression_bits(id, mode, inode_flags, name, Some(value))?;
         match SetAcl::of(mode, name, value)? {
             SetAcl::No => self.put_xattr(id, name, value)?,
             SetAcl::Default(stored) => self.put_or_remove(id, name, stored.as_deref())?,
@@ -119,12 +120,12 @@ impl Handle<'_> {
     pub fn remove_xattr(&mut self, id: InodeId, name: &[u8]) -> Result<()> {
         let fs = self.fs;
         let mut names = fs.inner.files.names();
-        let mode = self.check_xattrs(&mut names, id)?;
+        let (mode, inode_flags) = self.check_xattrs(&mut names, id)?;
         if self.fs.xattr(id, name)?.is_none() {
             let what = format!("attribute {:?} of {id}", String::from_utf8_lossy(name));
             return Err(Error::not_found(what));
         }
-        let bits = compression_bits(id, mode, name, None)?;
+        let bits = compression_bits(id, mode, inode_flags, name, None)?;
         self.remove_part(id, id.key(KeyType::XATTR_ITEM, name_hash(name)), name)?;
         self.set_compression_flags(&mut names, id, bits)?;
         self.touch_for_xattr(&mut names, id)
@@ -148,8 +149,8 @@ impl Handle<'_> {
         changed.map_err(|error| self.txn.abort(error))
     }
 
-    /// Returns the inode's mode.
-    fn check_xattrs(&self, names: &mut Names, id: InodeId) -> Result<u32> {
+    /// Returns the inode's mode and flags.
+    fn check_xattrs(&self, names: &mut Names, id: InodeId) -> Result<(u32, u64)> {
         names.check_writable(self.txn.core(), id.root)?;
         let (flags, mode) = match names.held_mut(id) {
             Some(held) => (held.item.flags.get(), held.item.mode.get()),
@@ -159,7 +160,7 @@ impl Handle<'_> {
             }
         };
         check_flags(id, flags, false)?;
-        Ok(mode)
+        Ok((mode, flags))
     }
 
     fn touch_for_xattr(&mut self, names: &mut Names, id: InodeId) -> Result<()> {
@@ -202,6 +203,7 @@ impl Handle<'_> {
 fn compression_bits(
     id: InodeId,
     mode: u32,
+    inode_flags: u64,
     name: &[u8],
     value: Option<&[u8]>,
 ) -> Result<Option<u64>> {
@@ -209,7 +211,8 @@ fn compression_bits(
         return Ok(None);
     }
     let what = || format!("compression of {id}");
-    if !matches!(FileType::from_mode(mode), FileType::Regular | FileType::Directory) {
+    let has_property = matches!(FileType::from_mode(mode), FileType::Regular | FileType::Directory);
+    if !has_property || inode_flags & (flags::NODATACOW | flags::NODATASUM) != 0 {
         return Err(Error::InvalidArgument { what: what() });
     }
     match value {

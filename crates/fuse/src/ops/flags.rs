@@ -1,11 +1,13 @@
 //! Inode flags, as `lsattr` and `chattr` use them.
 
 use rustix::io::Errno;
-use ubtrfs_engine::{InodeId, SetAttributes};
+use ubtrfs_engine::{InodeId, Method, Reservation, SetAttributes};
 use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 
 use crate::abi;
+use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
 use crate::server::Server;
 
@@ -17,17 +19,25 @@ const SET_XFLAGS: u32 = 0x401c_5820;
 /// The bytes of `struct fsxattr`.
 const XFLAGS_BYTES: usize = 28;
 
+const COMPRESS: u32 = 0x4;
+const NOCOMPRESS: u32 = 0x400;
+const NODATACOW: u32 = 0x80_0000;
+
+const COMPRESSION: &[u8] = b"btrfs.compression";
+/// Items that a change of flags changes at most: the inode, the property, access control lists.
+const FLAGS_ITEMS: u64 = 4;
+
 /// A flag of `linux/fs.h` in both of its forms (0 where it has none), and that of the inode.
 const FLAGS: [(u32, u32, u64); 9] = [
-    (0x4, 0, flags::COMPRESS),
+    (COMPRESS, 0, flags::COMPRESS),
     (0x8, 0x20, flags::SYNC),
     (0x10, 0x8, flags::IMMUTABLE),
     (0x20, 0x10, flags::APPEND),
     (0x40, 0x80, flags::NODUMP),
     (0x80, 0x40, flags::NOATIME),
-    (0x400, 0, flags::NOCOMPRESS),
+    (NOCOMPRESS, 0, flags::NOCOMPRESS),
     (0x1_0000, 0, flags::DIRSYNC),
-    (0x80_0000, 0, flags::NODATACOW),
+    (NODATACOW, 0, flags::NODATACOW),
 ];
 
 impl Server {
@@ -57,7 +67,7 @@ impl Server {
             }
             SET_FLAGS => {
                 let asked: u32 = request.take()?;
-                self.set_flags(id, asked)?;
+                self.set_flags(id, asked, Form::Words)?;
                 answer.put(&abi::IoctlOut::default());
                 Ok(())
             }
@@ -74,7 +84,8 @@ impl Server {
                     _ => 0,
                 });
                 let set = FLAGS.iter().filter(|(_, xflag, _)| xflags & xflag != 0);
-                self.set_flags(id, kept | set.map(|(flag, _, _)| flag).sum::<u32>())?;
+                let set = set.map(|(flag, _, _)| flag).sum::<u32>();
+                self.set_flags(id, kept | set, Form::Xfs)?;
                 answer.put(&abi::IoctlOut::default());
                 Ok(())
             }
@@ -82,7 +93,7 @@ impl Server {
         }
     }
 
-    fn set_flags(&self, id: InodeId, asked: u32) -> Result {
+    fn set_flags(&self, id: InodeId, asked: u32, form: Form) -> Result {
         let known: u32 = FLAGS.iter().map(|(flag, _, _)| flag).sum();
         if asked & !known != 0 {
             return Err(Errno::OPNOTSUPP);
@@ -103,13 +114,80 @@ impl Server {
                 _ => new & !flags::NODATACOW | old & flags::NODATACOW,
             };
         }
-        self.set_attributes(id, &SetAttributes { flags: Some(new), ..SetAttributes::default() })?;
+        if form == Form::Words {
+            check_compression(old, asked)?;
+        }
+        let property = match new & (flags::COMPRESS | flags::NOCOMPRESS) {
+            _ if form == Form::Xfs => Property::Stays,
+            flags::COMPRESS if old & flags::COMPRESS != 0 => Property::Stays,
+            flags::COMPRESS => Property::Set,
+            _ => Property::Removed,
+        };
+        self.change_flags(id, new, property).map_err(|error| errno(&error))?;
         self.forget_attributes(id);
         if let Some(file) = self.files.find(id) {
             file.note_flags(new);
         }
         Ok(())
     }
+}
+
+impl Server {
+    /// The flags, and the property of compression that goes with them, all or none.
+    fn change_flags(
+        &self,
+        id: InodeId,
+        flags: u64,
+        property: Property,
+    ) -> ubtrfs_engine::Result<()> {
+        let has_property = self.fs.xattr(id, COMPRESSION)?.is_some();
+        let mut handle = self.fs.begin(Reservation::items(FLAGS_ITEMS))?;
+        match property {
+            Property::Set => {
+                let method = self.fs.compression().map_or("zlib", name_of);
+                handle.set_xattr(id, COMPRESSION, method.as_bytes())?;
+            }
+            Property::Removed if has_property => handle.remove_xattr(id, COMPRESSION)?,
+            Property::Removed | Property::Stays => {}
+        }
+        handle.set_attributes(id, &SetAttributes { flags: Some(flags), ..SetAttributes::default() })
+    }
+}
+
+/// The request by which flags are set. That of xfs knows none of compression and copy-on-write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Words,
+    Xfs,
+}
+
+/// What becomes of the property that names the compression.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Property {
+    Set,
+    Removed,
+    Stays,
+}
+
+/// As Linux writes it into the property.
+fn name_of(method: Method) -> &'static str {
+    match method.compression {
+        Compression::Lzo => "lzo",
+        Compression::Zstd => "zstd",
+        Compression::Zlib | Compression::None => "zlib",
+    }
+}
+
+/// Refuses flags that contradict each other, or what the inode has.
+fn check_compression(old: u64, asked: u32) -> Result {
+    const BOTH: u32 = COMPRESS | NOCOMPRESS;
+    let was_in_place = old & flags::NODATACOW != 0;
+    let had_compression = old & (flags::COMPRESS | flags::NOCOMPRESS) != 0;
+    let contradicts = asked & BOTH == BOTH
+        || asked & COMPRESS != 0 && asked & NODATACOW != 0
+        || was_in_place && asked & BOTH != 0
+        || asked & NODATACOW != 0 && had_compression;
+    if contradicts { Err(Errno::INVAL) } else { Ok(()) }
 }
 
 fn shown(bits: u64, form: impl Fn(&(u32, u32, u64)) -> u32) -> u32 {
