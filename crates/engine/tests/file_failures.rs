@@ -240,6 +240,9 @@ fn writeback_while_commits_are_held_loses_nothing() {
     let flushed = fs.flush_files();
     assert!(matches!(flushed, Err(Error::Limit { .. })), "{flushed:?}");
     assert!(matches!(file.fsync(), Err(Error::Limit { .. })));
+    // What could not be written back is not taken, however much memory there is; it once was, without end.
+    let refused = file.write(FileOffset::new(100_000), &[8; 100_000]);
+    assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
     drop(held);
     file.fsync().unwrap();
     let id = file.id();

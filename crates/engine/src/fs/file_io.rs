@@ -290,6 +290,7 @@ impl FileIo {
     /// Promises space for what will be dirty: for as much of the range as there is space for.
     fn reserve(&self, fs: &Filesystem, inode: &IoInode, mut range: FileRange) -> Result<Mapping> {
         fs.inner.core.check_writable()?;
+        fs.inner.core.check_held_bytes()?;
         let block = u64::from(self.block_bytes);
         loop {
             match self.reserve_all(fs, inode, range) {

@@ -160,14 +160,8 @@ impl Core {
     /// # Errors
     /// `ReadOnly`, `Aborted`, `NoSpace`; or what stops the loading of space or the commit.
     pub(crate) fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
-        let held_bytes_max = self.held_bytes_max.load(Ordering::Relaxed);
-        let is_held = held_bytes_max > 0;
-        let pending_bytes = self.pending_bytes();
-        if is_held && pending_bytes > held_bytes_max {
-            return Err(Error::Limit {
-                what: format!("a transaction that must not grow beyond {held_bytes_max} bytes"),
-            });
-        }
+        let is_held = self.is_held();
+        let pending_bytes = self.check_held_bytes()?;
         if !is_held && pending_bytes > self.commit_bytes {
             self.commit_unless_held()?;
         } else {
@@ -310,6 +304,22 @@ impl Core {
     /// Whether nothing commits by itself just now.
     pub(crate) fn is_held(&self) -> bool {
         self.held_bytes_max.load(Ordering::Relaxed) > 0
+    }
+
+    /// What is changed while nothing commits must not take more memory than was said, files' data in memory included: that cannot be
+    /// written back then. Returns what the running transaction takes.
+    ///
+    /// # Errors
+    /// `Limit`.
+    pub(crate) fn check_held_bytes(&self) -> Result<u64> {
+        let held_bytes_max = self.held_bytes_max.load(Ordering::Relaxed);
+        let pending_bytes = self.pending_bytes();
+        if held_bytes_max > 0 && pending_bytes > held_bytes_max {
+            return Err(Error::Limit {
+                what: format!("a transaction that must not grow beyond {held_bytes_max} bytes"),
+            });
+        }
+        Ok(pending_bytes)
     }
 
     /// Whether a commit may free space, and may be made.
