@@ -77,7 +77,7 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
             let why = "with -o writeback the kernel would not see what becomes of files";
             return Err(refused("changing files", &live.directory, why));
         }
-        bring_back(&live.directory)
+        bring_back(&live.directory, server)
             .map_err(|error| Failure::io("making all durable", &error).at_path(&live.directory))?;
     }
     let Some(changed) = command.changes_of_mount() else {
@@ -97,9 +97,12 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
 }
 
 /// Has the kernel write what it holds back of the mount. This thread answers none of its requests.
-fn bring_back(directory: &Path) -> io::Result<()> {
+fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
     let directory = std::fs::File::open(directory)?;
-    Ok(rustix::fs::syncfs(directory)?)
+    // All at once; then each file is waited for.
+    rustix::fs::syncfs(directory)?;
+    server.bring_back();
+    Ok(())
 }
 
 /// Has this process's command done by who serves the mount, and prints what that said.

@@ -396,17 +396,26 @@ fn kernel_holds_writes_where_it_is_asked_to() {
     }
 }
 
+/// syncfs(2) alone returned before the data was there, now and then.
 /// A process that starts would have the file open, and closing it is enough to bring what was written back: so it runs before.
 fn assert_snapshot_has_what_an_open_file_has(place: &Place) {
+    for number in 0..20 {
+        assert_a_snapshot_has_what_an_open_file_has(place, number);
+    }
+}
+
+fn assert_a_snapshot_has_what_an_open_file_has(place: &Place, number: u32) {
     let mut command = place.command("sh");
-    command.args(["-c", "read line && exec \"$0\" subvolume snapshot \"$1\" / /snapshot"]);
-    command.arg(env!("CARGO_BIN_EXE_ubtrfs")).arg(&place.directory);
+    command.args(["-c", "read line && exec \"$0\" subvolume snapshot \"$1\" / /snapshot$2"]);
+    command.arg(env!("CARGO_BIN_EXE_ubtrfs")).arg(&place.directory).arg(number.to_string());
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-    let mut file = File::create(place.directory.join("open")).unwrap();
+    let name = format!("open {number}");
+    let mut file = File::create(place.directory.join(&name)).unwrap();
     file.write_all(&[5; 100_000]).unwrap();
     child.stdin.take().unwrap().write_all(b"now\n").unwrap();
     assert!(child.wait().unwrap().success());
-    assert!(fs::read(place.directory.join("snapshot/open")).unwrap() == [5; 100_000]);
+    let shown = place.directory.join(format!("snapshot{number}")).join(name);
+    assert!(fs::read(shown).unwrap() == [5; 100_000], "snapshot {number}");
     drop(file);
 }
 

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::RootId;
+use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
 use crate::abi::{self, Attr, EntryOut, InHeader, init, opcode};
@@ -405,6 +406,16 @@ impl Server {
             self.invalidate(node, known);
             if is_directory && !has_new_epoch {
                 self.forget_names(node, id);
+            }
+        }
+    }
+
+    /// Has the kernel write what it holds of files (`-o writeback`), and waits until it has: what it is told to forget it writes before.
+    /// syncfs(2) alone begins to write, and does not wait for a server of type `fuse`. Called as [`Server::forget_all`] is.
+    pub fn bring_back(&self) {
+        for (node, id) in self.nodes.all() {
+            if self.fs.inode(id).is_ok_and(|inode| inode.file_type() == FileType::Regular) {
+                self.invalidate(node, Known::Everything);
             }
         }
     }
