@@ -307,6 +307,9 @@ impl Model {
         if !self.found(id)?.xattrs.contains_key(name) {
             return Err(Refusal::NotFound);
         }
+        if name == COMPRESSION_XATTR && !takes_property(self.found(id)?) {
+            return Err(Refusal::InvalidArgument);
+        }
         let now = self.now;
         let node = self.change(id);
         if name == COMPRESSION_XATTR {
@@ -340,5 +343,6 @@ fn inherit(parent: &Node, node: &mut Node) {
 
 /// Whether an inode can have the property that names a compression.
 fn takes_property(node: &Node) -> bool {
-    node.bytes().is_some() || node.entries().is_some()
+    let is_kind = node.bytes().is_some() || node.entries().is_some();
+    is_kind && node.flags & (flags::NODATACOW | flags::NODATASUM) == 0
 }
