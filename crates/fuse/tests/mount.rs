@@ -306,7 +306,9 @@ fn flags_of_compression_are_taken_as_the_kernel_takes_them() {
     let image = dir.path().join("image");
     ubtrfs_testkit::MkfsBtrfs::new().size_bytes(256 << 20).make(&image);
     let kernel = KernelMount::read_write(&image, "");
-    const ROWS: [&str; 12] = [
+    const ROWS: [&str; 14] = [
+        "chattr +c; chattr +i; chattr -ic",
+        "chattr +i; chattr +c; chattr -i",
         "chattr +c; chattr -c",
         "chattr +m; chattr -m",
         "chattr +c; chattr +m",
@@ -340,9 +342,12 @@ fn flags_of_compression_are_taken_as_the_kernel_takes_them() {
             assert_eq!(ours, theirs, "{kind}: {row} (ours | the kernel's)");
         }
     }
-    // Linux names its default here whatever other flag is changed; what was chosen stays.
-    let row = "setfattr -n btrfs.compression -v zstd; chattr +A";
-    assert!(by(&mounted.path(""), "file", ROWS.len(), row).trim_end().ends_with("zstd"));
+    // Linux names its default here, or nothing, whatever other flag is changed; what was chosen stays as long as the flags of compression do.
+    for (number, method) in ["zstd", "none"].into_iter().enumerate() {
+        let row = format!("setfattr -n btrfs.compression -v {method}; chattr +i; chattr -i");
+        let said = by(&mounted.path(""), "file", ROWS.len() + number, &row);
+        assert!(said.trim_end().ends_with(method), "{said}");
+    }
 }
 
 #[test]

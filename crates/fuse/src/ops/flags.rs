@@ -117,9 +117,9 @@ impl Server {
         if form == Form::Words {
             check_compression(old, asked)?;
         }
-        let property = match new & (flags::COMPRESS | flags::NOCOMPRESS) {
-            _ if form == Form::Xfs => Property::Stays,
-            flags::COMPRESS if old & flags::COMPRESS != 0 => Property::Stays,
+        const COMPRESSION_BITS: u64 = flags::COMPRESS | flags::NOCOMPRESS;
+        let property = match new & COMPRESSION_BITS {
+            bits if bits == old & COMPRESSION_BITS => Property::Stays,
             flags::COMPRESS => Property::Set,
             _ => Property::Removed,
         };
@@ -134,14 +134,14 @@ impl Server {
 
 impl Server {
     /// The flags, and the property of compression that goes with them, all or none.
-    fn change_flags(
-        &self,
-        id: InodeId,
-        flags: u64,
-        property: Property,
-    ) -> ubtrfs_engine::Result<()> {
+    fn change_flags(&self, id: InodeId, new: u64, property: Property) -> ubtrfs_engine::Result<()> {
         let has_property = self.fs.xattr(id, COMPRESSION)?.is_some();
         let mut handle = self.fs.begin(Reservation::items(FLAGS_ITEMS))?;
+        let with = |flags| SetAttributes { flags: Some(flags), ..SetAttributes::default() };
+        if property != Property::Stays {
+            // Which forbid to change the property, and not the flags.
+            handle.set_attributes(id, &with(new & !(flags::IMMUTABLE | flags::APPEND)))?;
+        }
         match property {
             Property::Set => {
                 let method = self.fs.compression().map_or("zlib", name_of);
@@ -150,7 +150,7 @@ impl Server {
             Property::Removed if has_property => handle.remove_xattr(id, COMPRESSION)?,
             Property::Removed | Property::Stays => {}
         }
-        handle.set_attributes(id, &SetAttributes { flags: Some(flags), ..SetAttributes::default() })
+        handle.set_attributes(id, &with(new))
     }
 }
 
