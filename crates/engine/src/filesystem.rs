@@ -630,3 +630,21 @@ fn load_chunks(chunk_tree: &Arc<Tree>) -> Result<()> {
     }
     Ok(())
 }
+
+/// A handle, from `begin`, to free up to `count` things: for fewer, and fewer in the steps that follow,
+/// where there is no room for as many. Who has filled a filesystem may have left less than a long
+/// step needs at worst, and what is freed must not depend on what is free.
+///
+/// # Errors
+/// Those of `begin`; `NoSpace` where there is no room for one, either.
+pub(crate) fn begin_freeing<'a>(
+    count: &mut usize,
+    begin: impl Fn(u64) -> Result<Handle<'a>>,
+) -> Result<Handle<'a>> {
+    loop {
+        match begin(*count as u64) {
+            Err(Error::NoSpace { .. }) if *count > 1 => *count = count.div_ceil(8),
+            handle => return handle,
+        }
+    }
+}

@@ -180,6 +180,68 @@ fn create(fs: &Filesystem, name: &str, bits: u64) -> (InodeId, DataFile) {
     (id, fs.open_data(id).unwrap())
 }
 
+/// An extent that a file refers to by its inode and, where its items lie in a leaf that was another
+/// tree's once, by that leaf, has two references, though nobody else shows it.
+#[test]
+fn extent_that_one_file_refers_to_in_two_ways_is_told_as_the_kernel_tells_it() {
+    if !has_kernel() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    MkfsBtrfs::new().size_bytes(512 << 20).make(&image);
+    let mount = KernelMount::read_write(&image, "");
+    shell(
+        "
+        btrfs subvolume create old > /dev/null
+        dd if=/dev/urandom of=old/file bs=4k count=440 status=none; sync -f .
+        # Two leaves of items.
+        for at in $(seq 0 2 438); do fallocate -p -o $((at * 4096)) -l 4096 old/file; done; sync -f .
+        btrfs subvolume snapshot old new > /dev/null
+        for at in $(seq 1 32 438); do fallocate -p -o $((at * 4096)) -l 4096 old/file; done; sync -f .
+        fallocate -p -o 4096 -l 4096 new/file; sync -f .
+        btrfs subvolume delete -C old > /dev/null; btrfs subvolume sync .
+        ",
+        mount.path(),
+    );
+    let theirs = by_kernel(&mount.path().join("new/file"));
+    mount.unmount();
+    assert!(
+        theirs.len() > 200 && theirs.iter().any(|extent| extent.flags.contains(&"shared".into()))
+    );
+    let fs = open_for_writing(&image);
+    let id = fs.resolve(fs.top_level(), b"new/file").unwrap();
+    assert_eq!(by_engine(&fs, id), theirs);
+}
+
+/// A reference that is dropped, but still waits for the commit, made an extent shared.
+#[test]
+fn extent_is_not_shared_once_its_other_file_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let (one, file) = create(&fs, "one", 0);
+    let (two, _) = create(&fs, "two", 0);
+    let len = 64 * KIB;
+    file.write(at(0), &noise(len, 1)).unwrap();
+    fs.sync().unwrap();
+    let disk = ubtrfs_ondisk::FileOffset;
+    let is_shared = || by_engine(&fs, one)[0].flags.contains(&"shared".to_owned());
+    assert!(!is_shared());
+    fs.clone_range(one, disk(0)..disk(len), two, disk(0)).unwrap();
+    assert!(is_shared(), "before the commit");
+    fs.commit().unwrap();
+    assert!(is_shared());
+    fs.unlink(fs.top_level(), b"two").unwrap();
+    assert!(!is_shared(), "before the commit");
+    fs.commit().unwrap();
+    assert!(!is_shared());
+    // Within one file, at two offsets.
+    fs.clone_range(one, disk(0)..disk(len), one, disk(len)).unwrap();
+    assert!(is_shared());
+    fs.commit().unwrap();
+    assert!(is_shared());
+}
+
 /// Bytes that do not compress.
 fn noise(len: u64, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;

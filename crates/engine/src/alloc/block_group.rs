@@ -47,6 +47,8 @@ pub(crate) struct BlockGroup {
     pub(crate) shadowed_bytes: u64,
     /// How the free space tree keeps this group.
     pub(crate) form: FreeSpaceForm,
+    /// Whether a cache of version 1 that was written of it says that it is none any more.
+    pub(crate) is_cache_distrusted: bool,
 }
 
 impl BlockGroup {
@@ -69,6 +71,7 @@ impl BlockGroup {
             free: None,
             shadowed_bytes: 0,
             form: FreeSpaceForm { start, len_bytes, uses_bitmaps: None, extent_count: 0 },
+            is_cache_distrusted: false,
         }
     }
 

@@ -211,6 +211,18 @@ impl DelayedRefs {
         })
     }
 
+    /// Whether the extent at `addr` was allocated in this transaction, and the net changes that wait for
+    /// it, by reference; `None` where they are more than `count_max`.
+    pub(crate) fn changes(
+        &self,
+        addr: LogicalAddr,
+        count_max: usize,
+    ) -> Option<(bool, Vec<(BackRef, i64)>)> {
+        let Some(head) = self.heads.get(&addr) else { return Some((false, Vec::new())) };
+        let is_short = head.changes.len() <= count_max;
+        is_short.then(|| (head.is_new, head.changes.iter().copied().collect()))
+    }
+
     /// Queues that a block is marked FULL_BACKREF.
     pub(crate) fn set_full_backref(&mut self, addr: LogicalAddr, len_bytes: u64, kind: ExtentKind) {
         let head = self.heads.entry(addr).or_insert_with(|| Head::of_old(len_bytes, kind));

@@ -20,6 +20,7 @@
 //! A crash leaves what the last superblock says; all of this is memory.
 
 pub(crate) mod block_group;
+mod cache_v1;
 pub(crate) mod chunk;
 mod claim;
 pub(crate) mod csum_tree;

@@ -285,6 +285,10 @@ impl Allocator {
                 }
             })?;
         }
+        drop(editor);
+        if !self.has_free_space_tree() {
+            self.distrust_caches(roots, generation, dirty.iter().map(|(start, ..)| *start))?;
+        }
         Ok(!dirty.is_empty())
     }
 

@@ -28,6 +28,22 @@ use crate::error::{Error, Result};
 /// Items of references that are looked at: one file has one for each offset at which an extent begins.
 const REF_ITEMS_MAX: usize = 8;
 
+/// Waiting changes of one extent that are looked at to tell whether it is shared; with more it is said to
+/// be, until the commit.
+const CHANGES_MAX: usize = 1024;
+
+/// A reference as the queue names it, and its count; an owner's note is none.
+fn counted(reference: BackRef) -> (BackRef, u32) {
+    match reference {
+        BackRef::ExtentData { root, inode, offset, count } => {
+            (BackRef::ExtentData { root, inode, offset, count: 1 }, count)
+        }
+        BackRef::SharedData { parent, count } => (BackRef::SharedData { parent, count: 1 }, count),
+        BackRef::Owner { .. } => (reference, 0),
+        other => (other, 1),
+    }
+}
+
 /// What refers to a block, as of now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockRefs {
@@ -154,8 +170,8 @@ impl Allocator {
         ))
     }
 
-    /// Whether all references to a data extent are the caller's own. What lies in leaves that trees
-    /// share has one reference for all of them: who asks looks at those, too.
+    /// Whether all references to a data extent are the caller's own, and none of another is only about to
+    /// go: until that is durable, the last commit shows the extent by it. For who would write there.
     ///
     /// # Errors
     /// What stops the look-up; damage in the item.
@@ -226,6 +242,61 @@ impl Allocator {
             cursor.next()?;
         }
         Ok(own_count == count)
+    }
+
+    /// Whether a data extent is shared as Linux tells it: by a reference of another than the caller, or
+    /// by two kinds of the caller's own, as by inode and by a leaf that was shared once. What is about
+    /// to go counts no more. What lies in leaves that trees share has one reference for all of them:
+    /// who asks looks at those, too. The caller holds a handle, so that nothing moves from the queue
+    /// into the tree meanwhile.
+    ///
+    /// # Errors
+    /// What stops the look-up; damage in the items.
+    pub(crate) fn is_data_shared(
+        &self,
+        roots: &Roots,
+        start: LogicalAddr,
+        len_bytes: u64,
+        is_own: impl Fn(&BackRef) -> bool,
+    ) -> Result<bool> {
+        let changes = self.state().refs.changes(start, CHANGES_MAX);
+        let Some((is_new, mut refs)) = changes else { return Ok(true) };
+        let items_max = REF_ITEMS_MAX + refs.len();
+        if !is_new {
+            let key = Key::new(ObjectId(start.0), KeyType::EXTENT_ITEM, len_bytes);
+            let mut cursor = roots.tree(RootId::EXTENT_TREE)?.cursor();
+            cursor.seek(&key)?;
+            let placed = |error: Box<Corruption>| error.in_root(RootId::EXTENT_TREE);
+            let mut add = |reference: BackRef| {
+                let (reference, count) = counted(reference);
+                match refs.iter_mut().find(|(known, _)| *known == reference) {
+                    Some((_, net)) => *net += i64::from(count),
+                    None => refs.push((reference, i64::from(count))),
+                }
+            };
+            let mut item_count = 0;
+            while let Some((at, bytes)) = cursor.current()? {
+                if at.objectid != key.objectid || at.ty > KeyType::SHARED_DATA_REF {
+                    break;
+                }
+                if item_count > items_max {
+                    return Ok(true);
+                }
+                if at == key {
+                    let (_, rest) = ExtentItem::split(bytes).map_err(placed)?;
+                    for reference in InlineRefs::new(rest) {
+                        add(reference.map_err(placed)?);
+                    }
+                } else if matches!(at.ty, KeyType::EXTENT_DATA_REF | KeyType::SHARED_DATA_REF) {
+                    add(BackRef::parse_keyed(at, bytes).map_err(placed)?);
+                }
+                item_count += 1;
+                cursor.next()?;
+            }
+        }
+        let mut present = refs.iter().filter(|(_, count)| *count > 0);
+        let is_alone = present.next().is_some_and(|(first, _)| is_own(first));
+        Ok(!is_alone || present.next().is_some())
     }
 
     /// Before `tree` copies `block`: brings the references below it to what they must be when the

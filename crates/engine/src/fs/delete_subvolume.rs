@@ -13,13 +13,11 @@ use super::inode::InodeId;
 use super::open_file::discard;
 use super::uuid_tree;
 use crate::error::{Error, Result};
-use crate::filesystem::{Filesystem, Handle};
+use crate::filesystem::{Filesystem, Handle, begin_freeing};
 use crate::txn::Reservation;
 
 /// References that one handle of a clean-up drops, about.
 const REFS_PER_HANDLE: usize = 512;
-/// As many where there is little room.
-const REFS_PER_HANDLE_MIN: usize = 8;
 /// Bytes of a leaf that a reference to data takes: a file extent and its item's header.
 const REFERENCE_BYTES_MIN: u64 = 78;
 
@@ -90,34 +88,30 @@ impl Filesystem {
     pub fn clean_deleted_step(&self, count: usize) -> Result<bool> {
         let _alone = self.inner.cleaning.lock();
         let Some(root) = self.next_deleted()? else { return Ok(false) };
-        self.drop_some(root, &mut None, count)?;
+        self.drop_some(root, &mut None, &mut { count })?;
         Ok(true)
     }
 
     fn drop_tree(&self, root: RootId) -> Result<()> {
         let mut walk = None;
-        while !self.drop_some(root, &mut walk, REFS_PER_HANDLE)? {}
+        let mut count = REFS_PER_HANDLE;
+        while !self.drop_some(root, &mut walk, &mut count)? {}
         Ok(())
-    }
-
-    /// A handle for about `count` references, or for fewer where there is no room for so many. A leaf
-    /// is dropped whole, whatever is left of the count.
-    fn begin_drop(&self, count: usize) -> Result<(Handle<'_>, usize)> {
-        let in_a_leaf = self.nodesize_bytes() / REFERENCE_BYTES_MIN;
-        let mut count = count;
-        loop {
-            match self.begin(Reservation::drops(count as u64 + in_a_leaf)) {
-                Err(Error::NoSpace { .. }) if count > REFS_PER_HANDLE_MIN => count /= 8,
-                handle => return Ok((handle?, count)),
-            }
-        }
     }
 
     /// Goes on with the walk that drops the tree, or begins it: under a handle, beside which no
     /// commit runs what the references of its blocks are told by. Returns whether all of the tree is
     /// gone, with its root item.
-    fn drop_some(&self, root: RootId, walk: &mut Option<DropTree>, count: usize) -> Result<bool> {
-        let (mut handle, count) = self.begin_drop(count)?;
+    fn drop_some(
+        &self,
+        root: RootId,
+        walk: &mut Option<DropTree>,
+        count: &mut usize,
+    ) -> Result<bool> {
+        // A leaf is dropped whole, whatever is left of the count.
+        let in_a_leaf = self.nodesize_bytes() / REFERENCE_BYTES_MIN;
+        let mut handle =
+            begin_freeing(count, |count| self.begin(Reservation::drops(count + in_a_leaf)))?;
         let walk = match walk {
             Some(walk) => walk,
             None => {
@@ -129,7 +123,7 @@ impl Filesystem {
                 walk.insert(DropTree::begin(&self.inner.core, root, key, &item)?)
             }
         };
-        let result = walk.step(&mut handle.txn, self.inner.files.kept(), count);
+        let result = walk.step(&mut handle.txn, self.inner.files.kept(), *count);
         let progress = result.map_err(|error| handle.txn.abort(error))?;
         let txn = &mut handle.txn;
         let result = match progress {

@@ -199,7 +199,7 @@ impl IoInode {
             other => self.is_own(other, offset),
         };
         let (start, len) = (found.disk_bytenr, found.disk_num_bytes);
-        if !core.alloc.is_data_of_caller(&core.roots, start, len, is_own)? {
+        if core.alloc.is_data_shared(&core.roots, start, len, is_own)? {
             return Ok(true);
         }
         // The root block is the tree's own.

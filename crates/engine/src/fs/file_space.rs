@@ -15,7 +15,7 @@ use crate::data::drop_range::{self, drop_range};
 use crate::data::file_extent::{ExtentWalk, MappingKind};
 use crate::data::prealloc;
 use crate::error::{Error, Result};
-use crate::filesystem::Filesystem;
+use crate::filesystem::{Filesystem, begin_freeing};
 use crate::txn::Reservation;
 
 impl Filesystem {
@@ -41,7 +41,8 @@ impl Filesystem {
             self.drop_in_steps(io, end..u64::MAX, |old, from| old.min(from.max(size)))?;
             inode = self.disk_inode(io.id)?;
             if size < inode.size_bytes {
-                let mut handle = self.begin_step(Reservation::items(1))?;
+                // What cuts off may use what is kept back for freeing.
+                let mut handle = self.begin_step(Reservation::removals(1))?;
                 handle.check_file(io.id)?;
                 return handle.count_data(io, 0, 0, |_| size);
             }
@@ -100,15 +101,21 @@ impl Filesystem {
     ) -> Result<()> {
         let core = &self.inner.core;
         let mut end = range.end;
+        let mut count = STEP_EXTENTS_MAX;
         while range.start < end {
             let inode = self.disk_inode(io.id)?;
             let target = io.target(inode.has_csums());
             let rest = range.start..end;
-            let last = drop_range::start_of_last(core, &target, &rest, STEP_EXTENTS_MAX)?;
             // Where there is nothing, nothing is written.
+            if drop_range::start_of_last(core, &target, &rest, 1)?.is_none() {
+                return Ok(());
+            }
+            let mut handle = begin_freeing(&mut count, |count| {
+                let removals = Reservation::removals(count);
+                self.begin_step(Reservation::removals(3).and(removals))
+            })?;
+            let last = drop_range::start_of_last(core, &target, &rest, count)?;
             let Some(from) = last else { return Ok(()) };
-            let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
-            let mut handle = self.begin_step(Reservation::removals(3).and(removals))?;
             handle.check_file(io.id)?;
             let _change = io.change(self);
             let kept = self.inner.files.kept();

@@ -20,11 +20,11 @@ use super::open_file::discard;
 use crate::data::append::Target;
 use crate::data::drop_range::drop_reference;
 use crate::error::{Error, Result};
-use crate::filesystem::{Filesystem, Handle};
+use crate::filesystem::{Filesystem, Handle, begin_freeing};
 use crate::txn::Reservation;
 
 /// Items of a removed inode that go under one handle.
-const ITEMS_PER_HANDLE: u64 = 32;
+const ITEMS_PER_HANDLE: usize = 32;
 
 /// What a name that is removed must be of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,10 +80,13 @@ impl Filesystem {
     pub fn evict(&self, id: InodeId) -> Result<()> {
         let lock = self.inner.files.lock_data(id);
         let space = self.inner.open_files.find(id);
+        let mut count = ITEMS_PER_HANDLE;
         loop {
-            let mut handle = self.begin_step(Reservation::removals(2 * ITEMS_PER_HANDLE))?;
+            let mut handle = begin_freeing(&mut count, |count| {
+                self.begin_step(Reservation::removals(2 * count))
+            })?;
             let place = space.as_ref().map(|space| space.inode().change_mappings());
-            if handle.remove_items(id)? {
+            if handle.remove_items(id, count)? {
                 break;
             }
             drop(place);
@@ -250,7 +253,7 @@ impl Handle<'_> {
     }
 
     /// Removes the entries that name a subvolume which is linked elsewhere.
-    fn remove_stand_in(&mut self, dir: InodeId, name: &[u8]) -> Result<()> {
+    pub(super) fn remove_stand_in(&mut self, dir: InodeId, name: &[u8]) -> Result<()> {
         // Nothing says its index: Linux looks through the directory, too.
         let mut cursor = self.txn.core().roots.tree(dir.root)?.cursor();
         cursor.seek(&dir.key(KeyType::DIR_INDEX, 0))?;
@@ -274,9 +277,9 @@ impl Handle<'_> {
         self.remove_entry(dir, name).map_err(|error| self.txn.abort(error))
     }
 
-    /// Removes the last items of an orphan, its extents with them. Returns whether all are gone,
-    /// the inode and its orphan item too, or it has got a name.
-    fn remove_items(&mut self, id: InodeId) -> Result<bool> {
+    /// Removes the last `count` items of an orphan, its extents with them. Returns whether all are
+    /// gone, the inode and its orphan item too, or it has got a name.
+    fn remove_items(&mut self, id: InodeId, count: usize) -> Result<bool> {
         let files = &self.fs.inner.files;
         // Under the lock, so that nobody gives the inode a name meanwhile.
         let mut names = files.names();
@@ -286,7 +289,7 @@ impl Handle<'_> {
         }
         names.begin_eviction(id);
         let _change = files.change_data(id);
-        for _ in 0..ITEMS_PER_HANDLE {
+        for _ in 0..count {
             let last = {
                 let mut cursor = self.txn.core().roots.tree(id.root)?.cursor();
                 cursor.seek_back(&id.key(KeyType::MAX, u64::MAX))?;

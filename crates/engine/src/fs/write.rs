@@ -29,7 +29,7 @@ use crate::data::compression::Method;
 use crate::data::drop_range::{self, drop_range};
 use crate::data::prepare::{PreparedData, WriteOptions};
 use crate::error::{Error, Result};
-use crate::filesystem::{Filesystem, Handle};
+use crate::filesystem::{Filesystem, Handle, begin_freeing};
 use crate::txn::Reservation;
 
 /// Most bytes that one step writes.
@@ -285,7 +285,12 @@ impl<'a> Locked<'a> {
             }
             let pieces = [(start, extents)];
             let written = {
-                let _handle = self.fs.begin_step(Reservation::items(0))?;
+                // What only cuts off may use what is kept back for freeing.
+                let reservation = match len {
+                    0 => Reservation::items(0).promised(),
+                    _ => Reservation::items(0),
+                };
+                let _handle = self.fs.begin_step(reservation)?;
                 append::find_space(core, &self.target, &pieces, DataPromise::None)?
             };
             let end = (start + len).next_multiple_of(self.sector);
@@ -319,8 +324,8 @@ impl<'a> Locked<'a> {
     fn replace_by(&self, range: Range<u64>, written: &Written<'_>, size: u64) -> Result<()> {
         let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
         let reservation = match written.extent_count() {
-            // What only cuts off frees space.
-            0 => Reservation::removals(4).and(removals),
+            // What only cuts off frees space, and all but the extent around the end is gone.
+            0 => Reservation::removals(6),
             count => Reservation::extents(count + 2).and(Reservation::items(4)).and(removals),
         };
         let mut handle = self.fs.begin_step(reservation)?;
@@ -365,13 +370,18 @@ impl<'a> Locked<'a> {
     /// Removes extents from the end of the file until none reaches beyond `end`, a few under each
     /// handle, the file's size going down with them.
     fn cut_from_end(&mut self, end: u64) -> Result<()> {
+        let mut count = STEP_EXTENTS_MAX;
         loop {
-            let from = start_of_last_extents(self.fs, self.inode.id, end)?;
+            let from = start_of_last_extents(self.fs, self.inode.id, end, count)?;
             if from <= end {
                 return Ok(());
             }
-            let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
-            let mut handle = self.fs.begin_step(Reservation::removals(3).and(removals))?;
+            let mut handle = begin_freeing(&mut count, |count| {
+                let removals = Reservation::removals(count);
+                self.fs.begin_step(Reservation::removals(3).and(removals))
+            })?;
+            // Of as many as there was room for.
+            let from = start_of_last_extents(self.fs, self.inode.id, end, count)?;
             handle.check_file(self.inode.id)?;
             let kept = self.fs.inner.files.kept();
             let change = self.change();
@@ -384,15 +394,20 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Where the last few extents of a file begin, but not before `end`.
+/// Where the last `count` extents of a file begin, but not before `end`.
 ///
 /// # Errors
 /// A block that cannot be read.
-pub(super) fn start_of_last_extents(fs: &Filesystem, id: InodeId, end: u64) -> Result<u64> {
+pub(super) fn start_of_last_extents(
+    fs: &Filesystem,
+    id: InodeId,
+    end: u64,
+    count: usize,
+) -> Result<u64> {
     let mut cursor = fs.tree(id.root)?.cursor();
     cursor.seek_back(&id.key(KeyType::EXTENT_DATA, u64::MAX))?;
     let mut from = end;
-    for _ in 0..STEP_EXTENTS_MAX {
+    for _ in 0..count {
         match cursor.current()? {
             Some((key, _))
                 if key.objectid == id.inode.object_id()

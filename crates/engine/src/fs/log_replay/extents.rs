@@ -68,7 +68,7 @@ impl Replay<'_> {
         let end = inode.size_bytes.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX);
         let target = self.target(number)?;
         loop {
-            let from = start_of_last_extents(self.fs, inode.id, end)?;
+            let from = start_of_last_extents(self.fs, inode.id, end, STEP_EXTENTS_MAX)?;
             let mut handle = self.begin()?;
             self.drop_step(&mut handle, &target, from, u64::MAX)?;
             if from <= end {

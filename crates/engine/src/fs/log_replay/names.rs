@@ -71,11 +71,16 @@ impl Replay<'_> {
     /// Takes a name away, and what it named is counted in the end.
     fn remove_name(&mut self, dir: InodeId, name: &[u8]) -> Result<()> {
         let Some(named) = self.named(dir, name)? else { return Ok(()) };
-        if named.is_subvolume || named.id.is_stand_in() {
+        if named.is_subvolume {
             // Linux commits when subvolumes are made or deleted: none is ever logged.
             return Ok(());
         }
         let mut handle = self.begin()?;
+        if named.id.is_stand_in() {
+            // Removed as an empty directory is; Linux writes such a log, and fails to replay it.
+            handle.remove_stand_in(dir, name)?;
+            return self.resize(&mut handle, dir, -2 * i64::try_from(name.len()).unwrap_or(0));
+        }
         handle.detach(dir, name, &named)?;
         self.resize(&mut handle, dir, -2 * i64::try_from(name.len()).unwrap_or(0))?;
         self.touched.insert(named.id.inode.0);

@@ -52,3 +52,65 @@ fn first_handle_reserves_as_much_as_later_ones() {
     let first = reserved();
     assert_eq!(first, reserved());
 }
+
+/// Freeing 64 extents at once needs more, at worst, than Linux may have left of a filesystem that it
+/// filled: orphans stayed there, and files could not be cut off.
+#[test]
+fn little_room_suffices_to_cut_off_and_remove_a_file_of_some_extents() {
+    let mut random = Prng::of_test(78);
+    let device = Arc::new(MemDevice::new(256 << 20));
+    let fs = mkfs_on(&device, &MkfsOptions::default());
+    for at in 0..20_000 {
+        insert(&fs, key(at, 0), &random.bytes(300));
+    }
+    let top = fs.top_level();
+    let new = NewInode::new(0o100_644, fs.runtime().clock.now());
+    let names: [&[u8]; 3] = [b"cut", b"cut_open", b"removed"];
+    let ids = names.map(|name| {
+        let id = fs.begin(Reservation::create(0)).unwrap().create(top, name, &new).unwrap();
+        for at in 0..10 {
+            fs.write(id, FileOffset(at * 8192), &random.bytes(4096)).unwrap();
+        }
+        id
+    });
+    let [cut, cut_open, removed] = ids;
+    fs.unlink_deferred(top, b"removed").unwrap();
+    let file = fs.open_data(cut_open).unwrap();
+    fs.commit().unwrap();
+
+    // Nothing is freed by a commit meanwhile.
+    let held = fs.hold_commits();
+    let core = &fs.inner.core;
+    let piece = 64 << 10;
+    let mut taken = 0;
+    while matches!(core.alloc.reserve(&core.roots, piece, 0, 0, 0), Ok(true)) {
+        taken += piece;
+    }
+    let few = Reservation::removals(3).and(Reservation::removals(2));
+    let mut leave_little = || {
+        while fs.begin_step(few).is_err() {
+            core.alloc.unreserve(piece);
+            taken -= piece;
+        }
+        // For blocks that the steps copy.
+        core.alloc.unreserve(8 * piece);
+        taken -= 8 * piece;
+        let many = fs.begin_step(Reservation::removals(64));
+        assert!(matches!(many, Err(crate::Error::NoSpace { .. })), "{many:?}");
+    };
+    leave_little();
+    fs.truncate(cut, 4096).unwrap();
+    leave_little();
+    file.truncate(ubtrfs_iomap::FileOffset::new(4096)).unwrap();
+    leave_little();
+    fs.evict(removed).unwrap();
+    core.alloc.unreserve(taken);
+    drop(held);
+    fs.commit().unwrap();
+    for id in [cut, cut_open] {
+        assert_eq!(fs.inode(id).unwrap().size_bytes, 4096);
+        let extents = fs.file_extents(id, FileOffset(0)).unwrap();
+        assert!(extents.map(Result::unwrap).all(|extent| extent.offset.0 < 4096));
+    }
+    assert!(matches!(fs.inode(removed), Err(crate::Error::NotFound { .. })));
+}
