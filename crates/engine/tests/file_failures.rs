@@ -13,7 +13,7 @@ use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation,
     SetAttributes, mkfs,
 };
-use ubtrfs_iomap::{FileOffset, Reach};
+use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{PhysicalAddr, RootId, block_group::BlockGroupFlags};
 use ubtrfs_rt::{Runtime, Time};
@@ -75,6 +75,24 @@ fn open(image: &Path) -> Filesystem {
     Filesystem::open(volume, OpenOptions::default()).unwrap()
 }
 
+/// The filesystem on a device whose writes to its first group of data fail while that is set.
+fn open_failing(image: &Path) -> (Filesystem, Arc<AtomicBool>) {
+    let fails = Arc::new(AtomicBool::new(false));
+    let data = {
+        let fs = open(image);
+        let chunks = fs.volume().chunks();
+        let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
+        let chunk = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
+        let start = chunk.stripes[0].offset.0;
+        start..start + chunk.len_bytes
+    };
+    let inner = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device = Failing { inner, fails: Arc::clone(&fails), data };
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
+    (fs, fails)
+}
+
 fn create(fs: &Filesystem, name: &str, bits: u64) -> Result<DataFile, Error> {
     let mut handle = fs.begin(Reservation::create(0))?;
     let new = NewInode::new(0o100_644, Time::default());
@@ -97,19 +115,7 @@ fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     make(&image, 512 << 20);
-    let fails = Arc::new(AtomicBool::new(false));
-    let data = {
-        let fs = open(&image);
-        let chunks = fs.volume().chunks();
-        let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
-        let chunk = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
-        let start = chunk.stripes[0].offset.0;
-        start..start + chunk.len_bytes
-    };
-    let inner = FileDevice::open(&image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device = Failing { inner, fails: Arc::clone(&fails), data };
-    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
-    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
+    let (fs, fails) = open_failing(&image);
     let at = FileOffset::new;
     for (name, bits) in [("plain", 0), ("packed", flags::COMPRESS)] {
         let file = create(&fs, name, bits).unwrap();
@@ -152,6 +158,40 @@ fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
         let id = fs.lookup(fs.top_level(), beside.as_bytes()).unwrap();
         assert!(read(&fs, id) == [5; 100_000], "{name}");
     }
+}
+
+/// The file was cut to its size after any direct write that failed: preallocation behind the end went,
+/// and what others had appended meanwhile.
+#[test]
+fn direct_write_that_fails_leaves_what_is_behind_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let (fs, fails) = open_failing(&image);
+    let file = create(&fs, "file", 0).unwrap();
+    let at = FileOffset::new;
+    file.write(at(0), &[1; 65_536]).unwrap();
+    file.allocate(at(65_536), 65_536, Reach::Stays).unwrap();
+    fs.sync().unwrap();
+    let extents = || {
+        let all = FileRange::from(FileOffset::ZERO);
+        let extents = file.fiemap(all, usize::MAX, FiemapSync::WriteBack).unwrap();
+        extents.iter().map(|extent| (extent.range, extent.flags.is_unwritten)).collect::<Vec<_>>()
+    };
+    let before = extents();
+    assert!(before.len() == 2 && before[1].1, "{before:?}");
+    fails.store(true, Ordering::Relaxed);
+    assert!(matches!(file.direct_write(at(0), &[2; 8192]), Err(Error::Volume(_))));
+    fails.store(false, Ordering::Relaxed);
+    assert_eq!(extents(), before);
+    // What it would have made longer is as long as it was.
+    fails.store(true, Ordering::Relaxed);
+    assert!(matches!(file.direct_write(at(131_072), &[2; 8192]), Err(Error::Volume(_))));
+    fails.store(false, Ordering::Relaxed);
+    fs.sync().unwrap();
+    assert!(read(&fs, file.id()) == [1; 65_536]);
+    drop((file, fs));
+    judge(&image);
 }
 
 /// What was taken before a subvolume became read-only is written after it; stores through a mapping and unsharing went round

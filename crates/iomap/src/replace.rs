@@ -18,9 +18,34 @@ impl<F: FileSystem> AddressSpace<F> {
         size_min: FileOffset,
         change: impl FnOnce() -> Result<T, F::Error>,
     ) -> Result<T, F::Error> {
+        self.replace(range, size_min, || Ok(()), change)
+    }
+
+    /// As [`AddressSpace::replace_range()`] for a change that may fail half way: what is dirty in the range is written back
+    /// first, so that what the change has not come to is on the medium.
+    ///
+    /// # Errors
+    /// As there, and those of [`AddressSpace::flush()`], with which nothing is changed.
+    pub fn replace_flushed_range<T>(
+        &self,
+        range: FileRange,
+        size_min: FileOffset,
+        change: impl FnOnce() -> Result<T, F::Error>,
+    ) -> Result<T, F::Error> {
+        self.replace(range, size_min, || self.flush(range.round_out(self.block_bytes)), change)
+    }
+
+    fn replace<T>(
+        &self,
+        range: FileRange,
+        size_min: FileOffset,
+        prepare: impl FnOnce() -> Result<(), F::Error>,
+        change: impl FnOnce() -> Result<T, F::Error>,
+    ) -> Result<T, F::Error> {
         let range = range.round_out(self.block_bytes);
         let reach = FileRange::new(range.start, range.end.max(size_min));
         let _locked = self.lock_for_write(reach);
+        prepare()?;
         if size_min > self.size() {
             self.zero_old_tail(size_min)?;
         }

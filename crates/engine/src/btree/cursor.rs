@@ -85,6 +85,11 @@ impl Cursor {
         self.version == self.tree.version()
     }
 
+    /// Which state of the tree the cursor came here in.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
     /// The item here, or `None` past either end.
     #[inline]
     pub(crate) fn current(&self) -> Result<Option<(Key, &[u8])>> {

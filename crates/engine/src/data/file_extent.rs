@@ -131,6 +131,7 @@ impl ExtentWalk {
     /// the one before ends, inline data being followed by the next sector.
     pub(crate) fn next(&mut self) -> Result<Option<Mapping>> {
         let mut first = false;
+        let told_version = self.cursor.version();
         match self.state {
             State::Unplaced => {
                 self.place()?;
@@ -164,6 +165,12 @@ impl ExtentWalk {
             if end <= self.position && first {
                 self.cursor.next()?;
                 first = false;
+                continue;
+            }
+            if start < self.position && !first && self.cursor.version() != told_version {
+                // What was told last was split since, and this is a part of it.
+                self.place()?;
+                first = true;
                 continue;
             }
             if start < self.position && !first {

@@ -408,6 +408,7 @@ impl FileSystem for FileIo {
             runs.iter().map(|run| run.range.len_bytes()).sum()
         };
         let (core, files) = (&fs.inner.core, &fs.inner.files);
+        let was_held = core.is_held();
         // What was kept back for the items of these is what their handles ask for now.
         files.subtract_delalloc(bytes_of(runs));
         if fs.write_runs(inode, runs, From::Memory).is_ok() {
@@ -415,7 +416,6 @@ impl FileSystem for FileIo {
         }
         // One by one: what can be written is, and who could not is known.
         for (index, run) in runs.iter().enumerate() {
-            let was_held = core.is_held();
             let Err(error) = fs.write_run_in_parts(inode, run, From::Memory) else {
                 continue;
             };
@@ -423,7 +423,7 @@ impl FileSystem for FileIo {
             // free yet.
             let passes = match error {
                 Error::Limit { .. } => true,
-                Error::NoSpace { .. } => was_held,
+                Error::NoSpace { .. } => was_held || core.is_held(),
                 _ => false,
             };
             if passes {
@@ -442,7 +442,7 @@ impl FileSystem for FileIo {
         fs.promise_data(run.range.len_bytes())?;
         fs.write_run_in_parts(inode, run, From::Caller).inspect_err(|_| {
             fs.inner.core.alloc.take_back_data(run.range.len_bytes());
-            fs.cut_to_memory(inode);
+            fs.cut_to_memory(inode, run.range.end);
         })
     }
 

@@ -60,9 +60,12 @@ impl Filesystem {
         handle.count_data(io, 0, 0, |old| old.max(size))
     }
 
-    /// After a failure half way: the file is as long on the medium as in memory.
-    pub(super) fn cut_to_memory(&self, io: &IoInode) {
-        if let Some(space) = self.inner.open_files.find(io.id) {
+    /// After a failure half way, by who has locked the range that was to be changed, and the end of the
+    /// file where that lies before `end`: the file is as long on the medium as in memory. Where the
+    /// range lies in the file nothing was to become longer, and what is behind it is others'.
+    pub(super) fn cut_to_memory(&self, io: &IoInode, end: ubtrfs_iomap::FileOffset) {
+        let Some(space) = self.inner.open_files.find(io.id) else { return };
+        if end > space.size() {
             // If that fails, too, nothing more can be done than to tell of the first.
             let _ = self.set_file_size(io, space.size().bytes(), Beyond::Dropped);
         }

@@ -49,10 +49,10 @@ impl Filesystem {
             Clone::checked(self, source, &range, target, target_offset)?;
             drop(locks);
             let replaced = replaced_range(&range, target_offset);
-            let cloned = space.replace_range(replaced, replaced.end, || {
-                self.clone_closed(source, &range, target, target_offset, true).map(drop)
+            return space.replace_flushed_range(replaced, replaced.end, || {
+                let cloned = self.clone_closed(source, &range, target, target_offset, true);
+                cloned.map(drop).inspect_err(|_| self.cut_to_memory(space.inode(), replaced.end))
             });
-            return cloned.inspect_err(|_| self.cut_to_memory(space.inode()));
         }
     }
 
