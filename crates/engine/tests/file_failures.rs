@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::judge;
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation,
-    SetAttributes, mkfs,
+    SetAttributes, SnapshotOptions, mkfs,
 };
 use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::inode::flags;
@@ -434,6 +434,21 @@ fn file_that_takes_the_rest_of_a_filesystem_is_stored() {
     }
 }
 
+/// Appends to a new file until nothing is free.
+fn fill(fs: &Filesystem, random: &mut Prng) -> DataFile {
+    let filler = create(fs, "filler", 0).unwrap();
+    let mut piece_bytes = 4 << 20;
+    while piece_bytes >= 4096 {
+        match filler.append(&noise(random, piece_bytes)) {
+            Ok((_, count)) if count as u64 == piece_bytes => {}
+            Ok(_) | Err(Error::NoSpace { .. }) => piece_bytes /= 2,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    filler.fsync().unwrap();
+    filler
+}
+
 /// Space that was allocated for a file is there for its data when nothing else is free.
 #[test]
 fn preallocated_space_takes_its_data_on_a_full_filesystem() {
@@ -444,17 +459,8 @@ fn preallocated_space_takes_its_data_on_a_full_filesystem() {
     let fs = open(&image);
     let file = create(&fs, "allocated", 0).unwrap();
     file.allocate(at(0), 2 << 20, Reach::Extends).unwrap();
-    let filler = create(&fs, "filler", 0).unwrap();
     let mut random = Prng::new(5);
-    let mut piece_bytes = 4 << 20;
-    while piece_bytes >= 4096 {
-        match filler.append(&noise(&mut random, piece_bytes)) {
-            Ok((_, count)) if count as u64 == piece_bytes => {}
-            Ok(_) | Err(Error::NoSpace { .. }) => piece_bytes /= 2,
-            Err(error) => panic!("{error}"),
-        }
-    }
-    filler.fsync().unwrap();
+    let filler = fill(&fs, &mut random);
     let bytes = noise(&mut random, 2 << 20);
     for (index, piece) in bytes.chunks(102_400).enumerate() {
         let count = file.write(at(index as u64 * 102_400), piece).unwrap();
@@ -467,6 +473,94 @@ fn preallocated_space_takes_its_data_on_a_full_filesystem() {
     assert!(filler.append(&[1; 100_000]).is_err(), "the filesystem is full");
     assert!(read(&fs, file.id()) == bytes);
     drop((file, filler));
+    drop(fs);
+    judge(&image);
+}
+
+/// A direct write knew nothing of that.
+#[test]
+fn direct_write_goes_to_preallocated_space_on_a_full_filesystem() {
+    let at = FileOffset::new;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 160 << 20);
+    let fs = open(&image);
+    let file = create(&fs, "allocated", 0).unwrap();
+    file.allocate(at(0), 1 << 20, Reach::Extends).unwrap();
+    let mut random = Prng::new(6);
+    let filler = fill(&fs, &mut random);
+    let bytes = noise(&mut random, 1 << 20);
+    for (index, piece) in bytes.chunks(256 << 10).enumerate() {
+        let offset = at((index * piece.len()) as u64);
+        assert_eq!(file.direct_write(offset, piece).unwrap(), piece.len());
+    }
+    assert!(read(&fs, file.id()) == bytes);
+    // Beyond what it has there is nothing.
+    let result = file.direct_write(at((1 << 20) - 4096), &bytes[..1 << 19]);
+    assert!(matches!(result, Err(Error::NoSpace { .. })), "{result:?}");
+    fs.sync().unwrap();
+    assert!(read(&fs, file.id()) == bytes);
+    drop((file, filler));
+    drop(fs);
+    judge(&image);
+}
+
+/// Snapshots and clones beside writers to preallocated space of a full filesystem: what a write was taken
+/// for is stored, or it was refused.
+#[test]
+fn data_taken_for_preallocated_space_is_stored_beside_snapshots_and_clones() {
+    const PIECE: usize = 64 << 10;
+    let at = FileOffset::new;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 200 << 20);
+    let fs = open(&image);
+    let mut random = Prng::new(7);
+    for round in 0..6_u8 {
+        let file = create(&fs, &format!("allocated {round}"), 0).unwrap();
+        file.allocate(at(0), 4 << 20, Reach::Extends).unwrap();
+        let copy = create(&fs, &format!("copy {round}"), 0).unwrap();
+        let filler = fill(&fs, &mut random);
+        let mut taken = vec![0; 4 << 20];
+        std::thread::scope(|scope| {
+            let (fs, file) = (&fs, &file);
+            let sharer = scope.spawn(move || {
+                let top = fs.top_level();
+                if round % 2 == 0 {
+                    let name = format!("snapshot {round}");
+                    let options = SnapshotOptions::default();
+                    return fs.snapshot(top.root, top, name.as_bytes(), &options).map(drop);
+                }
+                let disk = ubtrfs_ondisk::FileOffset;
+                fs.clone_range(file.id(), disk(0)..disk(4 << 20), copy.id(), disk(0))
+            });
+            for (index, piece) in taken.chunks_mut(PIECE).enumerate() {
+                let offset = at((index * PIECE) as u64);
+                match file.write(offset, &[round + 1; PIECE]) {
+                    Ok(count) => piece[..count].fill(round + 1),
+                    Err(Error::NoSpace { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            match sharer.join().unwrap() {
+                Ok(()) | Err(Error::NoSpace { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        });
+        file.fsync().unwrap();
+        fs.sync().unwrap();
+        assert!(read(&fs, file.id()) == taken, "round {round}");
+        filler.truncate(at(0)).unwrap();
+        drop(filler);
+        fs.unlink(fs.top_level(), b"filler").unwrap();
+        // It shows the filler, too.
+        match fs.delete_subvolume(fs.top_level(), format!("snapshot {round}").as_bytes()) {
+            Ok(_) | Err(Error::NotFound { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        fs.clean_deleted_subvolumes().unwrap();
+        fs.sync().unwrap();
+    }
     drop(fs);
     judge(&image);
 }

@@ -410,6 +410,9 @@ impl<F: FileSystem> AddressSpace<F> {
             }
             pages = self.fill(pages, block..block + 1)?;
         }
+        if mapping.flags.is_placed && !self.is_current(mapping.cookie) {
+            return Ok(None);
+        }
         Ok(Some(self.put(pages, part, source, reach)))
     }
 

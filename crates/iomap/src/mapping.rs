@@ -47,6 +47,8 @@ pub struct MappingFlags {
     pub is_encoded: bool,
     /// The file had nothing here before.
     pub is_new: bool,
+    /// Of [`Purpose::Write`]: there is no space for the data but where the mapping lies, and none once it is stale.
+    pub is_placed: bool,
 }
 
 /// The moment when a mapping was taken.

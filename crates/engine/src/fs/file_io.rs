@@ -59,6 +59,8 @@ pub struct IoInode {
     is_gone: AtomicBool,
     /// The inode's flag APPEND.
     pub(super) is_append_only: AtomicBool,
+    /// Whether dirty data, or a mapping that is about to get some, counts on the space that the file has.
+    pub(super) has_placed: AtomicBool,
     /// When it was last written in memory; `None` once the inode says so.
     pub(super) written: Mutex<Option<Time>>,
 }
@@ -93,6 +95,7 @@ impl IoInode {
             medium: Mutex::new(None),
             is_gone: AtomicBool::new(false),
             is_append_only: AtomicBool::new(inode.flags & flags::APPEND != 0),
+            has_placed: AtomicBool::new(false),
             inner: std::sync::Arc::downgrade(&fs.inner),
             sequence: MappingSequence::new(),
             place: Mutex::new(Place::default()),
@@ -219,17 +222,6 @@ impl IoInode {
             if (*root, *inode, *o) == (self.id.root, self.id.inode, offset))
     }
 
-    /// Whether data at `at` is written where the file has its space.
-    fn has_space_at(&self, fs: &Filesystem, at: u64) -> Result<bool> {
-        let inode = fs.disk_inode(self.id)?;
-        let tree = fs.tree(self.id.root)?;
-        let mut walk = ExtentWalk::new(&tree, self.of(fs), DiskOffset(at));
-        match walk.next()? {
-            Some(mapping) => fs.is_written_in_place(self, &inode, &walk, &mapping),
-            None => Ok(false),
-        }
-    }
-
     /// Its extents and the hole behind them.
     pub(super) fn of(&self, fs: &Filesystem) -> ExtentsOf {
         ExtentsOf {
@@ -306,15 +298,17 @@ impl FileIo {
     fn reserve_all(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<Mapping> {
         let (at, len_bytes) = (range.start.bytes(), range.len_bytes());
         fs.promise_items(len_bytes)?;
-        let mut is_placed = false;
+        let mut placing = None;
         if let Err(error) = fs.promise_data(len_bytes) {
+            placing = Some(fs.lock_placing());
             // What has its space already needs no other.
             if !inode.has_space_at(fs, at)? {
                 return Err(error);
             }
             fs.inner.core.alloc.promise_placed_data(len_bytes);
-            is_placed = true;
+            inode.has_placed.store(true, Ordering::Release);
         }
+        let is_placed = placing.is_some();
         fs.inner.files.add_delalloc(len_bytes);
         let mapping = inode.mapping_at(fs, &mut inode.place.lock(), at);
         let is_kept =
@@ -328,6 +322,7 @@ impl FileIo {
             }));
         }
         let mut mapping = mapping?;
+        mapping.flags.is_placed = is_placed;
         mapping.range.end = mapping.range.end.min(range.end);
         fs.take_back_data(len_bytes - mapping.range.intersection(range).len_bytes());
         Ok(mapping)
@@ -439,11 +434,13 @@ impl FileSystem for FileIo {
 
     fn write_direct(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
         let fs = self.fs()?;
-        fs.promise_data(run.range.len_bytes())?;
-        fs.write_run_in_parts(inode, run, From::Caller).inspect_err(|_| {
-            fs.inner.core.alloc.take_back_data(run.range.len_bytes());
-            fs.cut_to_memory(inode, run.range.end);
-        })
+        let written = match fs.promise_data(run.range.len_bytes()) {
+            Ok(()) => fs.write_run_in_parts(inode, run, From::Caller).inspect_err(|_| {
+                fs.inner.core.alloc.take_back_data(run.range.len_bytes());
+            }),
+            Err(error) => fs.write_placed(inode, run, error),
+        };
+        written.inspect_err(|_| fs.cut_to_memory(inode, run.range.end))
     }
 
     fn may_write_straight(&self, inode: &IoInode) -> bool {

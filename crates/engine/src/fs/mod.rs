@@ -20,6 +20,7 @@ pub(crate) mod make;
 pub(crate) mod make_subvolume;
 mod open_file;
 pub(crate) mod path;
+mod placed;
 pub(crate) mod read_pieces;
 mod reflink;
 mod remove;

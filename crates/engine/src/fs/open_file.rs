@@ -15,7 +15,7 @@ use ubtrfs_iomap::{
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{CsumType, RootId};
-use ubtrfs_rt::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
+use ubtrfs_rt::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
 
 use super::entry::check_flags;
 use super::file_io::{FileIo, IoInode};
@@ -33,6 +33,9 @@ pub(crate) struct OpenFiles {
     /// Files in `spaces`; read without its lock, to skip it where there are none.
     count: AtomicUsize,
     spaces: Mutex<FxHashMap<InodeId, Weak<Space>>>,
+    /// Who shares extents of files shares this, and who promises data their space has it alone: see
+    /// [`super::placed`].
+    pub(super) placing: RwLock<()>,
     /// The last error with which data was lost of a file that is not open any more, and of which nobody was told.
     pub(super) lost: Mutex<Option<Error>>,
 }
@@ -64,7 +67,13 @@ impl OpenFiles {
         });
         let cache = PageCache::new(cache_options);
         files.set_page_cache(Arc::clone(&cache));
-        Self { cache, count: AtomicUsize::new(0), spaces: Mutex::default(), lost: Mutex::default() }
+        Self {
+            cache,
+            count: AtomicUsize::new(0),
+            spaces: Mutex::default(),
+            placing: RwLock::default(),
+            lost: Mutex::default(),
+        }
     }
 
     /// The file, if it is open or dirty.
@@ -88,7 +97,7 @@ impl OpenFiles {
     }
 
     /// Those of a subvolume.
-    fn of_subvolume(&self, root: RootId) -> Vec<Arc<Space>> {
+    pub(super) fn of_subvolume(&self, root: RootId) -> Vec<Arc<Space>> {
         let mut spaces = self.all();
         spaces.retain(|space| space.inode().id.root == root);
         spaces

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
+use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{FileOffset, LogicalAddr};
 
 use super::entry::check_flags;
@@ -66,6 +67,7 @@ impl Filesystem {
         target_offset: FileOffset,
         may_be_open: bool,
     ) -> Result<Option<()>> {
+        let _shared = self.flush_to_share(source)?;
         let _locks = self.inner.files.lock_both(source, target);
         if self.is_open(target) && !may_be_open {
             return Ok(None);
@@ -111,6 +113,7 @@ impl Filesystem {
         target_offset: FileOffset,
         may_be_open: bool,
     ) -> Result<Option<bool>> {
+        let _shared = self.flush_to_share(source)?;
         let _locks = self.inner.files.lock_both(source, target);
         if self.is_open(target) && !may_be_open {
             return Ok(None);
@@ -378,6 +381,14 @@ impl<'a> Clone<'a> {
         }
         let size = self.target.inode.size_bytes.max(range.end.min(self.end));
         self.target.count(handle, added, lost, size)?;
+        if mappings.iter().any(|mapping| mapping.kind == MappingKind::Prealloc) {
+            // Without it Linux takes a file of as many bytes as it is long for one of data alone.
+            handle
+                .change_inode(self.target.inode.id, |item| {
+                    item.flags = (item.flags.get() | flags::PREALLOC).into();
+                })
+                .map_err(|error| handle.txn.abort(error))?;
+        }
         drop(change);
         self.target.inode.size_bytes = size;
         Ok(())

@@ -41,9 +41,10 @@ impl Filesystem {
         options: &SnapshotOptions,
     ) -> Result<InodeId> {
         // Data in memory at the time of the call is in it.
-        self.flush_subvolume(source)?;
+        let shared = self.flush_subvolume_to_share(source)?;
         let txn = self.inner.core.begin_alone(Reservation::snapshot())?;
         let id = Handle { fs: self, txn }.snapshot(source, dir, name, options)?;
+        drop(shared);
         // Whoever keeps an inode without a name has it in the source. The snapshot is there by now,
         // whatever keeps them from going.
         match self.clean_orphans_or_later(id.root) {

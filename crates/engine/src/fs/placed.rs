@@ -1,0 +1,181 @@
+//! Data that is promised the space that its file has already: on a full filesystem, what was
+//! preallocated, or is written in place, takes data still.
+//!
+//! Such a promise is void as soon as others show the space, too: a snapshot, a clone. Then the data would
+//! need space of its own, which nobody kept for it. So who shares a file's extents first lets all that was
+//! promised so become stale or go to the medium, and no promise is made until the extents are shared:
+//! promises are made one at a time, beside any number of those who share.
+
+use ubtrfs_iomap::{FileRange, WritebackRun};
+use ubtrfs_ondisk::{FileOffset, RootId};
+use ubtrfs_rt::{Ordering, RwLockReadGuard, RwLockWriteGuard};
+
+use super::file_io::IoInode;
+use super::inode::InodeId;
+use super::writeback::From;
+use crate::data::file_extent::ExtentWalk;
+use crate::error::{Error, Result};
+use crate::filesystem::Filesystem;
+
+impl Filesystem {
+    /// Held by who promises data the space that its file has, from the look at it until the mapping is
+    /// taken.
+    pub(super) fn lock_placing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.inner.open_files.placing.write()
+    }
+
+    /// Brings what a file has in memory to the medium, to be shared: until the guard is dropped no dirty
+    /// data counts on its space. The thread holds no handle.
+    ///
+    /// # Errors
+    /// As [`Filesystem::flush_file`].
+    pub(super) fn flush_to_share(&self, id: InodeId) -> Result<RwLockReadGuard<'_, ()>> {
+        let shared = self.inner.open_files.placing.read();
+        if let Some(space) = self.inner.open_files.find(id) {
+            space.inode().void_places();
+        }
+        self.flush_file(id)?;
+        Ok(shared)
+    }
+
+    /// As [`Filesystem::flush_to_share`], of all files of a subvolume.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn flush_subvolume_to_share(&self, root: RootId) -> Result<RwLockReadGuard<'_, ()>> {
+        let shared = self.inner.open_files.placing.read();
+        for space in self.inner.open_files.of_subvolume(root) {
+            space.inode().void_places();
+        }
+        self.flush_subvolume(root)?;
+        Ok(shared)
+    }
+
+    /// Writes a run for which there is no space beside what the file has: `error`, unless it has space
+    /// for all of it.
+    ///
+    /// # Errors
+    /// That, and as [`Filesystem::write_runs`].
+    pub(super) fn write_placed(
+        &self,
+        io: &IoInode,
+        run: &WritebackRun<'_>,
+        error: Error,
+    ) -> Result<()> {
+        let _alone = self.lock_placing();
+        if !io.has_space(self, run.range)? {
+            return Err(error);
+        }
+        let len_bytes = run.range.len_bytes();
+        self.inner.core.alloc.promise_placed_data(len_bytes);
+        self.write_run_in_parts(io, run, From::Caller)
+            .inspect_err(|_| self.inner.core.alloc.take_back_data(len_bytes))
+    }
+}
+
+impl IoInode {
+    /// Mappings by which data may go where the file has its space are stale from now on, where it is not
+    /// dirty yet.
+    fn void_places(&self) {
+        if self.has_placed.swap(false, Ordering::AcqRel) {
+            drop(self.change_mappings());
+        }
+    }
+
+    /// Whether data at `at` is written where the file has its space.
+    pub(super) fn has_space_at(&self, fs: &Filesystem, at: u64) -> Result<bool> {
+        Ok(self.space_from(fs, at)? > at)
+    }
+
+    /// Whether all of a range is.
+    fn has_space(&self, fs: &Filesystem, range: FileRange) -> Result<bool> {
+        let mut at = range.start.bytes();
+        while at < range.end.bytes() {
+            let end = self.space_from(fs, at)?;
+            if end <= at {
+                return Ok(false);
+            }
+            at = end;
+        }
+        Ok(true)
+    }
+
+    /// How far data from `at` on is written where the file has its space.
+    fn space_from(&self, fs: &Filesystem, at: u64) -> Result<u64> {
+        let inode = fs.disk_inode(self.id)?;
+        let tree = fs.tree(self.id.root)?;
+        let mut walk = ExtentWalk::new(&tree, self.of(fs), FileOffset(at));
+        let Some(mapping) = walk.next()? else { return Ok(at) };
+        let stays = fs.is_written_in_place(self, &inode, &walk, &mapping)?;
+        Ok(if stays { walk.position() } else { at })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_iomap::{FileOffset, FileRange, FileSystem, Purpose, Reach};
+    use ubtrfs_rt::{Arc, Runtime, Time};
+    use ubtrfs_volume::MemDevice;
+
+    use super::super::file_io::FileIo;
+    use crate::{
+        DataFile, Error, Filesystem, MkfsOptions, NewInode, OpenOptions, Reservation,
+        SnapshotOptions, mkfs,
+    };
+
+    const LEN: u64 = 1 << 20;
+
+    fn create(fs: &Filesystem, name: &[u8]) -> DataFile {
+        let new = NewInode::new(0o100_644, Time::default());
+        let top = fs.top_level();
+        let id = fs.begin(Reservation::create(0)).unwrap().create(top, name, &new).unwrap();
+        fs.open_data(id).unwrap()
+    }
+
+    /// A full filesystem, with a file that is preallocated.
+    fn full() -> (Filesystem, DataFile) {
+        let device = Arc::new(MemDevice::new(160 << 20));
+        let runtime = Arc::new(Runtime::simulated(1));
+        let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime).unwrap();
+        let options = OpenOptions { runtime, ..OpenOptions::default() };
+        let fs = Filesystem::open(volume, options).unwrap();
+        let file = create(&fs, b"allocated");
+        file.allocate(FileOffset::ZERO, LEN, Reach::Extends).unwrap();
+        let filler = create(&fs, b"filler");
+        while filler.allocate(filler.size(), 64 << 10, Reach::Extends).is_ok() {}
+        while filler.allocate(filler.size(), 4096, Reach::Extends).is_ok() {}
+        fs.sync().unwrap();
+        (fs, file)
+    }
+
+    /// A write had its place, then came the snapshot or the clone, then the bytes: they became dirty, and
+    /// there was no space to write them to.
+    #[test]
+    fn mapping_by_which_data_has_its_place_is_stale_once_the_file_is_shared() {
+        let shared_by: [fn(&Filesystem, &DataFile); 2] = [
+            |fs, _| {
+                let top = fs.top_level();
+                fs.snapshot(top.root, top, b"snapshot", &SnapshotOptions::default()).unwrap();
+            },
+            |fs, file| {
+                let copy = create(fs, b"copy").id();
+                let disk = ubtrfs_ondisk::FileOffset;
+                fs.clone_range(file.id(), disk(0)..disk(LEN), copy, disk(0)).unwrap();
+            },
+        ];
+        for share in shared_by {
+            let (fs, file) = full();
+            let (io, inode) = (FileIo::new(&fs), file.space().inode());
+            let range = FileRange::with_len(FileOffset::ZERO, 64 << 10);
+            let mapping = io.map(inode, range, Purpose::Write).unwrap();
+            assert!(mapping.flags.is_placed && io.sequence(inode).is_current(mapping.cookie));
+            share(&fs, &file);
+            assert!(!io.sequence(inode).is_current(mapping.cookie));
+            io.unreserve(inode, mapping.range.intersection(range).len_bytes());
+            let again = io.map(inode, range, Purpose::Write);
+            assert!(matches!(again, Err(Error::NoSpace { .. })), "{again:?}");
+            assert!(matches!(file.write(FileOffset::ZERO, &[1; 4096]), Err(Error::NoSpace { .. })));
+            fs.sync().unwrap();
+        }
+    }
+}
