@@ -28,9 +28,9 @@ use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window}
 /// Smaller groups have no bitmaps: one would stand for more than twice the group, with sectors and pages of
 /// 4 KiB.
 const BITMAP_GROUP_BYTES_MIN: u64 = 64 << 20;
-/// With fewer pieces of free space than that, a group has no bitmaps. Linux begins them with a third of the
-/// extents that fit 32 KiB of its memory, which are somewhat more than 100.
-const PIECES_MIN: usize = 90;
+/// With fewer pieces of free space than that, a group has no bitmaps. Linux begins them, for small pieces,
+/// with more than a third of the 157 that fit 16 KiB of its memory. A log was refused where there were 76.
+const PIECES_MIN: usize = 50;
 
 /// Why Linux does not replay a log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -453,8 +453,9 @@ impl Handle<'_> {
     /// together with its flags. An access control list follows the permissions, as in Linux.
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly`, `NotPermitted`; `InvalidArgument` for flags that are not known, or
-    /// that would say of data that is there that it has checksums, or none.
+    /// `NotFound`, `ReadOnly`, `NotPermitted`; `InvalidArgument` for flags that are not known, that
+    /// would say of data that is there that it has checksums, or none, or that a symbolic link cannot
+    /// have: IMMUTABLE and APPEND.
     pub fn set_attributes(&mut self, id: InodeId, attributes: &SetAttributes) -> Result<()> {
         let (transid, now) = (self.txn.generation().0, self.txn.now());
         let inode = self.fs.inode(id)?;
@@ -578,6 +579,11 @@ fn check_new_flags(inode: &Inode, new: u64) -> Result<()> {
     let unknown = new & !flags::KNOWN;
     if unknown != 0 {
         return invalid(format!("unknown inode flags {unknown:#x}"));
+    }
+    // Nobody could remove it by Linux's calls, and its checker takes the inode for damaged.
+    let pinned = new & (flags::IMMUTABLE | flags::APPEND);
+    if inode.file_type() == FileType::Symlink && pinned != 0 {
+        return invalid(format!("the flags {pinned:#x} of {}, a symbolic link", inode.id));
     }
     let changed = inode.flags ^ new;
     let is_file = inode.file_type() == FileType::Regular;

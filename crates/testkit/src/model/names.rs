@@ -241,6 +241,10 @@ impl Model {
         if change.flags.is_none() {
             self.permitted(id, Growth::Forbidden)?;
         }
+        let pinned = change.flags.unwrap_or(0) & (flags::IMMUTABLE | flags::APPEND);
+        if pinned != 0 && matches!(self.found(id)?.content, Content::Symlink(_)) {
+            return Err(Refusal::InvalidArgument);
+        }
         self.writable(id.root)?;
         self.found(id)?;
         let now = self.now;
