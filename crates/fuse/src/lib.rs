@@ -11,7 +11,7 @@
 //!
 //! Writes go through at once: the kernel keeps what it wrote for reading only. What fsync returned for is durable; the rest
 //! with the next commit.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod abi;
 mod control;
@@ -24,6 +24,7 @@ mod message;
 mod mount;
 mod nodes;
 mod ops;
+mod ring;
 mod server;
 mod transport;
 mod unsettled;
