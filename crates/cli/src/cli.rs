@@ -297,6 +297,17 @@ impl MountCommand {
         })
     }
 
+    /// Whether it makes all durable.
+    pub fn is_sync(&self) -> bool {
+        matches!(&self.0, Command::Filesystem(args) if args.is_sync())
+    }
+
+    /// Whether it is about what files have in them, of which the kernel may hold some back.
+    pub fn needs_data(&self) -> bool {
+        let takes_snapshot = matches!(&self.0, Command::Subvolume(args) if args.takes_snapshot());
+        takes_snapshot || self.is_sync() || self.changes_of_mount() == Some(Changed::Anything)
+    }
+
     /// Does it.
     pub fn run(self, out: &mut Output) -> Result<Exit> {
         self.0.run(out)

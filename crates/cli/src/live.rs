@@ -72,37 +72,53 @@ pub fn answer(live: &Live, server: &Arc<Server>, words: Vec<OsString>) -> Contro
 
 fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> Result<Exit> {
     let command = cli::parse_for_mount(words)?;
-    if live.kernel_holds_writes {
-        if command.changes_of_mount() == Some(Changed::Anything) {
-            let why = "with -o writeback the kernel would not see what becomes of files";
-            return Err(refused("changing files", &live.directory, why));
-        }
-        bring_back(&live.directory, server)
-            .map_err(|error| Failure::io("making all durable", &error).at_path(&live.directory))?;
+    let changed = command.changes_of_mount();
+    if live.kernel_holds_writes && changed == Some(Changed::Anything) {
+        let why = "with -o writeback the kernel would not see what becomes of files";
+        return Err(refused("changing files", &live.directory, why));
     }
-    let Some(changed) = command.changes_of_mount() else {
+    let not_durable = "making all durable";
+    if live.kernel_holds_writes || command.needs_data() {
+        bring_back(&live.directory, server)
+            .map_err(|error| Failure::io(not_durable, &error).at_path(&live.directory))?;
+    }
+    if command.is_sync() {
+        let synced = server.sync();
+        return synced
+            .map(|()| Exit::Done)
+            .map_err(|error| Failure::engine(not_durable, error).at_path(&live.directory));
+    }
+    let Some(changed) = changed else {
         // What it shows is what lies on the medium.
         match live.filesystem.sync() {
             Err(Error::ReadOnly { .. }) | Ok(()) => {}
             Err(error) => {
-                return Err(Failure::engine("making all durable", error).at_path(&live.directory));
+                return Err(Failure::engine(not_durable, error).at_path(&live.directory));
             }
         }
         return command.run(out);
     };
-    let result = command.run(out);
-    // Whatever came of it.
-    server.forget_all(changed);
-    result
+    server.change(changed, || command.run(out))
 }
 
 /// Has the kernel write what it holds back of the mount. This thread answers none of its requests.
 fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
     let directory = std::fs::File::open(directory)?;
     // All at once; then each file is waited for.
-    rustix::fs::syncfs(directory)?;
+    rustix::fs::syncfs(&directory)?;
     server.bring_back();
-    Ok(())
+    // What could not be written since then is told here.
+    Ok(rustix::fs::syncfs(&directory)?)
+}
+
+/// Has who serves a mount sync it.
+///
+/// # Errors
+/// Nobody listens there. Whether it could is in the answer.
+pub fn sync(mounted: &Mounted) -> io::Result<ControlAnswer> {
+    let words = [PIPE, "ubtrfs", "filesystem", "sync"].map(OsString::from);
+    let words = [&words[..], &[mounted.directory.clone().into_os_string()]].concat();
+    ubtrfs_fuse::control(mounted.uid, &mounted.device, &words)
 }
 
 /// Has this process's command done by who serves the mount, and prints what that said.
@@ -124,11 +140,15 @@ pub fn forward(mounted: &Mounted) -> Result<Exit> {
     let written = out.write_all(&answer.output).and_then(|()| out.flush());
     let _ = io::stderr().write_all(&answer.errors);
     written.map_err(|error| Failure::stdout(&error))?;
-    let exit = Exit::MEANINGS.iter().map(|(exit, _)| *exit).find(|exit| exit.code() == answer.exit);
-    exit.ok_or_else(|| {
+    exit_of(&answer).ok_or_else(|| {
         let error = io::Error::new(io::ErrorKind::InvalidData, "it is of another version");
         failed("understanding the process that serves the mount", &error)
     })
+}
+
+/// What an answer's exit code means, unless it is of another version.
+pub fn exit_of(answer: &ControlAnswer) -> Option<Exit> {
+    Exit::MEANINGS.iter().map(|(exit, _)| *exit).find(|exit| exit.code() == answer.exit)
 }
 
 /// Refuses what cannot be done at a mount.

@@ -3,7 +3,6 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use common::{fiemap_flag_names, judge, open_for_writing};
@@ -14,7 +13,7 @@ use ubtrfs_engine::{
 use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Runtime, Time};
-use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, oracle};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, command, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
 
 const KIB: u64 = 1024;
@@ -34,7 +33,7 @@ fn at(offset: u64) -> FileOffset {
 
 /// What `filefrag` says of a file of a mount.
 fn by_kernel(path: &Path) -> Vec<Extent> {
-    let output = Command::new("filefrag").args(["-v", "-b1"]).arg(path).output().unwrap();
+    let output = command("filefrag").args(["-v", "-b1"]).arg(path).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let number = |word: &str| word.trim().parse::<u64>().unwrap();
@@ -114,8 +113,7 @@ fn has_kernel() -> bool {
 }
 
 fn shell(script: &str, directory: &Path) {
-    let output =
-        Command::new("bash").args(["-ec", script]).current_dir(directory).output().unwrap();
+    let output = command("bash").args(["-ec", script]).current_dir(directory).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
 
@@ -138,20 +136,20 @@ fn extents_of_kernel_written_files_are_told_as_the_kernel_tells_them() {
             truncate -s 1M hole
             fallocate -l 300K whole; touch beyond; fallocate -n -l 200K beyond; printf x > part
             fallocate -l 1M part; dd if=/dev/urandom of=part bs=4k seek=20 count=7 conv=notrunc status=none
-            for i in 1 3 5 9; do dd if=/dev/urandom of=sparse bs=4k seek=$((i*4)) count=2 conv=notrunc status=none; sync; done
-            touch nocow; chattr +C nocow; dd if=/dev/urandom of=nocow bs=4k count=50 status=none; sync
+            for i in 1 3 5 9; do dd if=/dev/urandom of=sparse bs=4k seek=$((i*4)) count=2 conv=notrunc status=none; sync -f .; done
+            touch nocow; chattr +C nocow; dd if=/dev/urandom of=nocow bs=4k count=50 status=none; sync -f .
             dd if=/dev/urandom of=nocow bs=4k seek=9 count=5 conv=notrunc status=none
-            cp --reflink=always noise twin; sync
+            cp --reflink=always noise twin; sync -f .
             fallocate -p -o 40K -l 64K noise
-            dd if=/dev/urandom of=twin bs=4k seek=100 count=10 conv=notrunc status=none; sync
+            dd if=/dev/urandom of=twin bs=4k seek=100 count=10 conv=notrunc status=none; sync -f .
             btrfs subvolume snapshot . snap > /dev/null
             dd if=/dev/urandom of=text bs=4k seek=3 count=2 conv=notrunc status=none
             printf after > after
             # More references than the extent's item holds, and then few: those that are left stand in items of their own.
             for file in 1 2 3 4; do
-                head -c 8192 /dev/urandom > many; sync
-                for copy in $(seq 60); do cp --reflink=always many copy$file.$copy; done; sync
-                mv copy$file.50 few$file; mv copy$file.59 left$file; rm many copy*; test $file = 4 || rm left$file; sync
+                head -c 8192 /dev/urandom > many; sync -f .
+                for copy in $(seq 60); do cp --reflink=always many copy$file.$copy; done; sync -f .
+                mv copy$file.50 few$file; mv copy$file.59 left$file; rm many copy*; test $file = 4 || rm left$file; sync -f .
             done
             ",
             mount.path(),

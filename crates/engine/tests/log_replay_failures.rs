@@ -5,8 +5,7 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::simulated::{State, check, try_open, with_file};
@@ -14,7 +13,10 @@ use ubtrfs_engine::{Error, Filesystem, Notice, OpenOptions};
 use ubtrfs_ondisk::{CsumType, KeyType, LogicalAddr};
 use ubtrfs_rt::Runtime;
 use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimArray, SimDevice};
-use ubtrfs_testkit::{CheckMode, KernelMount, MkfsBtrfs, Oracle, Prng, btrfs_check, oracle, run};
+use ubtrfs_testkit::{
+    CheckMode, KernelMount, MkfsBtrfs, Oracle, Prng, RefusedLog, assert_checks_clean, btrfs_check,
+    command, oracle, refused_log, run,
+};
 use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
 const NODE_BYTES: usize = 16 * 1024;
@@ -94,7 +96,7 @@ fn copy_of(image: &Path) -> Image {
         for copy in &copies {
             run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]);
         }
-        if Command::new("cmp").arg("-s").args(&copies).status().unwrap().success() {
+        if command("cmp").arg("-s").args(&copies).status().unwrap().success() {
             return Image::read_from(&copies[0]);
         }
     }
@@ -116,6 +118,144 @@ fn open_read_only(image: &Image) -> Result<Filesystem, Error> {
 
 fn state_of(image: &Image) -> State {
     State::of(&open_read_only(image).unwrap(), None)
+}
+
+/// Linux refuses a log of its own with what the image is known to hold; the engine replays it, and Linux
+/// mounts what it has made. Without a reason, Linux replays it.
+fn replayed_for_linux(cut: &Image, why: Option<RefusedLog>, look: impl FnOnce(&Path)) {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = directory.path().join("image");
+    let images = std::slice::from_ref(&image);
+    cut.write_to(&image);
+    assert_eq!(refused_log(images), why.into_iter().collect());
+    match (KernelMount::mount(images, "subvolid=5", false), why) {
+        (Ok(mount), None) => return mount.unmount(),
+        (Err(said), Some(why)) => assert!(why.is_told_by(&said), "{why:?}: {said}"),
+        (mounted, why) => panic!("{why:?}: {:?}", mounted.map(drop)),
+    }
+    cut.write_to(&image);
+    let fs = common::open_for_writing(&image);
+    assert!(fs.notices().is_empty());
+    drop(fs);
+    assert!(refused_log(images).is_empty());
+    assert_checks_clean(&image);
+    let mount = KernelMount::read_write(&image, "subvolid=5");
+    look(mount.path());
+    mount.unmount();
+    assert_checks_clean(&image);
+}
+
+/// As Linux 6.18 refuses it with EINVAL: a clone's extents were there at the last commit, in a mixed group
+/// whose free space is in many pieces. With few it replays the same.
+#[test]
+fn log_of_mixed_groups_that_linux_refuses_is_replayed() {
+    if !has_judges() || !oracle::require(Oracle::BtrfsProgs) {
+        return;
+    }
+    for (pieces, why) in [(0, None), (1000, Some(RefusedLog::ExtentsInUse))] {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let image = directory.path().join("image");
+        MkfsBtrfs::new().options("--mixed").size_bytes(1 << 30).make(&image);
+        let mount = KernelMount::read_write(&image, "subvolid=5,commit=300");
+        let at = |name: &str| mount.path().join(name);
+        let write = |name: &str, len: usize| fs::write(at(name), Prng::new(7).bytes(len)).unwrap();
+        let commit =
+            || run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
+        // More than the first groups have, which are too small for bitmaps.
+        write("large", 20 << 20);
+        for number in 0..2 * pieces {
+            write(&format!("piece {number}"), 4096);
+        }
+        write("old", 100_000);
+        commit();
+        for number in 0..pieces {
+            fs::remove_file(at(&format!("piece {}", 2 * number))).unwrap();
+        }
+        commit();
+        let names = [at("old"), at("new")];
+        run("cp", ["--reflink=always".as_ref(), names[0].as_os_str(), names[1].as_os_str()]);
+        File::open(at("new")).unwrap().sync_all().unwrap();
+        let cut = copy_of(&image);
+        mount.unmount();
+        assert_eq!(open_read_only(&cut).unwrap().notices(), [Notice::LogNotReplayed]);
+        replayed_for_linux(&cut, why, |top| {
+            assert_eq!(fs::read(top.join("new")).unwrap(), Prng::new(7).bytes(100_000));
+        });
+    }
+}
+
+/// What is done in a snapshot, and whether Linux refuses the log.
+type StandInCase = (&'static str, fn(&Path), bool);
+
+/// As Linux 6.18 refuses it with ENOENT: it looks for an inode that has the number of the subvolume in whose
+/// place a directory stood. There is none, or there is another.
+#[test]
+fn log_without_stand_in_that_linux_refuses_is_replayed() {
+    if !has_judges() || !oracle::require(Oracle::BtrfsProgs) {
+        return;
+    }
+    let sync = |path: &Path| File::open(path).unwrap().sync_all().unwrap();
+    let cases: [StandInCase; 5] = [
+        ("removed", |top| fs::remove_dir(top.join("n")).unwrap(), true),
+        ("removed below", |top| fs::remove_dir(top.join("d/k")).unwrap(), true),
+        (
+            "removed with its directory",
+            |top| ["d/k", "d"].iter().for_each(|name| fs::remove_dir(top.join(name)).unwrap()),
+            true,
+        ),
+        (
+            "replaced by another name",
+            |top| {
+                fs::remove_dir(top.join("n")).unwrap();
+                fs::hard_link(top.join("file"), top.join("n")).unwrap();
+            },
+            true,
+        ),
+        ("still there", |top| fs::write(top.join("new"), "new").unwrap(), false),
+    ];
+    for (name, change, is_refused) in cases {
+        for inode_count in [1, 40] {
+            println!("{name}, {inode_count}");
+            let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+            let image = directory.path().join("image");
+            MkfsBtrfs::new().size_bytes(300 << 20).make(&image);
+            let mount = KernelMount::read_write(&image, "subvolid=5,commit=300");
+            let at = |name: &str| mount.path().join(name);
+            let btrfs = |words: [&str; 2], paths: &[PathBuf]| {
+                let paths = paths.iter().map(|path| path.as_os_str());
+                run("btrfs", words.map(AsRef::as_ref).into_iter().chain(paths));
+            };
+            for name in ["a", "b", "c", "s", "s/n"] {
+                btrfs(["subvolume", "create"], &[at(name)]);
+            }
+            fs::create_dir(at("s/d")).unwrap();
+            btrfs(["subvolume", "create"], &[at("s/d/k")]);
+            fs::write(at("s/file"), "file").unwrap();
+            btrfs(["subvolume", "snapshot"], &[at("s"), at("t")]);
+            for number in 0..inode_count {
+                fs::write(at(&format!("t/{number}")), "").unwrap();
+            }
+            btrfs(["filesystem", "sync"], &[at("")]);
+            change(&at("t"));
+            let logged = if name == "removed below" { "t/d" } else { "t" };
+            sync(&at(logged));
+            let cut = copy_of(&image);
+            mount.unmount();
+            assert_eq!(open_read_only(&cut).unwrap().notices(), [Notice::LogNotReplayed]);
+            let why = is_refused.then_some(RefusedLog::StandInRemoved);
+            replayed_for_linux(&cut, why, |top| {
+                let is_there = |name: &str| fs::exists(top.join("t").join(name)).unwrap();
+                let left = [is_there("n"), is_there("d"), is_there("d/k")];
+                let expected = match name {
+                    "removed" => [false, true, true],
+                    "removed below" => [true, true, false],
+                    "removed with its directory" => [true, false, false],
+                    _ => [true, true, true],
+                };
+                assert_eq!(left, expected, "{name}");
+            });
+        }
+    }
 }
 
 /// What the engine makes of the log where nothing fails; that it is what the kernel makes of it, other tests show.

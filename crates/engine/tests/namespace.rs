@@ -15,7 +15,8 @@ use ubtrfs_engine::{
 };
 use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::{
-    Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, assert_checks_clean, oracle,
+    Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, assert_checks_clean, command,
+    oracle,
 };
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
@@ -677,7 +678,7 @@ fn new_in_an_immutable_directory_is_refused_as_by_the_kernel() {
     let mount = KernelMount::read_write(&image, "");
     let path = |name: &str| mount.path().join("dir").join(name);
     let btrfs = |arguments: &[&std::ffi::OsStr]| {
-        let output = std::process::Command::new("btrfs").args(arguments).output().unwrap();
+        let output = command("btrfs").args(arguments).output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         match output.status.success() {
             true => Ok(()),

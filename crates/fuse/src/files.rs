@@ -18,6 +18,8 @@ const WRITTEN_MAX: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct UsedFile {
     pub(crate) data: DataFile,
+    /// Open once more, for who syncs the filesystem: an error of writeback is told to him and, by `data`, to who syncs the file.
+    of_filesystem: DataFile,
     /// It has no capabilities that a write would have to take from it, as far as is known.
     is_without_capabilities: AtomicBool,
     is_immutable: AtomicBool,
@@ -90,10 +92,11 @@ impl Files {
         if let Some(file) = self.find(id) {
             return Ok(file);
         }
-        let data = fs.open_data(id)?;
+        let (data, of_filesystem) = (fs.open_data(id)?, fs.open_data(id)?);
         let bits = data.inode()?.flags;
         let new = Arc::new(UsedFile {
             data,
+            of_filesystem,
             is_without_capabilities: AtomicBool::new(false),
             is_immutable: AtomicBool::new(bits & flags::IMMUTABLE != 0),
             is_written: AtomicBool::new(false),
@@ -128,6 +131,28 @@ impl Files {
     pub(crate) fn close(&self, id: InodeId) {
         let file = self.table.lock().files.remove(&id);
         drop(file);
+    }
+
+    /// The last error of writeback of a file that is open which no sync of the filesystem has told.
+    ///
+    /// # Errors
+    /// That error.
+    pub(crate) fn take_errors(&self) -> ubtrfs_engine::Result<()> {
+        let mut result = Ok(());
+        // Of each, though only one is returned: what was told so is not told again.
+        for file in self.all() {
+            result = file.of_filesystem.take_error().and(result);
+        }
+        result
+    }
+
+    /// Any may have been given capabilities.
+    pub(crate) fn note_capabilities(&self) {
+        self.all().iter().for_each(|file| file.note_capabilities());
+    }
+
+    fn all(&self) -> Vec<Arc<UsedFile>> {
+        self.table.lock().files.values().map(|(_, file)| Arc::clone(file)).collect()
     }
 
     /// None is used any more.

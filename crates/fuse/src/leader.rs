@@ -44,6 +44,8 @@ struct State {
     requests: u64,
     follower_count: usize,
     is_watched: bool,
+    /// The last request was taken.
+    has_ended: bool,
 }
 
 /// Threads that serve one mount.
@@ -81,6 +83,7 @@ impl Leaders {
             requests: 0,
             follower_count: 0,
             is_watched: false,
+            has_ended: false,
         };
         Self {
             state: Mutex::new(state),
@@ -106,11 +109,16 @@ impl Leaders {
         mut answer: impl FnMut(&[u8]) -> Result<(), ServeError>,
     ) -> Result<(), ServeError> {
         loop {
-            let term = self.lead();
+            let Some(term) = self.lead() else { return Ok(()) };
             while let Some(request) = self.begin(term.number) {
                 let received = self.receive(transport, buffer).map_err(ServeError::Transport)?;
                 let Some(len) = received else { return Ok(()) };
                 let bytes = &buffer[..len];
+                // Nobody else takes over while it leads and answers nothing yet.
+                if is_last(bytes) {
+                    self.end();
+                    return answer(bytes);
+                }
                 self.does(term.number, Doing::Answers(request));
                 // Who has answered before another is awake leads again.
                 let opcode = Request::parse(bytes).map(|request| request.header.opcode);
@@ -124,12 +132,15 @@ impl Leaders {
         }
     }
 
-    /// Waits until this thread leads.
-    fn lead(&self) -> Term<'_> {
+    /// Waits until this thread leads; `None` where there is no further request.
+    fn lead(&self) -> Option<Term<'_>> {
         let mut state = self.state.lock();
         loop {
+            if state.has_ended {
+                return None;
+            }
             if state.leader.is_none() {
-                return self.take_over(&mut state);
+                return Some(self.take_over(&mut state));
             }
             if state.is_watched || state.doing == Doing::Sleeps {
                 state.follower_count += 1;
@@ -142,10 +153,17 @@ impl Leaders {
             let is_late = self.watcher.wait_for(&mut state, WATCH_EVERY).timed_out();
             state.is_watched = false;
             let is_stuck = matches!(doing, Doing::Answers(_)) && state.doing == doing;
-            if is_late && is_stuck && state.leader == leader {
-                return self.take_over(&mut state);
+            if is_late && is_stuck && state.leader == leader && !state.has_ended {
+                return Some(self.take_over(&mut state));
             }
         }
+    }
+
+    /// Nobody leads any more.
+    fn end(&self) {
+        self.state.lock().has_ended = true;
+        self.followers.notify_all();
+        self.watcher.notify_all();
     }
 
     fn take_over(&self, state: &mut State) -> Term<'_> {
@@ -217,6 +235,11 @@ impl Leaders {
             self.ask_for_watcher(&state);
         }
     }
+}
+
+/// Whether no request comes after it.
+fn is_last(request: &[u8]) -> bool {
+    Request::parse(request).is_some_and(|request| request.header.opcode == opcode::DESTROY)
 }
 
 /// How long a request takes.

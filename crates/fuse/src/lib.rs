@@ -4,6 +4,7 @@
 //!   numbers (`docs/adr/0003-own-fuse-protocol.md`).
 //! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`.
 //! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
+//! - `ends`, `listed`: what of files and directories the kernel is not asked about.
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting.
 //! - [`floor`]: a server that does nothing, for benchmarks.
@@ -15,11 +16,13 @@
 
 mod abi;
 mod control;
+mod ends;
 mod errno;
 mod files;
 #[doc(hidden)]
 pub mod floor;
 mod leader;
+mod listed;
 mod message;
 mod mount;
 mod nodes;
@@ -34,5 +37,5 @@ pub use mount::{
     MountError, MountOptions, Restriction, may_hold_block_devices, mount, unmount,
     unmount_when_unused,
 };
-pub use server::{Changed, RequestCounts, ServeError, ServeOptions, Server};
+pub use server::{Changed, Farewell, RequestCounts, ServeError, ServeOptions, Server};
 pub use transport::{FuseDevice, Received, Transport};

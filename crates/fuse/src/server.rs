@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
 use ubtrfs_iomap::FileOffset;
@@ -11,9 +12,11 @@ use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
 use crate::abi::{self, Attr, EntryOut, InHeader, init, opcode};
+use crate::ends::{Ends, MovedEnd};
 use crate::errno::errno;
 use crate::files::{Files, UsedFile};
 use crate::leader::{LOOKING, Leaders};
+use crate::listed::Listed;
 use crate::message::{Answer, Request, Result};
 use crate::nodes::Nodes;
 use crate::ring::Rings;
@@ -92,6 +95,28 @@ pub struct Server {
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
     device: OnceLock<String>,
+    pub(crate) ends: Ends,
+    pub(crate) listed: Listed,
+    before_end: Mutex<Option<Hook>>,
+    farewell: Mutex<Option<Farewell>>,
+}
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// The answer to DESTROY, the last request of a mount that holds its block device. Who unmounts waits for it, so it is sent when
+/// nobody has the device open any more.
+#[derive(Debug)]
+#[must_use = "who unmounts waits for it"]
+pub struct Farewell {
+    unique: u64,
+}
+
+impl Farewell {
+    /// Sends it.
+    pub fn send(self, transport: &dyn Transport) {
+        // One that went away needs no answer.
+        let _ = transport.send(Answer::with_room(0).finish(self.unique, Ok(())));
+    }
 }
 
 impl std::fmt::Debug for Server {
@@ -227,6 +252,10 @@ impl Server {
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
             device: OnceLock::new(),
+            ends: Ends::default(),
+            listed: Listed::default(),
+            before_end: Mutex::new(None),
+            farewell: Mutex::new(None),
         })
     }
 
@@ -236,7 +265,7 @@ impl Server {
     }
 
     /// Serves until the filesystem is unmounted; then all is brought to the medium and committed. `is_ready` is called when the
-    /// kernel has been answered for the first time.
+    /// kernel has been answered for the first time. Who unmounts may wait for [`Server::take_farewell`] then.
     ///
     /// # Errors
     /// The transport's; the engine's where something could not be made durable.
@@ -246,8 +275,22 @@ impl Server {
         is_ready: impl FnOnce(),
     ) -> std::result::Result<(), ServeError> {
         let served = self.serve(transport, is_ready);
+        let before_end = self.before_end.lock().take();
+        if let Some(before_end) = before_end {
+            before_end();
+        }
         self.finish()?;
         served
+    }
+
+    /// Has `hook` called when the last request was taken, before all is made durable: to stop what changes the filesystem besides.
+    pub fn before_end(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.before_end.lock() = Some(Box::new(hook));
+    }
+
+    /// What is still to be sent when the filesystem is closed, if somebody waits for that.
+    pub fn take_farewell(&self) -> Option<Farewell> {
+        self.farewell.lock().take()
     }
 
     /// Nothing is used any more: makes all durable.
@@ -399,16 +442,22 @@ impl Server {
                 return None;
             }
             opcode::INTERRUPT => return None,
-            // Of a mount that holds a block device: who unmounts it waits for the answer. It is about no node.
-            opcode::DESTROY => return Some(self.finish().map_err(|error| errno(&error))),
+            // Of a mount that holds a block device. It is about no node.
+            opcode::DESTROY => {
+                *self.farewell.lock() = Some(Farewell { unique: request.header.unique });
+                return None;
+            }
             _ => {}
         }
         let Some(id) = self.nodes.inode(node) else { return Some(Err(Errno::STALE)) };
-        let result = self.answer_of(id, request, answer);
         let may_change_size = matches!(
             request.header.opcode,
             opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE
         );
+        if may_change_size {
+            self.ends.note_touched(id);
+        }
+        let result = self.answer_of(id, request, answer);
         if result.is_err() && may_change_size {
             // It may be done in part, and the kernel believes that nothing was.
             self.forget_attributes(id);
@@ -455,12 +504,18 @@ impl Server {
         }
     }
 
-    /// Makes all durable; of what cannot be written nothing is missing.
-    fn sync(&self) -> ubtrfs_engine::Result<()> {
-        match self.fs.sync() {
+    /// Makes all durable that reached this server; of what cannot be written nothing is missing.
+    ///
+    /// # Errors
+    /// As [`Filesystem::sync`]; and that with which data of a file was lost since this was called last, though each file's next fsync
+    /// tells it, too.
+    pub fn sync(&self) -> ubtrfs_engine::Result<()> {
+        let synced = match self.fs.sync() {
             Err(Error::ReadOnly { .. }) => Ok(()),
             result => result,
-        }
+        };
+        let lost = self.files.take_errors();
+        synced.and(lost)
     }
 
     /// Whether SETXATTR has flags of its own.
@@ -475,10 +530,41 @@ impl Server {
         }
     }
 
-    /// Somebody changes the filesystem beside the kernel, which believes what it was told: it is to ask again for all names and
+    /// Has the filesystem changed beside the kernel, which believes what it was told: it is to ask again for all names and
     /// attributes, and for data where that may have changed. Called without a handle, and not by who serves requests: the
     /// kernel may wait for those.
-    pub fn forget_all(&self, changed: Changed) {
+    pub fn change<T>(&self, changed: Changed, change: impl FnOnce() -> T) -> T {
+        if changed == Changed::Names {
+            let result = change();
+            self.forget_all(changed);
+            return result;
+        }
+        self.ends.begin();
+        let before: FxHashMap<InodeId, u64> = self.known_sizes().collect();
+        let result = change();
+        let mut moved = Vec::new();
+        for (id, true_bytes) in self.known_sizes() {
+            // One that it has been told of meanwhile may have had another size then, too.
+            let known_bytes = before.get(&id).copied().unwrap_or(u64::MAX);
+            if known_bytes != true_bytes {
+                moved.push((id, MovedEnd { known_bytes, true_bytes }));
+            }
+        }
+        self.ends.end(moved);
+        self.files.note_capabilities();
+        self.forget_all(changed);
+        result
+    }
+
+    /// The regular files that the kernel knows, and how long they are.
+    fn known_sizes(&self) -> impl Iterator<Item = (InodeId, u64)> {
+        let inodes = self.nodes.all().into_iter().filter_map(|(_, id)| self.fs.inode(id).ok());
+        inodes
+            .filter(|inode| inode.file_type() == FileType::Regular)
+            .map(|inode| (inode.id, inode.size_bytes))
+    }
+
+    fn forget_all(&self, changed: Changed) {
         let has_new_epoch = self.notify(abi::NOTIFY_INC_EPOCH, |_| ()).is_ok();
         for (node, id) in self.nodes.all() {
             let is_directory = self.fs.inode(id).is_ok_and(|inode| inode.is_dir());
@@ -494,8 +580,9 @@ impl Server {
         }
     }
 
-    /// Has the kernel write what it holds of files (`-o writeback`), and waits until it has: what it is told to forget it writes before.
-    /// syncfs(2) alone begins to write, and does not wait for a server of type `fuse`. Called as [`Server::forget_all`] is.
+    /// Has the kernel write what it holds of files, by `-o writeback` or by stores to maps of them, and waits until it has: what it is
+    /// told to forget it writes before. syncfs(2) alone begins to write, and does not wait for a server of type `fuse`. Called as
+    /// [`Server::change`] is.
     pub fn bring_back(&self) {
         for (node, id) in self.nodes.all() {
             if self.fs.inode(id).is_ok_and(|inode| inode.file_type() == FileType::Regular) {
@@ -611,6 +698,7 @@ impl Server {
         // First: what is stored by the time of the second look is in the inode then. What is not may take another space later.
         let unstored_bytes = self.fs.unstored_bytes(id);
         let inode = self.inode(id)?;
+        self.ends.note_told(id);
         let attr = self.attr(&inode, unstored_bytes);
         let may_be_kept = unstored_bytes == 0 || self.unsettled.note(id, attr.blocks);
         let valid_seconds = if may_be_kept { VALID_SECONDS } else { 0 };
@@ -668,8 +756,12 @@ impl Server {
     }
 
     fn forget_node(&self, node: u64, count: u64) {
+        let id = self.nodes.inode(node);
         if let Some(id) = self.nodes.forget(node, count) {
             self.evict(id);
+        }
+        if let Some(id) = id.filter(|id| self.nodes.number(*id).is_none()) {
+            self.ends.forget(id);
         }
     }
 

@@ -241,7 +241,8 @@ fn listing_of_a_changing_directory_tells_each_name_that_stays_once() {
     for name in (0..COUNT).map(|at| at.to_string()).filter(|name| !removed.contains(name)) {
         assert!(seen.contains(&name), "{name}");
     }
-    assert!(removed.len() >= COUNT / 10);
+    // What was made meanwhile is not listed, and what was removed ahead neither.
+    assert!(removed.len() >= COUNT / 12);
     mounted.judge();
 }
 

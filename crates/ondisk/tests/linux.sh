@@ -17,7 +17,7 @@ for number in $(seq 1 300); do
 done
 head -c 9000000 /dev/zero >"$dir/files/zeros"
 head -c 9000000 /dev/urandom >"$dir/files/random"
-sync
+sync -f "$dir"
 for at in $(seq 5 40 2000); do
     printf x | dd of="$dir/files/random" bs=4096 seek="$at" conv=notrunc status=none
 done
@@ -51,7 +51,7 @@ btrfs send -q "$dir/snap 1" 2>/dev/null | btrfs receive -q "$dir/links" 2>/dev/n
 btrfs qgroup limit 100M "$dir/sub" 2>/dev/null || true
 btrfs subvolume set-default "$(btrfs inspect-internal rootid "$dir/sub")" "$dir"
 btrfs property set "$dir/files" compression zstd
-sync
+sync -f "$dir"
 
 # A log tree: synced since the last commit.
 for number in $(seq 1 50); do
@@ -73,7 +73,7 @@ wait || true
 btrfs subvolume delete "$dir/snap 2" >/dev/null
 btrfs filesystem sync "$dir"
 rm -r "$dir/files"
-sync
+sync -f "$dir"
 umount "$dir"
 trap - EXIT
 cp --sparse=always "$image" "$image.end"

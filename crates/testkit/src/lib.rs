@@ -26,6 +26,7 @@ mod mount;
 pub mod odd;
 pub mod oracle;
 mod prng;
+mod refused_log;
 mod run;
 pub mod snapshot;
 
@@ -39,6 +40,7 @@ pub use mkfs::MkfsBtrfs;
 pub use mount::{KernelMount, LoopDevice};
 pub use oracle::Oracle;
 pub use prng::Prng;
+pub use refused_log::{RefusedLog, refused_log};
 pub use run::{command, run};
 pub use snapshot::{Compare, TreeSnapshot};
 

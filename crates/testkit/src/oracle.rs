@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use crate::collections;
-use crate::run::command;
+use crate::run::{command, path_of};
 
 /// Something outside of this project that a test needs to judge by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,9 +116,6 @@ fn kernel_btrfs() -> Result<(), String> {
 }
 
 fn has_tool(name: &str) -> Result<(), String> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .any(|directory| directory.join(name).is_file());
+    let found = path_of(name).is_some();
     if found { Ok(()) } else { Err(format!("no {name} (scripts/setup installs it)")) }
 }

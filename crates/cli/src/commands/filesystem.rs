@@ -33,6 +33,11 @@ enum Action {
 }
 
 impl Args {
+    /// Whether all is to be made durable.
+    pub fn is_sync(&self) -> bool {
+        matches!(self.action, Action::Sync(_))
+    }
+
     /// The change that is asked for, if it is one.
     pub fn change(&self) -> Option<&dyn Change> {
         match &self.action {

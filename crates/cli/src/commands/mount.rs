@@ -307,26 +307,33 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         let note = "ubtrfs: note: commands cannot reach this mount";
         eprintln!("{note}: {error}");
     }
+    server.before_end(move || {
+        if let Ok((socket, taking)) = control {
+            socket.close();
+            // What panicked in a command is told of where the engine is asked next.
+            let _ = taking.join();
+        }
+        if let Some(background) = background {
+            // What stopped it is met by the commit, too, or can wait for the next mount.
+            let _ = background.stop();
+        }
+    });
     let served = server.run(&transport, || {
         if is_background {
             leave_terminal();
         }
     });
-    if let Ok((socket, taking)) = control {
-        socket.close();
-        // What panicked in a command is told of where the engine is asked next.
-        let _ = taking.join();
-    }
+    let farewell = server.take_farewell();
+    drop(server);
     // Who unmounts would wait for an answer as long as one could come.
-    drop((server, transport));
-    if served.is_err() {
+    let farewell = farewell.map(|farewell| (farewell, transport));
+    if served.is_err() && farewell.is_none() {
         leave(&directory, &source);
     }
-    if let Some(background) = background {
-        // What stopped it was met by the commit, too, or can wait for the next mount.
-        let _ = background.stop();
-    }
     drop((fs, image));
+    if let Some((farewell, transport)) = farewell {
+        farewell.send(&*transport);
+    }
     served
         .map(|()| Exit::Done)
         .map_err(|error| Failure::new(Exit::Io, "serving", error).at_path(&directory))

@@ -106,6 +106,11 @@ impl Args {
             Action::List(_) | Action::Show(_) | Action::GetDefault(_) => None,
         }
     }
+
+    /// Whether a snapshot is to be made.
+    pub fn takes_snapshot(&self) -> bool {
+        matches!(self.action, Action::Snapshot(_))
+    }
 }
 
 /// Lists or shows; changes are made by who asks for them first.

@@ -104,6 +104,27 @@ impl Filesystem {
         };
         Ok(ReadDir { filesystem: self.clone(), dir, cursor, done })
     }
+
+    /// The highest index of a name in directory `dir`; 0 where it has none. Names that come later are behind it.
+    ///
+    /// # Errors
+    /// `NotDirectory` when `dir` is none.
+    pub fn last_dir_index(&self, dir: InodeId) -> Result<u64> {
+        self.directory(dir)?;
+        if dir.is_stand_in() {
+            return Ok(0);
+        }
+        let mut cursor = self.tree(dir.root)?.cursor();
+        cursor.seek_back(&dir.key(KeyType::DIR_INDEX, u64::MAX))?;
+        Ok(match cursor.current()? {
+            Some((Key { objectid, ty: KeyType::DIR_INDEX, offset }, _))
+                if objectid == dir.inode.object_id() =>
+            {
+                offset
+            }
+            _ => 0,
+        })
+    }
 }
 
 impl ReadDir {

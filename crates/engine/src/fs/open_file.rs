@@ -378,6 +378,17 @@ impl DataFile {
         self.open.write(offset, bytes)
     }
 
+    /// As [`DataFile::write`], of what was written to a cache above this one before: who wrote was allowed to, so that the file
+    /// can only be appended to does not matter any more.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_cached(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
+        self.check_change(false)?;
+        self.note(bytes);
+        self.open.write(offset, bytes)
+    }
+
     /// As [`OpenFile::append`].
     ///
     /// # Errors

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use super::open_for_writing;
@@ -17,8 +16,8 @@ use ubtrfs_ondisk::FileOffset;
 use ubtrfs_rt::Time;
 use ubtrfs_testkit::snapshot::Timestamp;
 use ubtrfs_testkit::{
-    CheckMode, Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, btrfs_check, oracle,
-    run,
+    CheckMode, Compare, KernelMount, MkfsBtrfs, Oracle, Prng, TreeSnapshot, btrfs_check, command,
+    oracle, run,
 };
 
 pub fn has_judges() -> bool {
@@ -108,7 +107,7 @@ pub fn compare_changed(image: &Path, when: &str, change: fn(&Path)) -> bool {
     loop {
         copy(image, &for_kernel);
         copy(image, &for_engine);
-        let same = Command::new("cmp").arg("-s").arg(&for_kernel).arg(&for_engine).status();
+        let same = command("cmp").arg("-s").arg(&for_kernel).arg(&for_engine).status();
         if same.unwrap().success() {
             break;
         }

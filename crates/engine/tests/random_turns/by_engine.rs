@@ -283,10 +283,11 @@ fn link(fs: &Filesystem, id: InodeId, to: &str) -> Result<(), Error> {
 /// property that names it go together.
 fn set_flag(fs: &Filesystem, id: InodeId, flag: Flag, on: bool) -> Result<(), Error> {
     let inode = fs.inode(id)?;
+    // As Linux refuses them: it takes neither beside the other, and nothing in place beside either.
     let excluded = match flag {
         Flag::Compress => flags::NOCOMPRESS | flags::NODATACOW,
-        Flag::NoCompress => flags::COMPRESS,
-        Flag::InPlace => flags::COMPRESS,
+        Flag::NoCompress => flags::COMPRESS | flags::NODATACOW,
+        Flag::InPlace => flags::COMPRESS | flags::NOCOMPRESS,
         _ => 0,
     };
     if on && inode.flags & excluded != 0 {

@@ -1,5 +1,6 @@
 //! What the kernel does, on a mount of its own.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
@@ -14,7 +15,7 @@ use rustix::io::Errno;
 use ubtrfs_testkit::command;
 
 use crate::by_engine::{COMPRESSION, DEVICE, UMASK};
-use crate::operation::{Flag, Node, Operation, Ranges, Rename, Space, Way};
+use crate::operation::{Flag, Node, Operation, Ranges, Rename, Space, Way, split};
 
 /// How often it is looked whether deleted subvolumes are gone.
 const CLEAN_WAITS_MAX: usize = 6000;
@@ -46,8 +47,8 @@ const RANGE_IOCTLS: &str = r#"
 /// A mount, and what is open there.
 pub struct Kernel<'a> {
     top: &'a Path,
-    /// Of files that have no name any more.
-    open: Vec<File>,
+    /// Files that lost the name by which they were opened, and the subvolumes that hold them.
+    open: Vec<(File, String)>,
 }
 
 impl<'a> Kernel<'a> {
@@ -85,9 +86,23 @@ impl<'a> Kernel<'a> {
             Operation::Commit | Operation::Clean { part: Some(_) } => {
                 btrfs(&["filesystem", "sync"], &[self.top]).map(drop)
             }
-            Operation::Clean { part: None } => clean(self.top),
+            Operation::Clean { part: None } => {
+                self.close_deleted();
+                clean(self.top)
+            }
             _ => self.change_names(operation),
         }
+    }
+
+    /// Closes what lies in deleted subvolumes, which the kernel keeps as long as a file of theirs is open.
+    fn close_deleted(&mut self) {
+        if self.open.is_empty() {
+            return;
+        }
+        let said = btrfs(&["subvolume", "list", "-d"], &[self.top]).unwrap();
+        let id = |line: &str| line.split_whitespace().nth(1).unwrap().to_owned();
+        let deleted: BTreeSet<String> = said.lines().map(id).collect();
+        self.open.retain(|(_, subvolume)| !deleted.contains(subvolume));
     }
 
     fn change_names(&mut self, operation: &Operation) -> io::Result<()> {
@@ -96,8 +111,10 @@ impl<'a> Kernel<'a> {
             Operation::Remove { path } => fs::remove_file(self.at(path)),
             Operation::RemoveOpen { path } => {
                 let file = self.open(path)?;
+                let directory = self.at(split(path).0);
+                let subvolume = btrfs(&["inspect-internal", "rootid"], &[&directory])?;
                 fs::remove_file(self.at(path))?;
-                self.open.push(file);
+                self.open.push((file, subvolume.trim().to_owned()));
                 Ok(())
             }
             Operation::RemoveMany { paths } => {

@@ -25,6 +25,11 @@ impl Counts {
         self.without_space += u64::from(is_for_space);
     }
 
+    /// How many of a kind were done.
+    pub fn done(&self, kind: &str) -> u64 {
+        self.done.get(kind).copied().unwrap_or(0)
+    }
+
     pub fn totals(&self) -> (u64, u64) {
         (self.done.values().sum(), self.tried.values().sum())
     }

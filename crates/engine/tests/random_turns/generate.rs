@@ -48,6 +48,8 @@ pub struct Habits {
     pub fills: bool,
     /// As much is removed as is done otherwise.
     pub shrinks: bool,
+    /// The first thing is to make a file that is overwritten in place.
+    pub begins_in_place: bool,
 }
 
 /// Chooses operations.
@@ -63,6 +65,8 @@ pub struct Generator {
     /// Lengths of files and names of attributes, as far as they are known.
     sizes: BTreeMap<String, u64>,
     xattrs: BTreeSet<(String, &'static str)>,
+    /// Directories whose new files get a flag of compression.
+    compressing: BTreeMap<String, Flag>,
 }
 
 const XATTRS: [&str; 4] = ["trusted.one", "user.two", "user.three", "trusted.overlay.opaque"];
@@ -88,11 +92,15 @@ impl Generator {
             };
             xattrs.extend(XATTRS.into_iter().filter(has).map(|name| (text(path), name)));
         }
-        Self { random, habits, entries, pinned, frozen, sizes, xattrs }
+        let compressing = view.compressing();
+        Self { random, habits, entries, pinned, frozen, sizes, xattrs, compressing }
     }
 
     /// The next operation.
     pub fn next(&mut self) -> Operation {
+        if std::mem::take(&mut self.habits.begins_in_place) {
+            return self.make_in_place();
+        }
         loop {
             let operation = self.any();
             let is_idle = match &operation {
@@ -168,6 +176,9 @@ impl Generator {
                     _ => Is::Other,
                 };
                 self.entries.insert(path.clone(), is);
+                if is == Is::Directory {
+                    self.note_inherited(path);
+                }
             }
             Operation::Write { path, offset, data, .. } => {
                 self.entries.insert(path.clone(), Is::File);
@@ -193,6 +204,7 @@ impl Generator {
             Operation::LinkMany { from, to } => to.iter().for_each(|to| self.note_link(from, to)),
             Operation::MakeSubvolume { path } => {
                 self.entries.insert(path.clone(), Is::Subvolume);
+                self.note_inherited(path);
             }
             Operation::Snapshot { from, to, read_only } => {
                 self.note_snapshot(from, to);
@@ -203,7 +215,28 @@ impl Generator {
                 true => _ = self.pinned.insert(path.clone()),
                 false => _ = self.pinned.remove(path),
             },
+            Operation::Flag { path, flag: flag @ (Flag::Compress | Flag::NoCompress), on } => {
+                self.note_compressing(path, on.then_some(*flag));
+            }
+            Operation::Compression { path, value } => {
+                let flag = if *value == "none" { Flag::NoCompress } else { Flag::Compress };
+                self.note_compressing(path, Some(flag));
+            }
             _ => {}
+        }
+    }
+
+    fn note_inherited(&mut self, path: &str) {
+        let flag = self.compressing.get(split(path).0).copied();
+        self.note_compressing(path, flag);
+    }
+
+    fn note_compressing(&mut self, path: &str, flag: Option<Flag>) {
+        let is_directory =
+            matches!(self.entries.get(path), Some(Is::Directory | Is::Subvolume | Is::StandIn));
+        match flag.filter(|_| is_directory) {
+            Some(flag) => _ = self.compressing.insert(path.to_owned(), flag),
+            None => _ = self.compressing.remove(path),
         }
     }
 
@@ -269,6 +302,7 @@ impl Generator {
         }
         self.xattrs.retain(|(at, _)| at != path && !is_inside(at, path));
         self.sizes.retain(|at, _| at != path && !is_inside(at, path));
+        self.compressing.retain(|at, _| at != path && !is_inside(at, path));
         taken
     }
 
@@ -375,7 +409,7 @@ impl Generator {
         };
         match self.random.below(40) {
             0..3 => Operation::Make { path: self.fresh_file(), node: Node::File },
-            3..5 => Operation::Make { path: self.fresh_file(), node: Node::FileInPlace },
+            3..5 => self.make_in_place(),
             5..8 => Operation::Make { path: self.fresh_file(), node: Node::Unnamed },
             8..14 => Operation::Make { path: self.fresh("d"), node: Node::Directory },
             14..16 => {
@@ -411,6 +445,21 @@ impl Generator {
                 Operation::Make { path: self.fresh("n"), node }
             }
         }
+    }
+
+    /// A file that is overwritten in place, which Linux refuses beside the flags of compression that a new file
+    /// inherits. Where all directories have one, as by chance the top level's goes down to all that is made
+    /// later, one of them loses it.
+    fn make_in_place(&mut self) -> Operation {
+        for _ in 0..20 {
+            let path = self.fresh_file();
+            if !self.compressing.contains_key(split(&path).0) {
+                return Operation::Make { path, node: Node::FileInPlace };
+            }
+        }
+        let at = self.random.index(self.compressing.len());
+        let (path, flag) = self.compressing.iter().nth(at).expect("each place had one");
+        Operation::Flag { path: path.clone(), flag: *flag, on: false }
     }
 
     /// More names in one directory than fit one item.
@@ -504,7 +553,8 @@ impl Generator {
             true => path,
             false => pinned[self.random.index(pinned.len())].clone(),
         };
-        let flags = [Flag::Immutable, Flag::Append, Flag::InPlace, Flag::NoCompress];
+        let flags =
+            [Flag::Immutable, Flag::Append, Flag::InPlace, Flag::NoCompress, Flag::Compress];
         // Both of those that pin, sooner or later.
         let count = if pinned.is_empty() { flags.len() } else { 2 };
         Operation::Flag { path, flag: flags[self.random.index(count)], on: false }

@@ -4,7 +4,6 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use tempfile::TempDir;
@@ -13,7 +12,7 @@ use ubtrfs_ondisk::PhysicalAddr;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_rt::{Executor, Runtime};
 use ubtrfs_testkit::{
-    CheckMode, MkfsBtrfs, assert_checks_clean_whatever_it_holds, btrfs_check, run,
+    CheckMode, MkfsBtrfs, assert_checks_clean_whatever_it_holds, btrfs_check, command, run,
 };
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
@@ -64,7 +63,7 @@ impl Images {
         loop {
             let (one, two) = (self.copy_to("one"), self.copy_to("two"));
             let is_same = |(one, two): (&PathBuf, &PathBuf)| {
-                Command::new("cmp").arg("-s").arg(one).arg(two).status().unwrap().success()
+                command("cmp").arg("-s").arg(one).arg(two).status().unwrap().success()
             };
             if one.iter().zip(&two).all(is_same) {
                 return (one, two);

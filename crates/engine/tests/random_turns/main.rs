@@ -33,12 +33,15 @@ use shapes::{PLAIN, Shape};
 use ubtrfs_engine::{Error, Filesystem, Inode, Notice};
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_testkit::snapshot::Timestamp;
-use ubtrfs_testkit::{KernelMount, Oracle, Prng, oracle};
+use ubtrfs_testkit::{KernelMount, Oracle, Prng, oracle, refused_log};
 use view::View;
 
 const SEED_DEFAULT: u64 = 91;
 /// With so many rounds, all that makes a shape what it is has to have happened.
 const ROUNDS_TOLD_MIN: u64 = 20;
+/// Of each so many rounds, a side has to make a file in place at least, whatever chance says.
+const ROUNDS_A_FILE_IN_PLACE: u64 = 4;
+const IN_PLACE: &str = "create in place";
 
 /// A test of each shape.
 macro_rules! shapes {
@@ -116,6 +119,8 @@ struct Run {
     /// Cuts of the power, and those that left a log.
     cuts: u64,
     logs: u64,
+    /// Logs of the kernel's that it does not replay itself.
+    refused: u64,
     /// Extents that were shared, or compressed, in what was compared.
     shared: usize,
     encoded: usize,
@@ -135,6 +140,7 @@ impl Run {
             journal: Journal::default(),
             cuts: 0,
             logs: 0,
+            refused: 0,
             shared: 0,
             encoded: 0,
             round: 0,
@@ -142,7 +148,8 @@ impl Run {
         }
     }
 
-    fn generator(&mut self, found: &View) -> Generator {
+    /// For a side that has made so many files that are overwritten in place.
+    fn generator(&mut self, found: &View, in_place_count: u64) -> Generator {
         // Each time it has run full, it is emptied for a while.
         let shrinks = match self.shape.runs_full {
             true => self.round % 4 == 3,
@@ -150,7 +157,13 @@ impl Run {
         };
         let nodesize_bytes = self.shape.nodesize_bytes();
         let many_names = self.shape.many_names(LONG_NAME_BYTES);
-        let habits = Habits { nodesize_bytes, many_names, fills: self.shape.runs_full, shrinks };
+        let habits = Habits {
+            nodesize_bytes,
+            many_names,
+            fills: self.shape.runs_full,
+            shrinks,
+            begins_in_place: in_place_count <= self.round / ROUNDS_A_FILE_IN_PLACE,
+        };
         let random = Prng::new(self.random.next_u64());
         Generator::new(random, habits, found)
     }
@@ -195,7 +208,7 @@ impl Run {
     /// Returns whether inodes without a name are left.
     fn operations_of_engine(&mut self, fs: &Filesystem, found: &View) -> bool {
         let mut has_orphans = false;
-        let mut generator = self.generator(found);
+        let mut generator = self.generator(found, self.engine.done(IN_PLACE));
         for _ in 0..30 + self.random.below(31) {
             let operation = generator.next();
             let result = by_engine_witnessed(fs, &operation);
@@ -215,8 +228,12 @@ impl Run {
     }
 
     fn mount(&self, images: &[PathBuf], read_only: bool) -> KernelMount {
+        self.try_mount(images, read_only).unwrap()
+    }
+
+    fn try_mount(&self, images: &[PathBuf], read_only: bool) -> Result<KernelMount, String> {
         let options = format!("subvolid=5,noatime,commit=300,{}", self.shape.mount);
-        KernelMount::mount(images, options.trim_end_matches(','), read_only).unwrap()
+        KernelMount::mount(images, options.trim_end_matches(','), read_only)
     }
 
     /// The kernel's turn, on what the engine left. Returns what it left.
@@ -228,7 +245,7 @@ impl Run {
         self.compare(left, &found, &format!("{when} finds what the engine left"));
         self.journal.begin(&when);
         let mut kernel = Kernel::new(mount.path());
-        let mut generator = self.generator(&found);
+        let mut generator = self.generator(&found, self.kernel.done(IN_PLACE));
         for _ in 0..30 + self.random.below(31) {
             let operation = generator.next();
             self.by_kernel(&mut kernel, &operation, &mut generator);
@@ -298,9 +315,7 @@ impl Run {
         let cut = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let cut =
             Timestamp { sec: i64::try_from(cut.as_secs()).unwrap(), nsec: cut.subsec_nanos() };
-        let mount = self.mount(&copies.0, false);
-        let mut theirs = View::of_kernel(mount.path(), false);
-        mount.unmount();
+        let theirs = self.replay_by_kernel(copies, when);
         self.images.replace_by(&copies.1);
         let fs = self.images.open(self.shape, true);
         self.cuts += 1;
@@ -312,18 +327,49 @@ impl Run {
         assert!(fs.notices().is_empty());
         let mut ours = View::of_engine(&fs, false);
         let left = ours.clone();
+        let mut theirs = theirs.unwrap_or_else(|| {
+            // It mounts what the engine has made of the log that it refuses.
+            let mount = self.mount(&self.images.paths, true);
+            let theirs = View::of_kernel(mount.path(), false);
+            mount.unmount();
+            theirs
+        });
         ours.forget_times_of_replay(&mut theirs, cut);
         self.compare(&ours, &theirs, &format!("{when} lost its power"));
         left
     }
 
+    /// What the kernel makes of its log; nothing where it refuses to mount what it is known to refuse.
+    fn replay_by_kernel(
+        &mut self,
+        copies: &(Vec<PathBuf>, Vec<PathBuf>),
+        when: &str,
+    ) -> Option<View> {
+        match self.try_mount(&copies.0, false) {
+            Ok(mount) => {
+                let theirs = View::of_kernel(mount.path(), false);
+                mount.unmount();
+                Some(theirs)
+            }
+            Err(said) => {
+                let why = refused_log(&copies.1);
+                let is_known = why.iter().any(|why| why.is_told_by(&said));
+                assert!(is_known, "{when} lost its power: {said}; known: {why:?}");
+                println!("{when} lost its power, and the kernel refuses its log: {why:?}");
+                self.refused += 1;
+                None
+            }
+        }
+    }
+
     /// Tells what was done, and that it was enough.
     fn finish(self, name: &str, rounds: u64, last: &View) {
         println!(
-            "{name}: {rounds} rounds, {} cuts, {} logs replayed, extents compared: {} shared, {} \
-             compressed; {} entries in the end",
+            "{name}: {rounds} rounds, {} cuts, {} logs replayed, {} of them refused by the kernel, extents \
+             compared: {} shared, {} compressed; {} entries in the end",
             self.cuts,
             self.logs,
+            self.refused,
             self.shared,
             self.encoded,
             last.tree.entries.len(),

@@ -15,6 +15,7 @@ use ubtrfs_testkit::{Compare, TreeSnapshot, run};
 
 use crate::by_kernel::btrfs;
 use crate::common::{self, fiemap_flag_names};
+use crate::operation::Flag;
 
 /// Files that are asked for their extents at once.
 const FILEFRAG_FILES_MAX: usize = 200;
@@ -154,6 +155,22 @@ impl View {
     pub fn pinned(&self) -> BTreeSet<String> {
         let pinned = self.flags.iter().filter(|(_, flags)| *flags & PINNING != 0);
         pinned.map(|(path, _)| path.to_str().unwrap().to_owned()).collect()
+    }
+
+    /// Where directories lie whose new files get a flag of compression, and which.
+    pub fn compressing(&self) -> BTreeMap<String, Flag> {
+        let is_directory = |path: &Path| {
+            let entry = self.tree.entries.get(path.as_os_str().as_bytes());
+            entry.is_some_and(|entry| entry.kind == Kind::Directory)
+        };
+        let flag = |flags: u32| match flags & COMPRESSIONS {
+            0 => None,
+            0x4 => Some(Flag::Compress),
+            _ => Some(Flag::NoCompress),
+        };
+        let all = self.flags.iter().filter(|(path, _)| is_directory(path));
+        let of = |(path, flags): (&PathBuf, &u32)| Some((path.to_str()?.to_owned(), flag(*flags)?));
+        all.filter_map(of).collect()
     }
 
     /// Where read-only subvolumes lie.

@@ -183,3 +183,27 @@ fn error_of_one_thread_leaves_the_lead_to_others() {
     assert_eq!(*answered.lock(), 100);
     assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1);
 }
+
+/// So all that they have open can be closed before it is answered: nobody waits at the device for what does not come.
+#[test]
+fn last_request_ends_all_threads() {
+    for count in [1, 2, 5] {
+        let (queued, leaders) = (Queued::default(), Leaders::new(LOOKING));
+        (0..100).for_each(|at| queued.put(opcode::GETATTR, at));
+        queued.put(opcode::DESTROY, 100);
+        let answered: u64 = std::thread::scope(|scope| {
+            let work = || {
+                let mut answered = 0;
+                let count = |_: &[u8]| {
+                    answered += 1;
+                    Ok(())
+                };
+                leaders.work(&queued, &mut [0; 64], count).unwrap();
+                answered
+            };
+            let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(answered, 101, "{count} threads");
+    }
+}

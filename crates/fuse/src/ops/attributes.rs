@@ -2,6 +2,7 @@
 
 use ubtrfs_engine::{Inode, InodeId, Reservation, SetAttributes};
 use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::Time;
 
 use crate::abi::{self, AttrOut, StatxOut, StatxTime, fattr};
@@ -15,6 +16,8 @@ const GROUP_EXECUTE: u32 = 0o10;
 /// STATX_BASIC_STATS and STATX_BTIME.
 const STATX_BASIC_AND_BIRTH: u32 = 0xfff;
 const CAPABILITY: &[u8] = b"security.capability";
+/// What the kernel sets with `-o writeback` where it has written.
+const OF_WRITES: u32 = fattr::MTIME | fattr::CTIME | fattr::FH;
 /// Items that a change of attributes changes at most: the inode, and access control lists.
 const ATTRIBUTE_ITEMS: u64 = 3;
 /// An access is noted after so long in any case.
@@ -92,6 +95,11 @@ impl Server {
             }
             self.drop_capabilities(id)?;
         }
+        // When it wrote what it had held back, the kernel says; that is no change that the flag APPEND forbids.
+        if self.options.writeback && new.valid & !OF_WRITES == 0 {
+            let bits = self.inode(id)?.flags;
+            attributes.flags = (bits & flags::APPEND != 0).then_some(bits);
+        }
         if attributes != SetAttributes::default() {
             self.set_attributes(id, &attributes)?;
         }
@@ -134,14 +142,19 @@ impl Server {
         if file.as_ref().is_some_and(|file| !file.may_have_capabilities()) {
             return Ok(());
         }
-        let has_some = self.fs.xattr(id, CAPABILITY).map_err(|error| errno(&error))?.is_some();
-        if has_some {
-            self.remove_xattr(id, CAPABILITY)?;
-        }
-        if let Some(file) = file {
+        // Before the look: who gives it some notes that after they are there.
+        if let Some(file) = &file {
             file.note_without_capabilities();
         }
-        Ok(())
+        let removed = match self.fs.xattr(id, CAPABILITY).map_err(|error| errno(&error)) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => self.remove_xattr(id, CAPABILITY),
+            Err(error) => Err(error),
+        };
+        if let (Err(_), Some(file)) = (removed, &file) {
+            file.note_capabilities();
+        }
+        removed
     }
 
     /// An attribute is about to be set.

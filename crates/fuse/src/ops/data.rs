@@ -1,13 +1,16 @@
 //! The bytes of regular files.
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use ubtrfs_engine::InodeId;
-use ubtrfs_iomap::Reach;
+use ubtrfs_iomap::{FileOffset, Reach};
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::dir::FileType;
 
 use crate::abi;
+use crate::ends::{Append, MovedEnd, Place};
 use crate::errno::errno;
+use crate::files::UsedFile;
 use crate::message::{Answer, Request, Result};
 use crate::server::{DATA_BYTES_MAX, Server, offset};
 
@@ -57,19 +60,57 @@ impl Server {
         }
         self.drop_capabilities(id)?;
         file.note_written();
+        let is_cached = wanted.write_flags & abi::WRITE_CACHE != 0;
+        let place = if is_cached { Place::AsAsked } else { self.append_place(id, &wanted) };
+        let at = if let Place::At(place) = place { offset(place)? } else { at };
         let mut done = 0;
         while done < bytes.len() {
-            let at = at.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
-            match file.data.write(at, &bytes[done..]) {
+            let (rest, at) = (&bytes[done..], at.saturating_add(len_bytes(done)));
+            let written = match place {
+                Place::End => self.append(id, &file, at, rest),
+                _ if is_cached => file.data.write_cached(at, rest),
+                _ => file.data.write(at, rest),
+            };
+            match written {
                 Ok(0) => break,
                 Ok(len) => done += len,
                 // Of what comes from a map the kernel takes a short answer for a whole one.
-                Err(_) if done > 0 && wanted.write_flags & abi::WRITE_CACHE == 0 => break,
+                Err(_) if done > 0 && !is_cached => break,
                 Err(error) => return Err(errno(&error)),
             }
         }
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
+    }
+
+    /// Where a request is to write. What the kernel holds back may lie before the place where it appends: so that is believed, unless a
+    /// command has changed the file.
+    fn append_place(&self, id: InodeId, wanted: &abi::WriteIn) -> Place {
+        let has = |flag: OFlags| wanted.flags & flag.bits() != 0;
+        if !has(OFlags::APPEND) {
+            return Place::AsAsked;
+        }
+        let append = if has(OFlags::DIRECT) { Append::Direct } else { Append::Cached };
+        self.ends.place(id, wanted.offset, append)
+    }
+
+    /// Appends what the kernel believes to be `at`.
+    fn append(
+        &self,
+        id: InodeId,
+        file: &UsedFile,
+        at: FileOffset,
+        bytes: &[u8],
+    ) -> ubtrfs_engine::Result<usize> {
+        let (end, len) = file.data.append(bytes)?;
+        let moved = MovedEnd { known_bytes: at.bytes(), true_bytes: end.bytes() };
+        self.ends.note_appended(id, moved);
+        if end != at {
+            // It has in its memory what is not there.
+            self.forget_attributes(id);
+            self.forget_data_later(id);
+        }
+        Ok(len)
     }
 
     pub(crate) fn fsync(&self, id: InodeId) -> Result {
@@ -152,4 +193,8 @@ impl Server {
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
     }
+}
+
+fn len_bytes(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
 }

@@ -68,11 +68,21 @@ impl Server {
             }
         }
         let after = wanted.offset.saturating_sub(1);
+        let thread = request.header.pid;
+        let last = || self.fs.last_dir_index(id);
+        let end = self.listed.end(id, thread, wanted.offset == 0, last);
+        let end = end.map_err(|error| errno(&error))?;
         for entry in self.fs.read_dir(id, after).map_err(|error| errno(&error))? {
             let entry = entry.map_err(|error| errno(&error))?;
+            if entry.index > end {
+                break;
+            }
             if self.put_dir_entry(&room, answer, &entry) == Put::Full {
                 break;
             }
+        }
+        if answer.body_len() == 0 {
+            self.listed.forget(id, thread);
         }
         Ok(())
     }

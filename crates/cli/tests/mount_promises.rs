@@ -1,0 +1,440 @@
+//! What a mount promises where others than its programs have a hand in it: commands at it, who unmounts it, a medium that fails, a server
+//! that is gone.
+
+#[path = "support/place.rs"]
+mod place;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use place::Place;
+use rustix::fs::OFlags;
+use ubtrfs_testkit::{LoopDevice, assert_checks_clean_whatever_it_holds};
+
+/// For so long something may take to come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn run(program: &str, words: &[&str], path: &Path) {
+    let output = Command::new(program).args(words).arg(path).output().unwrap();
+    assert!(output.status.success(), "{program} {words:?}: {output:?}");
+}
+
+/// The process that serves is gone, without having done anything for it.
+fn kill(place: &Place) {
+    place.signal("-KILL");
+    // Who holds the image is gone when it can be locked.
+    File::open(&place.image).unwrap().lock_shared().unwrap();
+}
+
+/// As if the machine had stopped.
+fn cut_off(place: &Place) {
+    kill(place);
+    run("umount", &["-l"], &place.directory);
+}
+
+fn opened_to_append(path: &Path, flags: OFlags) -> File {
+    let flags = i32::try_from(flags.bits()).unwrap();
+    File::options().append(true).create(true).custom_flags(flags).open(path).unwrap()
+}
+
+/// It committed the trees, and left what files had in the server's memory.
+#[test]
+fn sync_by_command_makes_durable_what_files_have() {
+    for options in ["commit=3600", "commit=3600,writeback"] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", options]);
+        let mut file = File::create(place.directory.join("file")).unwrap();
+        file.write_all(&[b'x'; 300_000]).unwrap();
+        place.done(&["filesystem", "sync"], &[&place.directory]);
+        cut_off(&place);
+        drop(file);
+        let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
+        assert!(bytes.len() == 300_000 && bytes.bytes().all(|byte| byte == b'x'), "{options}");
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    }
+}
+
+/// A filesystem in memory, which can be full.
+struct Memory {
+    directory: PathBuf,
+}
+
+impl Memory {
+    fn new(place: &Place, size: &str) -> Self {
+        let directory = place.directory.with_file_name("memory");
+        fs::create_dir(&directory).unwrap();
+        let size = format!("size={size}");
+        run("mount", &["-t", "tmpfs", "-o", &size, "none"], &directory);
+        Self { directory }
+    }
+
+    /// Takes all that is free.
+    fn fill(&self) {
+        let mut file = File::create(self.directory.join("filler")).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.directory.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
+    }
+}
+
+/// What was written could not be stored, and the one who syncs all is told, as is the one who has the file open. It was answered that
+/// all was well as long as the file stayed open.
+#[test]
+fn lost_data_is_told_to_who_syncs_or_unmounts_and_to_who_has_the_file_open() {
+    for by in [&["filesystem", "sync"][..], &["umount"]] {
+        let Some(mut place) = Place::new(true) else { return };
+        let memory = Memory::new(&place, "100M");
+        let image = memory.directory.join("image");
+        place.image = image.clone();
+        File::create(&image).unwrap().set_len(512 << 20).unwrap();
+        place.done(&["mkfs"], &[&image]);
+        place.mount(&["-o", "commit=3600,cache=8M"]);
+        let mut file = File::create(place.directory.join("file")).unwrap();
+        file.write_all(b"before").unwrap();
+        file.sync_all().unwrap();
+        memory.fill();
+        // More than may be in memory, so that it is written.
+        let _ = file.write_all(&[2; 8 << 20]);
+        std::thread::sleep(Duration::from_millis(500));
+        memory.free();
+        // Closed for those who unmount; the server has it open all the same.
+        let kept = (by != ["umount"]).then_some(file);
+        let output = place.run(by, &[&place.directory]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("No space left"), "{by:?}: {said}");
+        assert!(place.is_mounted());
+        if let Some(file) = kept {
+            assert!(file.sync_all().is_err());
+            file.sync_all().unwrap();
+        }
+        // Told once.
+        place.done(&["filesystem", "sync"], &[&place.directory]);
+        place.umount();
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        // The directory of both goes behind it.
+        drop(memory);
+    }
+}
+
+#[test]
+fn mount_that_nobody_serves_is_unmounted() {
+    for is_root in [true, false] {
+        for by_relative_name in [false, true] {
+            let Some(place) = Place::new(is_root) else { return };
+            place.mount(&[]);
+            kill(&place);
+            assert!(place.is_mounted());
+            if by_relative_name {
+                let mut command = place.command(env!("CARGO_BIN_EXE_ubtrfs"));
+                let name = place.directory.file_name().unwrap();
+                let parent = place.directory.parent().unwrap();
+                let output = command.arg("umount").arg(name).current_dir(parent).output().unwrap();
+                assert!(output.status.success(), "{output:?}");
+            } else {
+                place.umount();
+            }
+            assert!(!place.is_mounted());
+        }
+    }
+}
+
+/// umount(8) returned while the process that serves still had the device, and might write to it.
+#[test]
+fn block_device_is_free_when_it_is_unmounted() {
+    let Some(mut place) = Place::new(true) else { return };
+    let device = LoopDevice::attach(&place.image, false);
+    let image = std::mem::replace(&mut place.image, device.path().to_owned());
+    for round in 0..5 {
+        place.mount(&["-o", "commit=1"]);
+        fs::write(place.directory.join(format!("file {round}")), vec![7; 1 << 20]).unwrap();
+        // Work for the background.
+        place.done(&["subvolume", "create"], &[&place.directory, Path::new("/sub")]);
+        for number in 0..500 {
+            fs::write(place.directory.join(format!("sub/{number}")), [8; 5000]).unwrap();
+        }
+        place.done(&["subvolume", "delete"], &[&place.directory, Path::new("/sub")]);
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // Commands all the while.
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    place.run(&["touch"], &[&place.directory, Path::new("/touched")]);
+                }
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            let begun = Instant::now();
+            // Busy while a command is at it.
+            while !Command::new("umount")
+                .arg(&place.directory)
+                .stderr(Stdio::null())
+                .status()
+                .unwrap()
+                .success()
+            {
+                assert!(begun.elapsed() < PATIENCE);
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            let file = File::options().read(true).write(true).open(&place.image).unwrap();
+            file.try_lock().expect("the device is still in use");
+        });
+        let written = fs::read(&image).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(fs::read(&image).unwrap() == written);
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&image));
+    }
+}
+
+/// What the kernel writes back begins with the page, and was refused as it changed what was there.
+#[test]
+fn what_is_appended_to_append_only_files_is_stored_with_writeback() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "writeback"]);
+    let path = place.directory.join("log");
+    fs::write(&path, b"begin\n").unwrap();
+    run("sync", &[], &path);
+    run("chattr", &["+a"], &path);
+    let mut expected = b"begin\n".to_vec();
+    let mut file = opened_to_append(&path, OFlags::empty());
+    for round in 0..5 {
+        let line = vec![b'a' + round; 3000];
+        file.write_all(&line).unwrap();
+        file.sync_all().unwrap();
+        expected.extend(line);
+    }
+    drop(file);
+    assert!(File::options().write(true).truncate(true).open(&path).is_err());
+    place.umount();
+    let stored = place.done(&["cat"], &[&place.image, Path::new("/log")]);
+    assert!(stored.as_bytes() == expected);
+}
+
+/// The kernel holds back what was appended before, so that only it knows where the file ends.
+#[test]
+fn direct_append_goes_behind_what_the_kernel_holds_back() {
+    for after_commands in [false, true] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", "writeback,commit=3600"]);
+        let path = place.directory.join("file");
+        let mut cached = opened_to_append(&path, OFlags::empty());
+        let mut direct = opened_to_append(&path, OFlags::DIRECT);
+        let mut expected = Vec::new();
+        for round in 0..4_u8 {
+            if after_commands {
+                let name = PathBuf::from(format!("/snapshot {round}"));
+                place.done(&["subvolume", "snapshot"], &[&place.directory, Path::new("/"), &name]);
+            }
+            // Whole pages: of a page in which both lie the kernel would bring the first part before.
+            for (file, letter, len) in [(&mut cached, b'a', 8192), (&mut direct, b'A', 4096)] {
+                let bytes = vec![letter + round; len];
+                file.write_all(&bytes).unwrap();
+                expected.extend(bytes);
+            }
+        }
+        drop((cached, direct));
+        assert!(fs::read(&path).unwrap() == expected);
+        place.umount();
+        let stored = place.done(&["cat"], &[&place.image, Path::new("/file")]);
+        assert!(stored.as_bytes() == expected);
+    }
+}
+
+/// Each new name comes behind all others, and so was listed, too.
+#[test]
+fn listing_ends_where_each_name_listed_is_renamed() {
+    const COUNT: usize = 4000;
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let directory = place.directory.join("dir");
+    fs::create_dir(&directory).unwrap();
+    for number in 0..COUNT {
+        File::create(directory.join(format!("first {number}"))).unwrap();
+    }
+    for round in 0..2 {
+        let mut count = 0;
+        for (number, entry) in fs::read_dir(&directory).unwrap().enumerate() {
+            let new = directory.join(format!("renamed {round} {number}"));
+            fs::rename(entry.unwrap().path(), new).unwrap();
+            count += 1;
+            assert!(count <= 3 * COUNT, "it does not end");
+        }
+        assert!(count >= COUNT, "{count}");
+    }
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), COUNT);
+    place.umount();
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+}
+
+/// The kernel appended where the file had ended, and zeros were between.
+#[test]
+fn append_goes_to_the_end_that_a_command_gave_the_file() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let path = place.directory.join("file");
+    for flags in [OFlags::empty(), OFlags::DIRECT] {
+        let _ = fs::remove_file(&path);
+        let mut file = opened_to_append(&path, flags);
+        file.write_all(&[b'a'; 10_000]).unwrap();
+        let at = |size: &str| {
+            place.done(&["truncate", "-s", size], &[&place.directory, Path::new("/file")]);
+        };
+        at("100");
+        file.write_all(b"one\n").unwrap();
+        file.write_all(b"two\n").unwrap();
+        let mut expected = vec![b'a'; 100];
+        expected.extend(b"one\ntwo\n");
+        assert!(fs::read(&path).unwrap() == expected);
+        assert_eq!(file.metadata().unwrap().len(), 108);
+        file.write_all(b"three\n").unwrap();
+        expected.extend(b"three\n");
+        at("20000");
+        let long: Vec<u8> = (0..3_000_000_u32).map(|at| b'A' + (at / 70_000) as u8).collect();
+        file.write_all(&long).unwrap();
+        expected.resize(20_000, 0);
+        expected.extend(long);
+        assert!(fs::read(&path).unwrap() == expected);
+        assert_eq!(file.metadata().unwrap().len(), expected.len() as u64);
+        file.write_all(b"four\n").unwrap();
+        expected.extend(b"four\n");
+        assert!(fs::read(&path).unwrap() == expected);
+    }
+    let expected = fs::read(&path).unwrap();
+    place.umount();
+    let stored = place.done(&["cat"], &[&place.image, Path::new("/file")]);
+    assert!(stored.as_bytes() == expected);
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+}
+
+/// Once a write had found none, the server did not look for them again.
+#[test]
+fn capabilities_that_a_command_gave_go_with_a_write() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let path = place.directory.join("program");
+    let file = File::create(&path).unwrap();
+    let has_some = || {
+        let getfattr = ["-n", "security.capability", "--absolute-names"];
+        Command::new("getfattr").args(getfattr).arg(&path).output().unwrap().status.success()
+    };
+    for round in 0..3_u64 {
+        assert!(!has_some());
+        for _ in 0..2 {
+            file.write_all_at(b"text", round * 4).unwrap();
+        }
+        let capability = "0x0100000200200000000000000000000000000000";
+        let words = ["setfattr", "-n", "security.capability", "-v", capability];
+        place.done(&words, &[&place.directory, Path::new("/program")]);
+        // Not asked whether they are there: the kernel would look, too.
+        match round {
+            0 => file.write_all_at(b"changed", 0).unwrap(),
+            1 => file.set_len(3).unwrap(),
+            _ => run("fallocate", &["-l", "100000"], &path),
+        }
+        assert!(!has_some(), "{round}");
+    }
+}
+
+/// A process that has a file mapped and has stored to it. It ends when its input does.
+struct Mapper(Child);
+
+impl Mapper {
+    fn new(path: &Path, bytes: u64, letter: char) -> Self {
+        let mut child = Command::new("xfs_io")
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let letter = u32::from(letter);
+        writeln!(input, "mmap -rw 0 {bytes}\nmwrite -S {letter} 0 {bytes}").unwrap();
+        child.stdin = Some(input);
+        Self(child)
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What was stored to a map was with the kernel only.
+#[test]
+fn snapshot_and_sync_have_what_was_stored_to_a_map() {
+    const LEN: usize = 100_000;
+    for options in ["commit=3600", "commit=3600,writeback"] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", options]);
+        let path = place.directory.join("file");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&[b'a'; LEN]).unwrap();
+        file.sync_all().unwrap();
+        for (round, letter) in ['b', 'c'].into_iter().enumerate() {
+            let mapper = Mapper::new(&path, LEN as u64, letter);
+            let stored = vec![letter as u8; LEN];
+            wait_until("stored", || fs::read(&path).unwrap() == stored);
+            let name = format!("snapshot{round}");
+            let inside = PathBuf::from(format!("/{name}"));
+            let words = ["subvolume", "snapshot", "-r"];
+            place.done(&words, &[&place.directory, Path::new("/"), &inside]);
+            assert!(
+                fs::read(place.directory.join(name).join("file")).unwrap() == stored,
+                "{options}"
+            );
+            drop(mapper);
+        }
+        let mapper = Mapper::new(&path, LEN as u64, 'd');
+        wait_until("stored", || fs::read(&path).unwrap() == [b'd'; LEN]);
+        place.done(&["filesystem", "sync"], &[&place.directory]);
+        cut_off(&place);
+        drop((mapper, file));
+        let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
+        assert!(bytes.as_bytes() == [b'd'; LEN], "{options}");
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    }
+}
+
+/// What was stored to a map is in a copy that a command makes, and does not come back over what a command has cut off.
+#[test]
+fn commands_that_change_files_come_behind_what_was_stored_to_a_map() {
+    const LEN: usize = 100_000;
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let path = place.directory.join("file");
+    fs::write(&path, [b'a'; LEN]).unwrap();
+    let mapper = Mapper::new(&path, LEN as u64, 'b');
+    wait_until("stored", || fs::read(&path).unwrap() == [b'b'; LEN]);
+    place.done(&["reflink"], &[&place.directory, Path::new("/file"), Path::new("/copy")]);
+    assert!(fs::read(place.directory.join("copy")).unwrap() == [b'b'; LEN]);
+    drop(mapper);
+    let mapper = Mapper::new(&path, LEN as u64, 'c');
+    wait_until("stored", || fs::read(&path).unwrap() == [b'c'; LEN]);
+    place.done(&["truncate", "-s", "5000"], &[&place.directory, Path::new("/file")]);
+    drop(mapper);
+    assert!(fs::read(&path).unwrap() == [b'c'; 5000]);
+    place.umount();
+    let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
+    assert!(bytes.as_bytes() == [b'c'; 5000]);
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+}

@@ -1,0 +1,109 @@
+//! An image that the built command mounts, as root or as somebody else.
+#![allow(dead_code)] // Each test file uses its part.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ubtrfs_testkit::{Oracle, oracle};
+
+/// Who is nobody.
+pub const NOBODY: u32 = 65_534;
+
+/// One test at a time: a process that another one starts has, between its fork and its exec, all files of this process open,
+/// and a mount with an open file is busy.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// An image, and a directory to mount it on.
+pub struct Place {
+    _scratch: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
+    pub image: PathBuf,
+    pub directory: PathBuf,
+    is_root: bool,
+}
+
+impl Place {
+    pub fn new(is_root: bool) -> Option<Self> {
+        let judges = [Oracle::Root, Oracle::Fuse, Oracle::KernelBtrfs, Oracle::BtrfsProgs];
+        if !oracle::require_all(&judges) {
+            return None;
+        }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let scratch = tempfile::tempdir().unwrap();
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (image, directory) = (scratch.path().join("image"), scratch.path().join("a b"));
+        fs::create_dir(&directory).unwrap();
+        File::create(&image).unwrap().set_len(512 << 20).unwrap();
+        if !is_root {
+            // As distributions have it.
+            fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+            for path in [&image, &directory] {
+                chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+            }
+        }
+        let place = Self { _scratch: scratch, _alone: alone, image, directory, is_root };
+        place.done(&["mkfs"], &[&place.image]);
+        if !is_root {
+            place.done(&["chown"], &[&place.image, Path::new(&NOBODY.to_string()), Path::new("/")]);
+        }
+        Some(place)
+    }
+
+    pub fn command(&self, program: &str) -> Command {
+        if self.is_root {
+            return Command::new(program);
+        }
+        let mut command = Command::new("setpriv");
+        let who = NOBODY.to_string();
+        command.args(["--reuid", &who, "--regid", &who, "--clear-groups", program]);
+        command
+    }
+
+    pub fn run(&self, words: &[&str], paths: &[&Path]) -> Output {
+        self.command(env!("CARGO_BIN_EXE_ubtrfs")).args(words).args(paths).output().unwrap()
+    }
+
+    pub fn done(&self, words: &[&str], paths: &[&Path]) -> String {
+        let output = self.run(words, paths);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words:?}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    pub fn mount(&self, options: &[&str]) {
+        self.done(&[&["mount"], options].concat(), &[&self.image, &self.directory]);
+    }
+
+    pub fn umount(&self) {
+        self.done(&["umount"], &[&self.directory]);
+    }
+
+    pub fn is_mounted(&self) -> bool {
+        let place = self.directory.display().to_string().replace(' ', "\\040");
+        fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&format!(" {place} "))
+    }
+
+    /// The process that serves.
+    pub fn server(&self) -> String {
+        let image = self.image.display().to_string();
+        let output =
+            Command::new("pgrep").args(["-f", &format!("mount.*{image}")]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.server()]).status().unwrap();
+        assert!(status.success());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
+        }
+    }
+}

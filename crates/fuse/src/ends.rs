@@ -1,0 +1,195 @@
+//! Files of which the kernel may not know where they end: a command changed that beside it.
+//!
+//! Without `-o writeback` the kernel asks for a file's size before it shows it, and not before it appends. So what is appended to such
+//! a file goes to its end here, until the kernel has been seen to know that. What is written past its cache (`O_DIRECT`) comes in
+//! several requests at once where it is long, which are answered in any order: those are moved by as much as the end was, as long as
+//! the kernel cannot know of that.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use ubtrfs_engine::InodeId;
+use ubtrfs_rt::{AtomicBool, Mutex, Ordering};
+
+/// Two ideas of where a file ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MovedEnd {
+    /// The kernel's, unless it has asked since.
+    pub(crate) known_bytes: u64,
+    pub(crate) true_bytes: u64,
+}
+
+/// How it is appended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Append {
+    /// One request after the other.
+    Cached,
+    /// Several at once.
+    Direct,
+}
+
+/// Where something is to be written that the kernel appends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// Where the kernel says.
+    AsAsked,
+    At(u64),
+    /// Where the file ends, wherever that is.
+    End,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Moved {
+    end: MovedEnd,
+    /// The kernel has not been told.
+    is_unknown: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Changes that are under way: they may be of any file.
+    change_count: usize,
+    /// Files that programs changed meanwhile, or of which the kernel was told: it may know more than before.
+    touched: FxHashSet<InodeId>,
+    moved: FxHashMap<InodeId, Moved>,
+}
+
+/// The files of a mount whose end the kernel may not know.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    /// Read without the lock, to skip it where there are none.
+    are_some: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl Ends {
+    /// A change begins.
+    pub(crate) fn begin(&self) {
+        let mut state = self.state.lock();
+        state.change_count += 1;
+        self.note(&state);
+    }
+
+    /// A change is done, and has moved the ends of these.
+    pub(crate) fn end(&self, moved: Vec<(InodeId, MovedEnd)>) {
+        let mut state = self.state.lock();
+        state.change_count -= 1;
+        for (id, end) in moved {
+            let is_unknown = !state.touched.contains(&id);
+            state.moved.insert(id, Moved { end, is_unknown });
+        }
+        if state.change_count == 0 {
+            state.touched.clear();
+        }
+        self.note(&state);
+    }
+
+    /// The kernel is told of a file, or a program changes it.
+    pub(crate) fn note_touched(&self, id: InodeId) {
+        if !self.are_some.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if state.change_count > 0 {
+            state.touched.insert(id);
+        }
+    }
+
+    /// The kernel is told of a file.
+    pub(crate) fn note_told(&self, id: InodeId) {
+        self.note_touched(id);
+        if self.are_some.load(Ordering::Acquire)
+            && let Some(moved) = self.state.lock().moved.get_mut(&id)
+        {
+            moved.is_unknown = false;
+        }
+    }
+
+    /// The kernel appends to a file, at what it believes to be its end, or behind it.
+    pub(crate) fn place(&self, id: InodeId, at: u64, append: Append) -> Place {
+        if !self.are_some.load(Ordering::Acquire) {
+            return Place::AsAsked;
+        }
+        let state = self.state.lock();
+        match (append, state.moved.get(&id)) {
+            (Append::Cached, Some(_)) => Place::End,
+            (Append::Cached, None) if state.change_count > 0 => Place::End,
+            (Append::Direct, Some(Moved { end, is_unknown: true })) => {
+                match at.checked_sub(end.known_bytes) {
+                    Some(behind) => Place::At(end.true_bytes.saturating_add(behind)),
+                    None => Place::AsAsked,
+                }
+            }
+            _ => Place::AsAsked,
+        }
+    }
+
+    /// What the kernel appended where it knew the end went to where that is.
+    pub(crate) fn note_appended(&self, id: InodeId, end: MovedEnd) {
+        let mut state = self.state.lock();
+        if end.known_bytes == end.true_bytes {
+            state.moved.remove(&id);
+        } else {
+            state.moved.insert(id, Moved { end, is_unknown: true });
+        }
+        self.note(&state);
+    }
+
+    /// The kernel knows nothing of the file any more.
+    pub(crate) fn forget(&self, id: InodeId) {
+        if self.are_some.load(Ordering::Acquire) {
+            let mut state = self.state.lock();
+            state.moved.remove(&id);
+            self.note(&state);
+        }
+    }
+
+    fn note(&self, state: &State) {
+        self.are_some.store(state.change_count > 0 || !state.moved.is_empty(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ubtrfs_ondisk::{InodeNo, RootId};
+
+    const OLD: MovedEnd = MovedEnd { known_bytes: 100, true_bytes: 7 };
+
+    fn id(inode: u64) -> InodeId {
+        InodeId { root: RootId(5), inode: InodeNo(inode) }
+    }
+
+    #[test]
+    fn cached_appends_go_to_the_end_until_the_kernel_knows_it() {
+        let ends = Ends::default();
+        let place = |inode, at| ends.place(id(inode), at, Append::Cached);
+        assert_eq!(place(257, 100), Place::AsAsked);
+        ends.begin();
+        assert_eq!((place(257, 100), place(258, 0)), (Place::End, Place::End));
+        ends.end(vec![(id(257), OLD)]);
+        assert_eq!((place(257, 100), place(258, 0)), (Place::End, Place::AsAsked));
+        ends.note_appended(id(257), OLD);
+        ends.note_told(id(257));
+        assert_eq!(place(257, 110), Place::End);
+        ends.note_appended(id(257), MovedEnd { known_bytes: 17, true_bytes: 17 });
+        assert_eq!(place(257, 27), Place::AsAsked);
+        assert!(!ends.are_some.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn direct_appends_are_moved_in_any_order_while_the_kernel_cannot_know() {
+        let ends = Ends::default();
+        let place = |inode, at| ends.place(id(inode), at, Append::Direct);
+        ends.begin();
+        // Of all files that are not changed, too.
+        assert_eq!(place(257, 100), Place::AsAsked);
+        ends.note_touched(id(258));
+        ends.end(vec![(id(257), OLD), (id(258), OLD)]);
+        assert_eq!((place(257, 110), place(257, 100)), (Place::At(17), Place::At(7)));
+        assert_eq!((place(257, 99), place(258, 100)), (Place::AsAsked, Place::AsAsked));
+        ends.note_told(id(257));
+        assert_eq!(place(257, 100), Place::AsAsked);
+        ends.forget(id(257));
+        ends.forget(id(258));
+        assert!(!ends.are_some.load(Ordering::Acquire));
+    }
+}
