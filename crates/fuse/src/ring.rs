@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode as operation, squeue, types};
-use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use ubtrfs_rt::{Arc, Condvar, Mutex};
@@ -228,7 +228,11 @@ impl Rings {
         processors.set(number);
         let _ = sched_setaffinity(None, &processors);
         let served = Queue::new(number, device, self).and_then(|mut queue| queue.serve(answers));
-        if let Err(errno) = served {
+        if let Err(errno) = served.or_else(|errno| match has_ended(device) {
+            // Who registers while the filesystem is unmounted is told all kinds of things.
+            true => Ok(()),
+            false => Err(errno),
+        }) {
             self.fail(errno);
         }
     }
@@ -277,6 +281,13 @@ impl Rings {
         self.jobs.lock().waiting.push_back(job);
         self.has_jobs.notify_one();
     }
+}
+
+/// Whether the connection is cut: the filesystem is unmounted.
+fn has_ended(device: BorrowedFd<'_>) -> bool {
+    let mut device = [PollFd::new(&device, PollFlags::IN)];
+    poll(&mut device, Some(&Timespec::default())).is_ok()
+        && device[0].revents().contains(PollFlags::ERR)
 }
 
 /// The answer to a request, header and all.
