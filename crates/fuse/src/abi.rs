@@ -69,6 +69,10 @@ pub(crate) mod init {
     pub(crate) const CACHE_SYMLINKS: u32 = 1 << 23;
     pub(crate) const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
     pub(crate) const SETXATTR_EXT: u32 = 1 << 29;
+    /// There are more flags.
+    pub(crate) const EXT: u32 = 1 << 30;
+    /// Of these: requests can come by io_uring.
+    pub(crate) const OVER_IO_URING: u32 = 1 << 9;
 }
 
 /// Which attributes SETATTR sets.
@@ -160,6 +164,8 @@ message! {
     }
     AttrOut { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr, }
     InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32, }
+    /// Behind it, where the kernel says EXT.
+    InitInExt { flags2: u32, unused: [u32; 11], }
     InitOut {
         major: u32,
         minor: u32,

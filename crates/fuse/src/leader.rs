@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
-use ubtrfs_rt::{Condvar, Mutex, monotonic_ns};
+use ubtrfs_rt::{AtomicU64, Condvar, Mutex, Ordering, monotonic_ns};
 
 use crate::abi::opcode;
 use crate::message::Request;
@@ -55,7 +55,7 @@ pub(crate) struct Leaders {
     /// For followers that do not watch.
     followers: Condvar,
     watcher: Condvar,
-    looking_ns: u64,
+    looking_ns: AtomicU64,
 }
 
 /// Gives up the lead where that has not been done.
@@ -89,8 +89,13 @@ impl Leaders {
             state: Mutex::new(state),
             followers: Condvar::new(),
             watcher: Condvar::new(),
-            looking_ns: u64::try_from(looking.as_nanos()).unwrap_or(u64::MAX),
+            looking_ns: AtomicU64::new(u64::try_from(looking.as_nanos()).unwrap_or(u64::MAX)),
         }
+    }
+
+    /// The leader sleeps at once from now on: few requests come this way, and nobody waits for them.
+    pub(crate) fn stop_looking(&self) {
+        self.looking_ns.store(0, Ordering::Relaxed);
     }
 
     /// Takes requests into `buffer` and has them answered until the filesystem is unmounted, as one of several threads.
@@ -116,7 +121,8 @@ impl Leaders {
                 }
                 self.does(term.number, Doing::Answers(request));
                 // Who has answered before another is awake leads again.
-                match length_of(bytes) {
+                let opcode = Request::parse(bytes).map(|request| request.header.opcode);
+                match opcode.map_or(Length::Short, length_of) {
                     Length::Long => self.give_up(term.number),
                     Length::Any if transport.has_request() => self.give_up(term.number),
                     Length::Any | Length::Short => {}
@@ -217,7 +223,7 @@ impl Leaders {
                 Received::Nothing => {}
             }
             let now = monotonic_ns();
-            if now - *began.get_or_insert(now) < self.looking_ns {
+            if now - *began.get_or_insert(now) < self.looking_ns.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
                 continue;
             }
@@ -238,7 +244,7 @@ fn is_last(request: &[u8]) -> bool {
 
 /// How long a request takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Length {
+pub(crate) enum Length {
     /// Nobody waits for its answer, and nothing is looked up for it.
     Short,
     Any,
@@ -246,25 +252,21 @@ enum Length {
     Long,
 }
 
-fn length_of(request: &[u8]) -> Length {
-    match Request::parse(request).map(|request| request.header.opcode) {
-        None
-        | Some(
-            opcode::FORGET
-            | opcode::BATCH_FORGET
-            | opcode::INTERRUPT
-            | opcode::RELEASE
-            | opcode::RELEASEDIR,
-        ) => Length::Short,
-        Some(
-            opcode::FSYNC
-            | opcode::FSYNCDIR
-            | opcode::SYNCFS
-            | opcode::FALLOCATE
-            | opcode::COPY_FILE_RANGE
-            | opcode::IOCTL,
-        ) => Length::Long,
-        Some(_) => Length::Any,
+pub(crate) fn length_of(operation: u32) -> Length {
+    match operation {
+        opcode::FORGET
+        | opcode::BATCH_FORGET
+        | opcode::INTERRUPT
+        | opcode::RELEASE
+        | opcode::RELEASEDIR => Length::Short,
+        opcode::FSYNC
+        | opcode::FSYNCDIR
+        | opcode::SYNCFS
+        | opcode::FALLOCATE
+        | opcode::COPY_FILE_RANGE
+        | opcode::IOCTL
+        | opcode::DESTROY => Length::Long,
+        _ => Length::Any,
     }
 }
 

@@ -12,7 +12,7 @@
 //!
 //! Writes go through at once: the kernel keeps what it wrote for reading only. What fsync returned for is durable; the rest
 //! with the next commit.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod abi;
 mod control;
@@ -27,6 +27,7 @@ mod message;
 mod mount;
 mod nodes;
 mod ops;
+mod ring;
 mod server;
 mod transport;
 mod unsettled;

@@ -16,6 +16,8 @@ pub(crate) type Result<T = ()> = std::result::Result<T, Errno>;
 pub(crate) struct Request<'a> {
     pub(crate) header: InHeader,
     body: &'a [u8],
+    /// What follows the body, and may lie elsewhere; no argument is in both.
+    rest: &'a [u8],
 }
 
 impl<'a> Request<'a> {
@@ -23,13 +25,31 @@ impl<'a> Request<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, rest) = InHeader::read_from_prefix(bytes).ok()?;
         let len = usize::try_from(header.len).ok()?.checked_sub(size_of::<InHeader>())?;
-        Some(Self { header, body: rest.get(..len)? })
+        Some(Self { header, body: rest.get(..len)?, rest: &[] })
+    }
+
+    /// One whose first argument lies apart from the others.
+    pub(crate) fn of_parts(header: InHeader, first: &'a [u8], others: &'a [u8]) -> Self {
+        let (body, rest) = if first.is_empty() { (others, first) } else { (first, others) };
+        Self { header, body, rest }
+    }
+
+    /// What is left of its arguments.
+    pub(crate) fn parts(&self) -> (&'a [u8], &'a [u8]) {
+        (self.body, self.rest)
+    }
+
+    fn go_on(&mut self, left: &'a [u8]) {
+        self.body = left;
+        if left.is_empty() {
+            self.body = std::mem::take(&mut self.rest);
+        }
     }
 
     /// Takes the next argument off the front.
     pub(crate) fn take<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Result<T> {
         let (value, rest) = T::read_from_prefix(self.body).map_err(|_| Errno::INVAL)?;
-        self.body = rest;
+        self.go_on(rest);
         Ok(value)
     }
 
@@ -37,7 +57,7 @@ impl<'a> Request<'a> {
     pub(crate) fn take_name(&mut self) -> Result<&'a [u8]> {
         let len = self.body.iter().position(|byte| *byte == 0).ok_or(Errno::INVAL)?;
         let (name, rest) = self.body.split_at(len);
-        self.body = &rest[1..];
+        self.go_on(&rest[1..]);
         Ok(name)
     }
 
@@ -51,7 +71,7 @@ impl<'a> Request<'a> {
     pub(crate) fn take_bytes(&mut self, len: u32) -> Result<&'a [u8]> {
         let len = usize::try_from(len).map_err(|_| Errno::INVAL)?;
         let (bytes, rest) = self.body.split_at_checked(len).ok_or(Errno::INVAL)?;
-        self.body = rest;
+        self.go_on(rest);
         Ok(bytes)
     }
 }

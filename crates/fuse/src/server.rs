@@ -19,6 +19,7 @@ use crate::leader::{LOOKING, Leaders};
 use crate::listed::Listed;
 use crate::message::{Answer, Request, Result};
 use crate::nodes::Nodes;
+use crate::ring::Rings;
 use crate::transport::{Received, Transport};
 use crate::unsettled::Unsettled;
 
@@ -56,11 +57,19 @@ pub struct ServeOptions {
     /// What is written stays with the kernel until it is synced, closed or old: then it decides on sizes and times of what it knows, and
     /// asks for no holes. See [`ServeOptions::asks_for_holes`].
     pub writeback: bool,
+    /// Requests come by io_uring where root has switched that on in the kernel. Off, they come by `/dev/fuse` alone.
+    pub uses_rings: bool,
 }
 
 impl Default for ServeOptions {
     fn default() -> Self {
-        Self { looking: LOOKING, notes_access: false, fake_root: None, writeback: false }
+        Self {
+            looking: LOOKING,
+            notes_access: false,
+            fake_root: None,
+            writeback: false,
+            uses_rings: true,
+        }
     }
 }
 
@@ -116,7 +125,15 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Answers the first request, in which the kernel says what it can do. Returns that; `None` where it went away.
+/// What kernel and server can, both.
+pub(crate) struct Agreed {
+    /// The kernel's flags.
+    pub(crate) flags: u32,
+    /// Where requests come by io_uring.
+    pub(crate) rings: Option<Arc<Rings>>,
+}
+
+/// Answers the first request, in which the kernel says what it can do. `None` where it went away.
 ///
 /// # Errors
 /// The transport's; another protocol than this.
@@ -124,7 +141,7 @@ pub(crate) fn agree(
     transport: &dyn Transport,
     buffer: &mut [u8],
     options: &ServeOptions,
-) -> std::result::Result<Option<u32>, ServeError> {
+) -> std::result::Result<Option<Agreed>, ServeError> {
     let len = loop {
         match transport.receive(buffer).map_err(ServeError::Transport)? {
             Received::Request(len) => break len,
@@ -137,6 +154,15 @@ pub(crate) fn agree(
     if request.header.opcode != opcode::INIT || theirs.major != abi::MAJOR {
         return Err(ServeError::Protocol);
     }
+    let more = match theirs.flags & init::EXT {
+        0 => abi::InitInExt::default(),
+        _ => request.take().map_err(|_| ServeError::Protocol)?,
+    };
+    let may_use_rings = options.uses_rings
+        && more.flags2 & init::OVER_IO_URING != 0
+        && transport.device().is_some();
+    let rings = may_use_rings.then(Rings::prepare).flatten();
+    let flags2 = if rings.is_some() { init::OVER_IO_URING } else { 0 };
     // With access control lists the kernel checks permissions, whatever else it was told.
     let acl = if options.fake_root.is_none() { init::POSIX_ACL } else { 0 };
     let writeback = if options.writeback { init::WRITEBACK_CACHE } else { 0 };
@@ -153,7 +179,8 @@ pub(crate) fn agree(
         | init::MAX_PAGES
         | init::CACHE_SYMLINKS
         | init::HANDLE_KILLPRIV_V2
-        | init::SETXATTR_EXT;
+        | init::SETXATTR_EXT
+        | if rings.is_some() { init::EXT } else { 0 };
     let ours = abi::InitOut {
         major: abi::MAJOR,
         minor: abi::MINOR,
@@ -164,13 +191,14 @@ pub(crate) fn agree(
         max_write: u32::try_from(DATA_BYTES_MAX).expect("1 MiB"),
         time_gran: 1,
         max_pages: u16::try_from(DATA_BYTES_MAX / 4096).expect("256"),
+        flags2,
         ..abi::InitOut::default()
     };
     let mut answer = Answer::with_room(0);
     answer.put(&ours);
     let answer = answer.finish(request.header.unique, Ok(()));
     transport.send(answer).map_err(ServeError::Transport)?;
-    Ok(Some(theirs.flags))
+    Ok(Some(Agreed { flags: theirs.flags, rings }))
 }
 
 /// Sends an answer.
@@ -282,11 +310,15 @@ impl Server {
     ) -> std::result::Result<(), ServeError> {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
         let _ = self.transport.set(Arc::clone(transport));
-        let Some(theirs) = agree(&**transport, &mut buffer, &self.options)? else { return Ok(()) };
-        self.has_setxattr_ext.store(theirs & init::SETXATTR_EXT != 0, Ordering::Release);
+        let Some(agreed) = agree(&**transport, &mut buffer, &self.options)? else { return Ok(()) };
+        self.has_setxattr_ext.store(agreed.flags & init::SETXATTR_EXT != 0, Ordering::Release);
         is_ready();
         let executor = self.fs.runtime().executor;
         let mut threads = Vec::new();
+        if let Some(rings) = &agreed.rings {
+            self.leaders.stop_looking();
+            threads.extend(self.spawn_rings(rings, transport)?);
+        }
         for _ in 1..executor.thread_count().max(THREADS_MIN) {
             let (server, transport) = (Arc::clone(self), Arc::clone(transport));
             let work = move || {
@@ -307,8 +339,50 @@ impl Server {
         }
         let result = self.work(&**transport, &mut buffer);
         self.unsettled.end();
+        if let Some(rings) = &agreed.rings {
+            rings.end_pool();
+        }
         threads.into_iter().for_each(ubtrfs_rt::Service::join);
+        if let Some(errno) = agreed.rings.and_then(|rings| rings.failure()) {
+            return Err(ServeError::Transport(errno));
+        }
         result
+    }
+
+    /// Threads that answer what comes by io_uring.
+    fn spawn_rings(
+        self: &Arc<Self>,
+        rings: &Arc<Rings>,
+        transport: &Arc<dyn Transport>,
+    ) -> std::result::Result<Vec<ubtrfs_rt::Service>, ServeError> {
+        let executor = self.fs.runtime().executor;
+        let mut threads = Vec::new();
+        for number in 0..rings.queue_count() {
+            let (server, rings) = (Arc::clone(self), Arc::clone(rings));
+            let transport = Arc::clone(transport);
+            let work = move || {
+                if let Some(device) = transport.device() {
+                    let answers = |request: Request<'_>, answer: &mut Answer| {
+                        server.count_and_answer(request, answer)
+                    };
+                    rings.run_queue(number, device, &answers);
+                    if rings.failure().is_some() {
+                        transport.stop();
+                    }
+                }
+            };
+            let spawned = executor.spawn("ubtrfs-ring", work);
+            threads.extend(spawned.map_err(|_| ServeError::Transport(Errno::AGAIN))?);
+        }
+        for _ in 0..rings.pool_count() {
+            let (server, rings) = (Arc::clone(self), Arc::clone(rings));
+            let work = move || {
+                rings.run_pool(&|request, answer| server.count_and_answer(request, answer));
+            };
+            let spawned = executor.spawn("ubtrfs-fuse", work);
+            threads.extend(spawned.map_err(|_| ServeError::Transport(Errno::AGAIN))?);
+        }
+        Ok(threads)
     }
 
     /// Has the kernel ask again for files that took another space than it was told, until the end.
@@ -338,11 +412,21 @@ impl Server {
         let mut answer = Answer::with_room(DATA_BYTES_MAX);
         self.leaders.work(transport, buffer, |bytes| {
             let Some(request) = Request::parse(bytes) else { return Ok(()) };
-            *self.counts.lock().entry(request.header.opcode).or_default() += 1;
             answer.clear();
-            let Some(result) = self.answer(request, &mut answer) else { return Ok(()) };
+            let result = self.count_and_answer(request, &mut answer);
+            let Some(result) = result else { return Ok(()) };
             send_answer(transport, answer.finish(request.header.unique, result))
         })
+    }
+
+    /// As [`Server::answer`], which it counts.
+    pub(crate) fn count_and_answer(
+        &self,
+        request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Option<Result> {
+        *self.counts.lock().entry(request.header.opcode).or_default() += 1;
+        self.answer(request, answer)
     }
 
     /// Does what a request asks for; `None` where nobody waits for an answer.

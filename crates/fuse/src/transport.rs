@@ -1,10 +1,11 @@
 //! Where requests come from and answers go: the seam at which another way than `/dev/fuse` can take its place.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
+use ubtrfs_rt::{AtomicBool, Ordering};
 
 /// What came of looking for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,12 +40,23 @@ pub trait Transport: Send + Sync {
     /// # Errors
     /// The system's; `NOENT` where the request was interrupted and nobody waits for its answer.
     fn send(&self, answer: &[u8]) -> Result<(), Errno>;
+
+    /// The device to which queues of io_uring can be registered, if it is one.
+    fn device(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// It is the end for all who look for requests here, though the filesystem is mounted yet.
+    fn stop(&self);
 }
 
 /// `/dev/fuse`: a request is one `read`, its answer one `write`.
 #[derive(Debug)]
 pub struct FuseDevice {
     device: OwnedFd,
+    is_stopped: AtomicBool,
+    /// Readable once it is.
+    stopped: OwnedFd,
 }
 
 impl FuseDevice {
@@ -55,11 +67,8 @@ impl FuseDevice {
     pub fn new(device: OwnedFd) -> Result<Self, Errno> {
         let flags = fcntl_getfl(&device)?;
         fcntl_setfl(&device, flags | OFlags::NONBLOCK)?;
-        Ok(Self { device })
-    }
-
-    fn poll(&self, timeout: Option<&Timespec>) -> Result<usize, Errno> {
-        poll(&mut [PollFd::new(&self.device, PollFlags::IN)], timeout)
+        let stopped = eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Self { device, is_stopped: AtomicBool::new(false), stopped })
     }
 }
 
@@ -68,6 +77,9 @@ impl Transport for FuseDevice {
         loop {
             match rustix::io::read(&self.device, &mut *buffer) {
                 Ok(len) => return Ok(Received::Request(len)),
+                Err(Errno::AGAIN) if self.is_stopped.load(Ordering::Acquire) => {
+                    return Ok(Received::End);
+                }
                 Err(Errno::AGAIN) => return Ok(Received::Nothing),
                 Err(Errno::NODEV) => return Ok(Received::End),
                 // NOENT: the request was withdrawn while it was read.
@@ -78,7 +90,9 @@ impl Transport for FuseDevice {
     }
 
     fn wait(&self) -> Result<(), Errno> {
-        match self.poll(None) {
+        let [device, stopped] =
+            [&self.device, &self.stopped].map(|fd| PollFd::new(fd, PollFlags::IN));
+        match poll(&mut [device, stopped], None) {
             // Who looks then finds out.
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno),
@@ -86,10 +100,22 @@ impl Transport for FuseDevice {
     }
 
     fn has_request(&self) -> bool {
-        self.poll(Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        let ready =
+            poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&Timespec::default()));
+        ready.is_ok_and(|ready| ready > 0)
     }
 
     fn send(&self, answer: &[u8]) -> Result<(), Errno> {
         rustix::io::retry_on_intr(|| rustix::io::write(&self.device, answer)).map(|_| ())
+    }
+
+    fn device(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.device.as_fd())
+    }
+
+    fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Release);
+        // Nothing reads it, so there is room.
+        let _ = rustix::io::write(&self.stopped, &1_u64.to_ne_bytes());
     }
 }

@@ -165,6 +165,92 @@ fn files_directories_and_links_same_as_the_kernel_shows_them() {
     mounted.judge();
 }
 
+/// The kernel's switch for FUSE over io_uring, on until it is dropped.
+struct RingsOn {
+    before: String,
+}
+
+const RINGS_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+impl RingsOn {
+    fn new() -> Option<Self> {
+        let switched = fs::read_to_string(RINGS_SWITCH)
+            .and_then(|before| fs::write(RINGS_SWITCH, "1").map(|()| Self { before }));
+        if let Err(error) = &switched {
+            println!("SKIPPED: FUSE over io_uring cannot be switched on: {error}");
+        }
+        switched.ok()
+    }
+}
+
+impl Drop for RingsOn {
+    fn drop(&mut self) {
+        let _ = fs::write(RINGS_SWITCH, self.before.trim());
+    }
+}
+
+fn ring_threads() -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "ubtrfs-ring").count()
+}
+
+/// Requests of all lengths, from several threads at once, by io_uring; long ones are answered beside others.
+#[test]
+fn requests_by_io_uring_are_answered_as_those_of_the_device() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    mounted.unmount();
+    let Some(_switch) = RingsOn::new() else { return };
+    mounted.mount();
+    // The first request is answered when all queues are registered.
+    fs::create_dir(mounted.path("dir")).unwrap();
+    assert!(ring_threads() > 0);
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let mounted = &mounted;
+            scope.spawn(move || {
+                let mut random = Prng::new(thread);
+                for at in 0..60 {
+                    let name = format!("dir/{thread} {at}");
+                    let bytes = random.bytes(random.clone().index(200_000));
+                    fs::write(mounted.path(&name), &bytes).unwrap();
+                    let file = File::open(mounted.path(&name)).unwrap();
+                    if at % 7 == 0 {
+                        file.sync_all().unwrap();
+                    }
+                    assert!(fs::read(mounted.path(&name)).unwrap() == bytes);
+                    match at % 5 {
+                        0 => fs::remove_file(mounted.path(&name)).unwrap(),
+                        1 => {
+                            fs::rename(mounted.path(&name), mounted.path(&format!("{name} moved")))
+                                .unwrap()
+                        }
+                        2 => symlink(&name, mounted.path(&format!("{name} link"))).unwrap(),
+                        _ => {}
+                    }
+                }
+            });
+        }
+    });
+    let long = Prng::new(9).bytes(5 << 20);
+    fs::write(mounted.path("long"), &long).unwrap();
+    let written = File::open(mounted.path("long")).unwrap();
+    rustix::fs::fadvise(&written, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    assert!(fs::read(mounted.path("long")).unwrap() == long);
+    drop(written);
+    let missing = fs::read(mounted.path("missing")).unwrap_err();
+    assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+    assert_eq!(fs::read_dir(mounted.path("dir")).unwrap().count(), 4 * 60);
+    mounted.judge();
+    assert_eq!(ring_threads(), 0);
+    // The off-switch.
+    mounted.serve_options.uses_rings = false;
+    mounted.mount();
+    assert!(fs::read(mounted.path("long")).unwrap() == long);
+    assert_eq!(ring_threads(), 0);
+    mounted.unmount();
+}
+
 #[test]
 fn removed_file_stays_for_who_has_it_open_and_goes_then() {
     let Some(mut mounted) = Mounted::new() else { return };

@@ -53,6 +53,8 @@ Options for -o, as of mount(8):
   busy_poll=MICROSECONDS
                        look so long for the next request before sleeping; 0 saves that
                        of the processor and makes each request wait for it [100]
+  no_io_uring          have requests come by /dev/fuse, though root has switched on in the
+                       kernel that they come by io_uring, which is faster
   discard              give freed space back to the image file or device
   degraded             mount although devices are missing
   allow_other          other users see it, too (as they do in any case where root mounts)
@@ -110,6 +112,7 @@ struct Wanted {
     notes_access: bool,
     fake_root: bool,
     writeback: bool,
+    refuses_rings: bool,
     restrictions: Vec<Restriction>,
 }
 
@@ -145,6 +148,7 @@ impl Wanted {
             ("discard", None) => self.discard = true,
             ("fakeroot", None) => self.fake_root = true,
             ("writeback", None) => self.writeback = true,
+            ("no_io_uring", None) => self.refuses_rings = true,
             ("nodev", None) => self.restrictions.push(Restriction::NoDev),
             ("nosuid", None) => self.restrictions.push(Restriction::NoSuid),
             ("noexec", None) => self.restrictions.push(Restriction::NoExec),
@@ -191,13 +195,15 @@ impl Wanted {
         });
     }
 
-    fn serving(&self) -> ServeOptions {
+    fn serving(&self, holds_source: bool) -> ServeOptions {
         let default = ServeOptions::default();
         ServeOptions {
             looking: self.looking.unwrap_or(default.looking),
             notes_access: self.notes_access,
             fake_root: self.fake_root.then(me),
             writeback: self.writeback,
+            // The last answer of a mount that holds its device is sent when all else has ended, the rings too.
+            uses_rings: !self.refuses_rings && !holds_source,
         }
     }
 
@@ -292,7 +298,7 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     })?;
     let transport: Arc<dyn Transport> = Arc::new(device);
     let is_background = !args.foreground;
-    let server = Server::new(fs.clone(), root, wanted.serving());
+    let server = Server::new(fs.clone(), root, wanted.serving(holds_source));
     let owner = if wanted.fake_root { (0, 0) } else { me() };
     let live = Live {
         directory: directory.clone(),

@@ -61,6 +61,8 @@ impl Transport for Queued {
     fn send(&self, _answer: &[u8]) -> Result<(), Errno> {
         Ok(())
     }
+
+    fn stop(&self) {}
 }
 
 fn unique(bytes: &[u8]) -> u64 {
