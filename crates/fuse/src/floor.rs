@@ -11,12 +11,13 @@ use rustix::io::Errno;
 use ubtrfs_rt::Mutex;
 
 use crate::abi::{self, Attr, AttrOut, EntryOut, ROOT_NODE, fattr, fopen, opcode};
+use crate::agree::agree;
 use crate::leader::{LOOKING, Leaders};
 use crate::message::{Answer, Request, Result};
 use crate::mount::{MountOptions, mount};
 use crate::ops::directories::{Put, Room};
 use crate::server::{
-    DATA_BYTES_MAX, REQUEST_BYTES_MAX, ServeError, ServeOptions, THREADS_MIN, VALID_SECONDS, agree,
+    DATA_BYTES_MAX, REQUEST_BYTES_MAX, ServeError, ServeOptions, THREADS_MIN, VALID_SECONDS,
     send_answer,
 };
 use crate::transport::{FuseDevice, Transport};

@@ -2,7 +2,7 @@
 //!
 //! - `abi`, `message`: the protocol's structs, and taking them apart. A protocol layer of our own, as nodes must differ from inode
 //!   numbers (`docs/adr/0003-own-fuse-protocol.md`).
-//! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`.
+//! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`. `ring`: requests by io_uring, where it is switched on.
 //! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
 //! - `ends`, `listed`: what of files and directories the kernel is not asked about.
 //! - [`Server`] and `ops`: what each request does.
@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod agree;
 mod control;
 mod ends;
 mod errno;

@@ -1,0 +1,85 @@
+//! What kernel and server can, agreed upon in the first request.
+
+use ubtrfs_rt::Arc;
+
+use crate::abi::{self, init, opcode};
+use crate::message::{Answer, Request};
+use crate::ring::Rings;
+use crate::server::{DATA_BYTES_MAX, ServeError, ServeOptions};
+use crate::transport::{Received, Transport};
+
+/// What kernel and server can, both.
+pub(crate) struct Agreed {
+    /// The kernel's flags.
+    pub(crate) flags: u32,
+    /// Where requests come by io_uring.
+    pub(crate) rings: Option<Arc<Rings>>,
+}
+
+/// Answers the first request, in which the kernel says what it can do. `None` where it went away.
+///
+/// # Errors
+/// The transport's; another protocol than this.
+pub(crate) fn agree(
+    transport: &dyn Transport,
+    buffer: &mut [u8],
+    options: &ServeOptions,
+) -> std::result::Result<Option<Agreed>, ServeError> {
+    let len = loop {
+        match transport.receive(buffer).map_err(ServeError::Transport)? {
+            Received::Request(len) => break len,
+            Received::Nothing => transport.wait().map_err(ServeError::Transport)?,
+            Received::End => return Ok(None),
+        }
+    };
+    let mut request = Request::parse(&buffer[..len]).ok_or(ServeError::Protocol)?;
+    let theirs: abi::InitIn = request.take().map_err(|_| ServeError::Protocol)?;
+    if request.header.opcode != opcode::INIT || theirs.major != abi::MAJOR {
+        return Err(ServeError::Protocol);
+    }
+    let more = match theirs.flags & init::EXT {
+        0 => abi::InitInExt::default(),
+        _ => request.take().map_err(|_| ServeError::Protocol)?,
+    };
+    let may_use_rings = options.uses_rings
+        && more.flags2 & init::OVER_IO_URING != 0
+        && transport.device().is_some();
+    let rings = may_use_rings.then(Rings::prepare).flatten();
+    let flags2 = if rings.is_some() { init::OVER_IO_URING } else { 0 };
+    // With access control lists the kernel checks permissions, whatever else it was told.
+    let acl = if options.fake_root.is_none() { init::POSIX_ACL } else { 0 };
+    let writeback = if options.writeback { init::WRITEBACK_CACHE } else { 0 };
+    let wanted = acl
+        | writeback
+        | init::ASYNC_READ
+        | init::BIG_WRITES
+        | init::DONT_MASK
+        | init::HAS_IOCTL_DIR
+        | init::DO_READDIRPLUS
+        | init::READDIRPLUS_AUTO
+        | init::ASYNC_DIO
+        | init::PARALLEL_DIROPS
+        | init::MAX_PAGES
+        | init::CACHE_SYMLINKS
+        | init::HANDLE_KILLPRIV_V2
+        | init::SETXATTR_EXT
+        | if rings.is_some() { init::EXT } else { 0 };
+    let ours = abi::InitOut {
+        major: abi::MAJOR,
+        minor: abi::MINOR,
+        max_readahead: theirs.max_readahead,
+        flags: theirs.flags & wanted,
+        max_background: 64,
+        congestion_threshold: 48,
+        max_write: u32::try_from(DATA_BYTES_MAX).expect("1 MiB"),
+        time_gran: 1,
+        max_pages: u16::try_from(DATA_BYTES_MAX / 4096).expect("256"),
+        flags2,
+        ..abi::InitOut::default()
+    };
+    let mut answer = Answer::with_room(0);
+    answer.put(&ours);
+    let answer = answer.finish(request.header.unique, Ok(()));
+    transport.send(answer).map_err(ServeError::Transport)?;
+    Ok(Some(Agreed { flags: theirs.flags, rings }))
+}
