@@ -24,6 +24,8 @@ const IMAGE_BYTES: u64 = 8 << 30;
 /// The image, or the directory that bindfs shows.
 const IMAGE: &str = "image";
 const BOUND: &str = "bound";
+/// Whether requests may come by io_uring.
+const RINGS_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const PAUSE: Duration = Duration::from_millis(20);
 /// Half a minute to be there, and to be let go.
 const TRIES_MAX: usize = 1500;
@@ -34,6 +36,8 @@ const END_TRIES_MAX: usize = 9000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Peer {
     Ubtrfs,
+    /// Ours, where root has switched on FUSE over io_uring, without it.
+    UbtrfsNoRings,
     KernelBtrfs,
     /// Another directory, shown through FUSE.
     Bindfs,
@@ -44,13 +48,21 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Ubtrfs, Self::KernelBtrfs, Self::Bindfs, Self::Fuse2fs, Self::Ntfs3g, Self::Floor];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Ubtrfs,
+        Self::UbtrfsNoRings,
+        Self::KernelBtrfs,
+        Self::Bindfs,
+        Self::Fuse2fs,
+        Self::Ntfs3g,
+        Self::Floor,
+    ];
 
     /// As a table names it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ubtrfs => "ubtrfs",
+            Self::UbtrfsNoRings => "ubtrfs, no_io_uring",
             Self::KernelBtrfs => Kernel::Btrfs.name(),
             Self::Bindfs => "bindfs",
             Self::Fuse2fs => "fuse2fs",
@@ -70,11 +82,15 @@ impl Peer {
             return Kernel::Btrfs.available();
         }
         oracle::available(Oracle::Fuse)?;
+        let switch = || std::fs::read_to_string(RINGS_SWITCH).unwrap_or_default();
+        if self == Self::UbtrfsNoRings && switch().trim() != "Y" {
+            return Err(format!("{RINGS_SWITCH} is not Y"));
+        }
         let (programs, package): (&[&str], _) = match self {
             Self::Bindfs => (&["bindfs"], "bindfs"),
             Self::Fuse2fs => (&["fuse2fs", "mkfs.ext4"], "fuse2fs"),
             Self::Ntfs3g => (&["ntfs-3g", "mkntfs"], "ntfs-3g"),
-            Self::Ubtrfs | Self::KernelBtrfs | Self::Floor => (&[], ""),
+            Self::Ubtrfs | Self::UbtrfsNoRings | Self::KernelBtrfs | Self::Floor => (&[], ""),
         };
         match programs.iter().find(|program| !is_installed(program)) {
             Some(program) => Err(format!("{program} is missing (Debian's {package})")),
@@ -89,7 +105,7 @@ impl Peer {
     pub(crate) fn make(self, options: &Options, scratch: &Scratch) -> Result<()> {
         self.clear(scratch)?;
         match self {
-            Self::Ubtrfs => {
+            Self::Ubtrfs | Self::UbtrfsNoRings => {
                 let mut mkfs = Command::new(&options.ubtrfs);
                 mkfs.args(["mkfs", "--quiet", "--size", &IMAGE_BYTES.to_string()]);
                 child::run(mkfs.arg(scratch.path(IMAGE))).map(drop)
@@ -125,9 +141,13 @@ impl Peer {
             .tempdir()
             .map_err(Error::io("make a directory to mount at"))?;
         let mut server = match self {
-            Self::Ubtrfs => {
+            Self::Ubtrfs | Self::UbtrfsNoRings => {
                 let mut mount = Command::new(&options.ubtrfs);
-                child::run(mount.arg("mount").arg(&image).arg(directory.path()))?;
+                mount.arg("mount");
+                if self == Self::UbtrfsNoRings {
+                    mount.args(["-o", "no_io_uring"]);
+                }
+                child::run(mount.arg(&image).arg(directory.path()))?;
                 let served = Served { directory: Some(directory), server: None };
                 return Ok(Mounted::Ours { ubtrfs: options.ubtrfs.clone(), served });
             }
