@@ -240,6 +240,7 @@ impl Run {
     fn kernel_turn(&mut self, left: &View) -> View {
         let when = format!("round {}, the kernel", self.round);
         self.images.keep();
+        let since = self.images.generation();
         let mount = self.mount(&self.images.paths, false);
         let found = View::of_kernel(mount.path(), left.is_settled);
         self.compare(left, &found, &format!("{when} finds what the engine left"));
@@ -269,7 +270,7 @@ impl Run {
         }
         kernel.perform(&Operation::Commit).unwrap();
         mount.unmount();
-        self.images.judge(&format!("{when} is done"));
+        self.images.judge_since(&format!("{when} is done"), since);
         let mount = self.mount(&self.images.paths, true);
         let view = View::of_kernel(mount.path(), is_settled);
         mount.unmount();
