@@ -34,11 +34,6 @@ impl<'a> Request<'a> {
         Self { header, body, rest }
     }
 
-    /// What is left of its arguments.
-    pub(crate) fn parts(&self) -> (&'a [u8], &'a [u8]) {
-        (self.body, self.rest)
-    }
-
     fn go_on(&mut self, left: &'a [u8]) {
         self.body = left;
         if left.is_empty() {

@@ -17,14 +17,14 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use io_uring::squeue::Entry128;
-use io_uring::{IoUring, cqueue, opcode as operation, squeue, types};
+use io_uring::{IoUring, cqueue, opcode as command, squeue, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use ubtrfs_rt::{Arc, Condvar, Mutex};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::{InHeader, OutHeader};
+use crate::abi::{InHeader, OutHeader, opcode};
 use crate::leader::{Length, length_of};
 use crate::message::{Answer, Request, Result as Answered};
 use crate::server::DATA_BYTES_MAX;
@@ -91,6 +91,9 @@ struct Entry {
     pieces: Box<[Piece; 2]>,
 }
 
+// SAFETY: the pointers are to memory that the entry owns, and only the kernel is given them.
+unsafe impl Send for Entry {}
+
 impl Entry {
     fn new() -> Self {
         let mut header: Box<Header> = Box::new(Header::zeroed());
@@ -108,6 +111,17 @@ impl Entry {
         let body_bytes = usize::try_from(header.len).ok()?.checked_sub(size_of::<InHeader>())?;
         let argument_bytes = body_bytes.checked_sub(payload.len())?;
         Some(Request::of_parts(header, self.header.argument.get(..argument_bytes)?, payload))
+    }
+
+    /// Has the request that is in it answered in its place.
+    fn answer(&mut self, answers: Answers<'_>, answer: &mut Answer) {
+        match self.request() {
+            Some(request) => {
+                let answered = answer_to(answers, request, answer);
+                self.put_answer(answered);
+            }
+            None => self.put_error(0, Errno::INVAL),
+        }
     }
 
     /// Puts an answer, header and all, in the request's place.
@@ -139,7 +153,7 @@ struct Mailbox {
 
 #[derive(Default)]
 struct Mail {
-    answers: Vec<(usize, Vec<u8>)>,
+    answered: Vec<(usize, Entry)>,
     is_stopped: bool,
 }
 
@@ -153,10 +167,8 @@ impl Mailbox {
 /// A request that may take long.
 struct Job {
     mailbox: Arc<Mailbox>,
-    entry: usize,
-    header: InHeader,
-    argument: Vec<u8>,
-    payload: Vec<u8>,
+    index: usize,
+    entry: Entry,
 }
 
 #[derive(Default)]
@@ -256,7 +268,7 @@ impl Rings {
         let mut answer = Answer::with_room(DATA_BYTES_MAX);
         loop {
             let mut jobs = self.jobs.lock();
-            let job = loop {
+            let mut job = loop {
                 match jobs.waiting.pop_front() {
                     Some(job) => break job,
                     None if jobs.is_ended => return,
@@ -264,9 +276,8 @@ impl Rings {
                 }
             };
             drop(jobs);
-            let request = Request::of_parts(job.header, &job.argument, &job.payload);
-            let answered = answer_to(answers, request, &mut answer).to_vec();
-            job.mailbox.state.lock().answers.push((job.entry, answered));
+            job.entry.answer(answers, &mut answer);
+            job.mailbox.state.lock().answered.push((job.index, job.entry));
             job.mailbox.wake();
         }
     }
@@ -305,7 +316,8 @@ struct Queue<'a> {
     rings: &'a Rings,
     mailbox: Arc<Mailbox>,
     ring: ManuallyDrop<IoUring<Entry128, cqueue::Entry>>,
-    entries: ManuallyDrop<Vec<Entry>>,
+    /// Those that are not with the pool.
+    entries: ManuallyDrop<Vec<Option<Entry>>>,
     /// Entries that the kernel has not given up.
     registered: usize,
 }
@@ -333,7 +345,7 @@ impl<'a> Queue<'a> {
             rings,
             mailbox: Arc::clone(&rings.mailboxes[number]),
             ring: ManuallyDrop::new(ring),
-            entries: ManuallyDrop::new((0..ENTRY_COUNT).map(|_| Entry::new()).collect()),
+            entries: ManuallyDrop::new((0..ENTRY_COUNT).map(|_| Some(Entry::new())).collect()),
             registered: 0,
         })
     }
@@ -367,7 +379,7 @@ impl<'a> Queue<'a> {
                     }
                 } else {
                     let entry = usize::try_from(what).map_err(|_| Errno::INVAL)?;
-                    self.answer(entry, answers, &mut answer)?;
+                    self.answer(entry, rest > 0, answers, &mut answer)?;
                 }
                 if rest > 0 {
                     // Nobody waits for what is answered after him.
@@ -390,60 +402,55 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Answers what the kernel has put into an entry, or has it answered.
+    /// Answers what the kernel has put into an entry, or has it answered: what may take long, and, where others wait, what may
+    /// read or write much.
     fn answer(
         &mut self,
         index: usize,
+        others_wait: bool,
         answers: Answers<'_>,
         answer: &mut Answer,
     ) -> Result<(), Errno> {
-        let entry = self.entries.get_mut(index).ok_or(Errno::INVAL)?;
-        match entry.request() {
-            Some(request) if length_of(request.header.opcode) == Length::Long => {
-                let (argument, payload) = request.parts();
-                let job = Job {
-                    mailbox: Arc::clone(&self.mailbox),
-                    entry: index,
-                    header: request.header,
-                    argument: argument.to_vec(),
-                    payload: payload.to_vec(),
-                };
-                self.rings.hand_over(job);
-                return Ok(());
-            }
-            Some(request) => {
-                let answered = answer_to(answers, request, answer);
-                entry.put_answer(answered);
-            }
-            None => entry.put_error(0, Errno::INVAL),
+        let place = self.entries.get_mut(index).ok_or(Errno::INVAL)?;
+        let is_for_pool = |entry: &mut Entry| {
+            let operation = entry.request().map(|request| request.header.opcode);
+            operation.is_some_and(|operation| {
+                let has_data = matches!(operation, opcode::READ | opcode::WRITE);
+                length_of(operation) == Length::Long || has_data && others_wait
+            })
+        };
+        if let Some(entry) = place.take_if(is_for_pool) {
+            let mailbox = Arc::clone(&self.mailbox);
+            self.rings.hand_over(Job { mailbox, index, entry });
+            return Ok(());
         }
+        place.as_mut().ok_or(Errno::INVAL)?.answer(answers, answer);
         self.push_command(COMMIT_AND_FETCH, index)
     }
 
     /// Hands over what the pool has answered. Returns whether the queue is to stop.
     fn take_mail(&mut self) -> Result<bool, Errno> {
         let _ = rustix::io::read(&self.mailbox.event, &mut [0; 8]);
-        let (answers, is_stopped) = {
+        let (answered, is_stopped) = {
             let mut mail = self.mailbox.state.lock();
-            (std::mem::take(&mut mail.answers), mail.is_stopped)
+            (std::mem::take(&mut mail.answered), mail.is_stopped)
         };
-        for (index, answered) in answers {
-            let entry = self.entries.get_mut(index).ok_or(Errno::INVAL)?;
-            entry.put_answer(&answered);
+        for (index, entry) in answered {
+            *self.entries.get_mut(index).ok_or(Errno::INVAL)? = Some(entry);
             self.push_command(COMMIT_AND_FETCH, index)?;
         }
         self.push_wait()?;
         Ok(is_stopped)
     }
 
-    fn push_command(&mut self, command: u32, index: usize) -> Result<(), Errno> {
-        let entry = self.entries.get(index).ok_or(Errno::INVAL)?;
+    fn push_command(&mut self, number: u32, index: usize) -> Result<(), Errno> {
+        let entry = self.entries.get(index).and_then(Option::as_ref).ok_or(Errno::INVAL)?;
         let mut data = [0; 80];
         // Flags, then which request is answered, then the queue.
         data[8..16].copy_from_slice(&entry.header.commit_id.to_ne_bytes());
         data[16..18].copy_from_slice(&self.number.to_ne_bytes());
         let pieces = entry.pieces.as_ptr();
-        let mut command = operation::UringCmd80::new(types::Fd(self.device.as_raw_fd()), command)
+        let mut command = command::UringCmd80::new(types::Fd(self.device.as_raw_fd()), number)
             .cmd(data)
             .addr(Some(pieces as u64))
             .build()
@@ -456,7 +463,7 @@ impl<'a> Queue<'a> {
     fn push_wait(&mut self) -> Result<(), Errno> {
         let event = types::Fd(self.mailbox.event.as_fd().as_raw_fd());
         let flags = u32::from(PollFlags::IN.bits());
-        let wait = operation::PollAdd::new(event, flags).build().user_data(WOKEN);
+        let wait = command::PollAdd::new(event, flags).build().user_data(WOKEN);
         self.push(&Entry128::from(wait))
     }
 
