@@ -20,11 +20,21 @@ use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::{MkfsBtrfs, Prng};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
-/// A device that fails writes to data while it is told to.
+/// What a device does to writes of data.
+#[derive(Debug, Default)]
+struct Faults {
+    fails: AtomicBool,
+    /// They wait as long as it is set.
+    stalls: AtomicBool,
+    /// One does.
+    is_stalled: AtomicBool,
+}
+
+/// A device that fails writes to data, or has them wait, while it is told to.
 #[derive(Debug)]
 struct Failing {
     inner: FileDevice,
-    fails: Arc<AtomicBool>,
+    faults: Arc<Faults>,
     data: std::ops::Range<u64>,
 }
 
@@ -39,8 +49,14 @@ impl Device for Failing {
         self.inner.read_at(at, buf)
     }
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        if self.fails.load(Ordering::Relaxed) && self.data.contains(&at.0) {
-            return Err(std::io::Error::other("made to fail"));
+        if self.data.contains(&at.0) {
+            while self.faults.stalls.load(Ordering::Relaxed) {
+                self.faults.is_stalled.store(true, Ordering::Relaxed);
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            if self.faults.fails.load(Ordering::Relaxed) {
+                return Err(std::io::Error::other("made to fail"));
+            }
         }
         self.inner.write_at(at, buf)
     }
@@ -76,8 +92,8 @@ fn open(image: &Path) -> Filesystem {
 }
 
 /// The filesystem on a device whose writes to its first group of data fail while that is set.
-fn open_failing(image: &Path) -> (Filesystem, Arc<AtomicBool>) {
-    let fails = Arc::new(AtomicBool::new(false));
+fn open_failing(image: &Path) -> (Filesystem, Arc<Faults>) {
+    let faults = Arc::<Faults>::default();
     let data = {
         let fs = open(image);
         let chunks = fs.volume().chunks();
@@ -87,10 +103,10 @@ fn open_failing(image: &Path) -> (Filesystem, Arc<AtomicBool>) {
         start..start + chunk.len_bytes
     };
     let inner = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device = Failing { inner, fails: Arc::clone(&fails), data };
+    let device = Failing { inner, faults: Arc::clone(&faults), data };
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
     let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
-    (fs, fails)
+    (fs, faults)
 }
 
 fn create(fs: &Filesystem, name: &str, bits: u64) -> Result<DataFile, Error> {
@@ -115,7 +131,8 @@ fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     make(&image, 512 << 20);
-    let (fs, fails) = open_failing(&image);
+    let (fs, faults) = open_failing(&image);
+    let fails = &faults.fails;
     let at = FileOffset::new;
     for (name, bits) in [("plain", 0), ("packed", flags::COMPRESS)] {
         let file = create(&fs, name, bits).unwrap();
@@ -167,7 +184,8 @@ fn direct_write_that_fails_leaves_what_is_behind_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     make(&image, 512 << 20);
-    let (fs, fails) = open_failing(&image);
+    let (fs, faults) = open_failing(&image);
+    let fails = &faults.fails;
     let file = create(&fs, "file", 0).unwrap();
     let at = FileOffset::new;
     file.write(at(0), &[1; 65_536]).unwrap();
@@ -436,7 +454,11 @@ fn file_that_takes_the_rest_of_a_filesystem_is_stored() {
 
 /// Appends to a new file until nothing is free.
 fn fill(fs: &Filesystem, random: &mut Prng) -> DataFile {
-    let filler = create(fs, "filler", 0).unwrap();
+    fill_by(fs, "filler", random)
+}
+
+fn fill_by(fs: &Filesystem, name: &str, random: &mut Prng) -> DataFile {
+    let filler = create(fs, name, 0).unwrap();
     let mut piece_bytes = 4 << 20;
     while piece_bytes >= 4096 {
         match filler.append(&noise(random, piece_bytes)) {
@@ -500,6 +522,60 @@ fn direct_write_goes_to_preallocated_space_on_a_full_filesystem() {
     assert!(matches!(result, Err(Error::NoSpace { .. })), "{result:?}");
     fs.sync().unwrap();
     assert!(read(&fs, file.id()) == bytes);
+    // One that is refused takes nothing of what is allocated behind the end.
+    let behind = create(&fs, "behind", 0).unwrap();
+    filler.truncate(at(filler.size().bytes() - (12 << 20))).unwrap();
+    fs.sync().unwrap();
+    behind.allocate(at(0), 512 << 10, Reach::Stays).unwrap();
+    let rest = fill_by(&fs, "rest", &mut random);
+    let result = behind.direct_write(at(0), &bytes);
+    assert!(matches!(result, Err(Error::NoSpace { .. })), "{result:?}");
+    assert_eq!(behind.direct_write(at(0), &bytes[..512 << 10]).unwrap(), 512 << 10);
+    fs.sync().unwrap();
+    assert!(read(&fs, behind.id()) == bytes[..512 << 10]);
+    drop((file, filler, behind, rest));
+    drop(fs);
+    judge(&image);
+}
+
+/// A write over a preallocated block whose data was on its way was taken for the same place, where by
+/// then there was data, which is not overwritten: it had nowhere to go.
+#[test]
+fn write_over_a_preallocated_block_on_its_way_is_stored_or_refused() {
+    let at = FileOffset::new;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 160 << 20);
+    let (fs, faults) = open_failing(&image);
+    let file = create(&fs, "allocated", 0).unwrap();
+    file.allocate(at(0), 64 << 10, Reach::Extends).unwrap();
+    let filler = fill(&fs, &mut Prng::new(8));
+    fs.sync().unwrap();
+    file.write(at(0), &[1; 4096]).unwrap();
+    faults.stalls.store(true, Ordering::Relaxed);
+    let written = std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| file.fsync());
+        while !faults.is_stalled.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        let writing = scope.spawn(|| file.write(at(0), &[2; 4096]));
+        // Long enough to be taken, if it does not wait.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        faults.stalls.store(false, Ordering::Relaxed);
+        flushing.join().unwrap().unwrap();
+        writing.join().unwrap()
+    });
+    fs.sync().unwrap();
+    file.fsync().unwrap();
+    let expected = match written {
+        Ok(count) => {
+            assert_eq!(count, 4096);
+            2
+        }
+        Err(Error::NoSpace { .. }) => 1,
+        Err(error) => panic!("{error}"),
+    };
+    assert!(read(&fs, file.id())[..4096] == [expected; 4096]);
     drop((file, filler));
     drop(fs);
     judge(&image);

@@ -410,8 +410,14 @@ impl<F: FileSystem> AddressSpace<F> {
             }
             pages = self.fill(pages, block..block + 1)?;
         }
-        if mapping.flags.is_placed && !self.is_current(mapping.cookie) {
-            return Ok(None);
+        if mapping.flags.is_placed {
+            // What is on its way there becomes what the file has: the place is taken when it has arrived.
+            while pages.has_writeback(&self.blocks(part), u64::MAX) {
+                self.ended.wait(&mut pages);
+            }
+            if !self.is_current(mapping.cookie) {
+                return Ok(None);
+            }
         }
         Ok(Some(self.put(pages, part, source, reach)))
     }

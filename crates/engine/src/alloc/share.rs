@@ -295,8 +295,8 @@ impl Allocator {
             }
         }
         let mut present = refs.iter().filter(|(_, count)| *count > 0);
-        let is_alone = present.next().is_some_and(|(first, _)| is_own(first));
-        Ok(!is_alone || present.next().is_some())
+        let is_anothers = present.next().is_some_and(|(first, _)| !is_own(first));
+        Ok(is_anothers || present.next().is_some())
     }
 
     /// Before `tree` copies `block`: brings the references below it to what they must be when the

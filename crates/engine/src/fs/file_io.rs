@@ -298,31 +298,57 @@ impl FileIo {
     fn reserve_all(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<Mapping> {
         let (at, len_bytes) = (range.start.bytes(), range.len_bytes());
         fs.promise_items(len_bytes)?;
-        let mut placing = None;
         if let Err(error) = fs.promise_data(len_bytes) {
-            placing = Some(fs.lock_placing());
-            // What has its space already needs no other.
+            return self.reserve_placed(fs, inode, range, error);
+        }
+        fs.inner.files.add_delalloc(len_bytes);
+        let mapping = inode.mapping_at(fs, &mut inode.place.lock(), at);
+        self.reserved(fs, range, mapping)
+    }
+
+    /// A mapping by which data goes where the file has its space, for which there is no other: `error`.
+    fn reserve_placed(
+        &self,
+        fs: &Filesystem,
+        inode: &IoInode,
+        range: FileRange,
+        error: Error,
+    ) -> Result<Mapping> {
+        let (at, len_bytes) = (range.start.bytes(), range.len_bytes());
+        let is_full = matches!(error, Error::NoSpace { .. });
+        // Who shares the file's extents is not waited for in vain.
+        if !is_full || !inode.has_space_at(fs, at)? {
+            return Err(error);
+        }
+        let _alone = fs.lock_placing();
+        loop {
+            // What is found must be what the mapping says: writeback may bring other data there.
+            let cookie = inode.sequence.cookie();
             if !inode.has_space_at(fs, at)? {
                 return Err(error);
             }
-            fs.inner.core.alloc.promise_placed_data(len_bytes);
+            let mapping = inode.mapping_at(fs, &mut inode.place.lock(), at)?;
+            if mapping.cookie != cookie {
+                continue;
+            }
             inode.has_placed.store(true, Ordering::Release);
+            fs.inner.core.alloc.promise_placed_data(len_bytes);
+            fs.inner.files.add_delalloc(len_bytes);
+            let mut mapping = self.reserved(fs, range, Ok(mapping))?;
+            mapping.flags.is_placed = true;
+            return Ok(mapping);
         }
-        let is_placed = placing.is_some();
-        fs.inner.files.add_delalloc(len_bytes);
-        let mapping = inode.mapping_at(fs, &mut inode.place.lock(), at);
-        let is_kept =
-            mapping.as_ref().is_ok_and(|mapping| !is_placed || mapping.kind != MappingKind::Hole);
-        if !is_kept {
-            fs.take_back_data(len_bytes);
-            return mapping.and(Err(Error::NoSpace {
-                what: "data",
-                needed_bytes: len_bytes,
-                available_bytes: 0,
-            }));
-        }
-        let mut mapping = mapping?;
-        mapping.flags.is_placed = is_placed;
+    }
+
+    /// Keeps of what was promised for a range as much as the mapping holds.
+    fn reserved(
+        &self,
+        fs: &Filesystem,
+        range: FileRange,
+        mapping: Result<Mapping>,
+    ) -> Result<Mapping> {
+        let len_bytes = range.len_bytes();
+        let mut mapping = mapping.inspect_err(|_| fs.take_back_data(len_bytes))?;
         mapping.range.end = mapping.range.end.min(range.end);
         fs.take_back_data(len_bytes - mapping.range.intersection(range).len_bytes());
         Ok(mapping)
@@ -353,7 +379,7 @@ impl FileSystem for FileIo {
             }
             Purpose::Fiemap => {
                 // While it is held no commit moves references from the queue to the tree.
-                let _handle = fs.begin_step(Reservation::items(0)).ok();
+                let _handle = fs.begin_step(Reservation::items(0).promised()).ok();
                 let mut place = inode.place.lock();
                 let mut mapping = inode.mapping_at(&fs, &mut place, at)?;
                 mapping.flags.is_shared = inode.is_shared(&fs, &mapping)?;
@@ -434,12 +460,18 @@ impl FileSystem for FileIo {
 
     fn write_direct(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
         let fs = self.fs()?;
-        let written = match fs.promise_data(run.range.len_bytes()) {
-            Ok(()) => fs.write_run_in_parts(inode, run, From::Caller).inspect_err(|_| {
-                fs.inner.core.alloc.take_back_data(run.range.len_bytes());
-            }),
-            Err(error) => fs.write_placed(inode, run, error),
-        };
+        let mut alone = None;
+        if let Err(error) = fs.promise_data(run.range.len_bytes()) {
+            let is_full = matches!(error, Error::NoSpace { .. });
+            alone = if is_full { fs.lock_places(inode, run.range)? } else { None };
+            if alone.is_none() {
+                return Err(error);
+            }
+        }
+        let written = fs.write_run_in_parts(inode, run, From::Caller).inspect_err(|_| {
+            fs.inner.core.alloc.take_back_data(run.range.len_bytes());
+        });
+        drop(alone);
         written.inspect_err(|_| fs.cut_to_memory(inode, run.range.end))
     }
 

@@ -6,15 +6,14 @@
 //! promised so become stale or go to the medium, and no promise is made until the extents are shared:
 //! promises are made one at a time, beside any number of those who share.
 
-use ubtrfs_iomap::{FileRange, WritebackRun};
+use ubtrfs_iomap::FileRange;
 use ubtrfs_ondisk::{FileOffset, RootId};
 use ubtrfs_rt::{Ordering, RwLockReadGuard, RwLockWriteGuard};
 
 use super::file_io::IoInode;
 use super::inode::InodeId;
-use super::writeback::From;
 use crate::data::file_extent::ExtentWalk;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::filesystem::Filesystem;
 
 impl Filesystem {
@@ -43,6 +42,8 @@ impl Filesystem {
     /// # Errors
     /// As there.
     pub(super) fn flush_subvolume_to_share(&self, root: RootId) -> Result<RwLockReadGuard<'_, ()>> {
+        // Most of it while others may still be promised their places.
+        self.flush_subvolume(root)?;
         let shared = self.inner.open_files.placing.read();
         for space in self.inner.open_files.of_subvolume(root) {
             space.inode().void_places();
@@ -51,25 +52,25 @@ impl Filesystem {
         Ok(shared)
     }
 
-    /// Writes a run for which there is no space beside what the file has: `error`, unless it has space
-    /// for all of it.
+    /// Promises that a range is written where the file has its space, if it has it for all of it. Until the
+    /// guard is dropped nobody shares it.
     ///
     /// # Errors
-    /// That, and as [`Filesystem::write_runs`].
-    pub(super) fn write_placed(
+    /// Damage, or the device's error.
+    pub(super) fn lock_places(
         &self,
         io: &IoInode,
-        run: &WritebackRun<'_>,
-        error: Error,
-    ) -> Result<()> {
-        let _alone = self.lock_placing();
-        if !io.has_space(self, run.range)? {
-            return Err(error);
+        range: FileRange,
+    ) -> Result<Option<RwLockWriteGuard<'_, ()>>> {
+        if !io.has_space(self, range)? {
+            return Ok(None);
         }
-        let len_bytes = run.range.len_bytes();
-        self.inner.core.alloc.promise_placed_data(len_bytes);
-        self.write_run_in_parts(io, run, From::Caller)
-            .inspect_err(|_| self.inner.core.alloc.take_back_data(len_bytes))
+        let alone = self.lock_placing();
+        if !io.has_space(self, range)? {
+            return Ok(None);
+        }
+        self.inner.core.alloc.promise_placed_data(range.len_bytes());
+        Ok(Some(alone))
     }
 }
 

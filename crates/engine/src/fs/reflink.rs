@@ -39,7 +39,8 @@ impl Filesystem {
         self.flush_file(source)?;
         loop {
             let Some(space) = self.flush_file(target)? else {
-                match self.clone_closed(source, &range, target, target_offset, false)? {
+                let begun = &mut false;
+                match self.clone_closed(source, &range, target, target_offset, false, begun)? {
                     Some(()) => return Ok(()),
                     // It was opened meanwhile.
                     None => continue,
@@ -51,14 +52,20 @@ impl Filesystem {
             drop(locks);
             let replaced = replaced_range(&range, target_offset);
             return space.replace_flushed_range(replaced, replaced.end, || {
-                let cloned = self.clone_closed(source, &range, target, target_offset, true);
-                cloned.map(drop).inspect_err(|_| self.cut_to_memory(space.inode(), replaced.end))
+                let mut begun = false;
+                let cloned =
+                    self.clone_closed(source, &range, target, target_offset, true, &mut begun);
+                cloned.map(drop).inspect_err(|_| {
+                    if begun {
+                        self.cut_to_memory(space.inode(), replaced.end);
+                    }
+                })
             });
         }
     }
 
     /// Clones between files whose data is all on the medium. `None` where the target is open and is not
-    /// said to be.
+    /// said to be. Sets `begun` before the target changes.
     fn clone_closed(
         &self,
         source: InodeId,
@@ -66,6 +73,7 @@ impl Filesystem {
         target: InodeId,
         target_offset: FileOffset,
         may_be_open: bool,
+        begun: &mut bool,
     ) -> Result<Option<()>> {
         let _shared = self.flush_to_share(source)?;
         let _locks = self.inner.files.lock_both(source, target);
@@ -73,6 +81,7 @@ impl Filesystem {
             return Ok(None);
         }
         let mut clone = Clone::checked(self, source, range, target, target_offset)?;
+        *begun = true;
         clone.target.outline_unless(0..u64::MAX)?;
         while clone.step()? {}
         Ok(Some(()))
