@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use ubtrfs_engine::{Error, Filesystem, InodeId};
 use ubtrfs_fuse::{Changed, ControlAnswer, Server};
@@ -22,6 +23,8 @@ use crate::output::Output;
 /// In front of the words: the standard output is a terminal, or not.
 const TERMINAL: &str = "terminal";
 const PIPE: &str = "pipe";
+/// For so long a sync may wait behind other commands, and take, before another way is gone.
+const SYNC_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A filesystem that is served.
 #[derive(Clone)]
@@ -114,11 +117,11 @@ fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
 /// Has who serves a mount sync it.
 ///
 /// # Errors
-/// Nobody listens there. Whether it could is in the answer.
+/// Nobody listens there, or is done with other commands in time. Whether it could is in the answer.
 pub fn sync(mounted: &Mounted) -> io::Result<ControlAnswer> {
     let words = [PIPE, "ubtrfs", "filesystem", "sync"].map(OsString::from);
     let words = [&words[..], &[mounted.directory.clone().into_os_string()]].concat();
-    ubtrfs_fuse::control(mounted.uid, &mounted.device, &words)
+    ubtrfs_fuse::control_within(mounted.uid, &mounted.device, &words, SYNC_WAIT_MAX)
 }
 
 /// Has this process's command done by who serves the mount, and prints what that said.

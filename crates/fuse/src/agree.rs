@@ -64,6 +64,9 @@ pub(crate) fn agree(
         | init::HANDLE_KILLPRIV_V2
         | init::SETXATTR_EXT
         | if rings.is_some() { init::EXT } else { 0 };
+    // Of the kernel's pages: what the rings have room for is no more than so many.
+    let max_pages = (DATA_BYTES_MAX / rustix::param::page_size()).max(1);
+    let max_pages = u16::try_from(max_pages).expect("at most 256, of 4096 bytes");
     let ours = abi::InitOut {
         major: abi::MAJOR,
         minor: abi::MINOR,
@@ -73,7 +76,7 @@ pub(crate) fn agree(
         congestion_threshold: 48,
         max_write: u32::try_from(DATA_BYTES_MAX).expect("1 MiB"),
         time_gran: 1,
-        max_pages: u16::try_from(DATA_BYTES_MAX / 4096).expect("256"),
+        max_pages,
         flags2,
         ..abi::InitOut::default()
     };

@@ -168,9 +168,34 @@ fn check_peer(stream: &UnixStream, uid: u32) -> io::Result<()> {
 /// # Errors
 /// The system's; `NotFound` and `ConnectionRefused` where nobody listens, `InvalidData` for an answer that is none.
 pub fn control(uid: u32, device: &str, words: &[OsString]) -> io::Result<ControlAnswer> {
+    ask(&connect(uid, device)?, words)
+}
+
+/// As [`control`], for who can do without the answer if it takes longer than `patience`, which is not zero: what is asked for may wait
+/// behind other commands.
+///
+/// # Errors
+/// As [`control`]; `WouldBlock` where it takes longer.
+pub fn control_within(
+    uid: u32,
+    device: &str,
+    words: &[OsString],
+    patience: Duration,
+) -> io::Result<ControlAnswer> {
+    let stream = connect(uid, device)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
+    ask(&stream, words)
+}
+
+fn connect(uid: u32, device: &str) -> io::Result<UnixStream> {
     check_owner(&directory_of(uid), uid)?;
-    let mut stream = UnixStream::connect(control_path(uid, device))?;
+    let stream = UnixStream::connect(control_path(uid, device))?;
     check_peer(&stream, uid)?;
+    Ok(stream)
+}
+
+fn ask(mut stream: &UnixStream, words: &[OsString]) -> io::Result<ControlAnswer> {
     let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
     write_strings(&mut stream, &words)?;
     let answer = read_strings(&mut stream, ANSWER_BYTES_MAX)?;

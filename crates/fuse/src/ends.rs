@@ -7,7 +7,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use ubtrfs_engine::InodeId;
-use ubtrfs_rt::{AtomicBool, Mutex, Ordering};
+use ubtrfs_rt::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 /// Two ideas of where a file ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,15 +57,27 @@ struct State {
 pub(crate) struct Ends {
     /// Read without the lock, to skip it where there are none.
     are_some: AtomicBool,
+    /// Changes that have begun, and that have ended. It changes with the state's lock held.
+    generation: AtomicU64,
     state: Mutex<State>,
 }
 
+/// When something began that may come across a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Since(u64);
+
 impl Ends {
+    /// To be asked before a file is looked at, or changed by a program.
+    pub(crate) fn now(&self) -> Since {
+        Since(self.generation.load(Ordering::Acquire))
+    }
+
     /// A change begins.
     pub(crate) fn begin(&self) {
         let mut state = self.state.lock();
         state.change_count += 1;
         self.note(&state);
+        self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A change is done, and has moved the ends of these.
@@ -80,6 +92,7 @@ impl Ends {
             state.touched.clear();
         }
         self.note(&state);
+        self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The kernel is told of a file, or a program changes it.
@@ -93,11 +106,30 @@ impl Ends {
         }
     }
 
-    /// The kernel is told of a file.
-    pub(crate) fn note_told(&self, id: InodeId) {
+    /// A program has changed a file, which it began to do at `since`: if a change began or ended meanwhile, nobody can say which of
+    /// both came first.
+    pub(crate) fn note_done(&self, id: InodeId, since: Since) {
+        if self.now() == since {
+            return;
+        }
+        let mut state = self.state.lock();
+        if state.change_count > 0 {
+            state.touched.insert(id);
+        }
+        if let Some(moved) = state.moved.get_mut(&id) {
+            moved.is_unknown = false;
+        }
+    }
+
+    /// The kernel is told of a file what was found after `since`. Of what a change that ended later made of it, it still does not know.
+    pub(crate) fn note_told(&self, id: InodeId, since: Since) {
         self.note_touched(id);
-        if self.are_some.load(Ordering::Acquire)
-            && let Some(moved) = self.state.lock().moved.get_mut(&id)
+        if !self.are_some.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if self.now() == since
+            && let Some(moved) = state.moved.get_mut(&id)
         {
             moved.is_unknown = false;
         }
@@ -168,7 +200,7 @@ mod tests {
         ends.end(vec![(id(257), OLD)]);
         assert_eq!((place(257, 100), place(258, 0)), (Place::End, Place::AsAsked));
         ends.note_appended(id(257), OLD);
-        ends.note_told(id(257));
+        ends.note_told(id(257), ends.now());
         assert_eq!(place(257, 110), Place::End);
         ends.note_appended(id(257), MovedEnd { known_bytes: 17, true_bytes: 17 });
         assert_eq!(place(257, 27), Place::AsAsked);
@@ -186,10 +218,40 @@ mod tests {
         ends.end(vec![(id(257), OLD), (id(258), OLD)]);
         assert_eq!((place(257, 110), place(257, 100)), (Place::At(17), Place::At(7)));
         assert_eq!((place(257, 99), place(258, 100)), (Place::AsAsked, Place::AsAsked));
-        ends.note_told(id(257));
+        ends.note_told(id(257), ends.now());
         assert_eq!(place(257, 100), Place::AsAsked);
         ends.forget(id(257));
         ends.forget(id(258));
         assert!(!ends.are_some.load(Ordering::Acquire));
+    }
+
+    /// A write that began before the change was not noted, and the next one went to a wrong place; an answer that was older than the
+    /// change passed for one that told of it.
+    #[test]
+    fn what_comes_across_a_change_is_not_taken_for_what_came_before_or_after() {
+        let place = |ends: &Ends| ends.place(id(257), 100, Append::Direct);
+        for is_done_before_the_end in [true, false] {
+            let ends = Ends::default();
+            let since = ends.now();
+            ends.note_touched(id(257));
+            ends.begin();
+            if is_done_before_the_end {
+                ends.note_done(id(257), since);
+            }
+            ends.end(vec![(id(257), OLD)]);
+            if !is_done_before_the_end {
+                ends.note_done(id(257), since);
+            }
+            assert_eq!(place(&ends), Place::AsAsked, "{is_done_before_the_end}");
+        }
+        let ends = Ends::default();
+        let before = ends.now();
+        ends.begin();
+        ends.end(vec![(id(257), OLD)]);
+        ends.note_told(id(257), before);
+        assert_eq!(place(&ends), Place::At(7));
+        // It began when the change was over.
+        ends.note_done(id(257), ends.now());
+        assert_eq!(place(&ends), Place::At(7));
     }
 }

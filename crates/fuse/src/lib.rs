@@ -29,11 +29,14 @@ mod mount;
 mod nodes;
 mod ops;
 mod ring;
+mod ring_threads;
 mod server;
 mod transport;
 mod unsettled;
 
-pub use control::{ControlAnswer, ControlSocket, control, control_path, serve_control};
+pub use control::{
+    ControlAnswer, ControlSocket, control, control_path, control_within, serve_control,
+};
 pub use mount::{
     MountError, MountOptions, Restriction, may_hold_block_devices, mount, unmount,
     unmount_when_unused,

@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode as command, squeue, types};
@@ -288,9 +289,16 @@ impl Rings {
         self.has_jobs.notify_all();
     }
 
-    fn hand_over(&self, job: Job) {
-        self.jobs.lock().waiting.push_back(job);
+    /// Returns the job where the pool has ended.
+    fn hand_over(&self, job: Job) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        if jobs.is_ended {
+            return Some(job);
+        }
+        jobs.waiting.push_back(job);
+        drop(jobs);
         self.has_jobs.notify_one();
+        None
     }
 }
 
@@ -305,8 +313,10 @@ fn has_ended(device: BorrowedFd<'_>) -> bool {
 fn answer_to<'a>(answers: Answers<'_>, request: Request<'_>, answer: &'a mut Answer) -> &'a [u8] {
     let unique = request.header.unique;
     answer.clear();
+    // Who asks would wait for ever, and so would who unmounts, if a panic ended the thread.
+    let answered = catch_unwind(AssertUnwindSafe(|| answers(request, &mut *answer)));
     // What waits for no answer does not come here.
-    let result = answers(request, answer).unwrap_or(Err(Errno::NOSYS));
+    let result = answered.map_or(Err(Errno::IO), |result| result.unwrap_or(Err(Errno::NOSYS)));
     answer.finish(unique, result)
 }
 
@@ -421,8 +431,10 @@ impl<'a> Queue<'a> {
         };
         if let Some(entry) = place.take_if(is_for_pool) {
             let mailbox = Arc::clone(&self.mailbox);
-            self.rings.hand_over(Job { mailbox, index, entry });
-            return Ok(());
+            match self.rings.hand_over(Job { mailbox, index, entry }) {
+                None => return Ok(()),
+                Some(job) => *place = Some(job.entry),
+            }
         }
         place.as_mut().ok_or(Errno::INVAL)?.answer(answers, answer);
         self.push_command(COMMIT_AND_FETCH, index)
@@ -520,6 +532,11 @@ mod tests {
         entry.header.payload_bytes = 3;
         entry.header.in_out[..4].copy_from_slice(&(40_u32 + 3 + 129).to_ne_bytes());
         assert!(entry.request().is_none());
+        // A panic ended the thread, and who asked waited for ever.
+        entry.header.in_out[..40].copy_from_slice(header.as_bytes());
+        entry.answer(&|_, _| panic!("as wanted"), &mut Answer::with_room(0));
+        let answer = OutHeader::read_from_prefix(&entry.header.in_out).unwrap().0;
+        assert_eq!((answer.error, answer.unique, entry.header.payload_bytes), (-5, 5, 0));
         entry.put_answer(&[&[9; 16][..], &[8; 5]].concat());
         assert_eq!((entry.header.payload_bytes, entry.payload[4]), (5, 8));
         entry.put_answer(&vec![0; 16 + PAYLOAD_BYTES + 1]);

@@ -20,7 +20,7 @@ use crate::leader::{LOOKING, Leaders};
 use crate::listed::Listed;
 use crate::message::{Answer, Request, Result};
 use crate::nodes::Nodes;
-use crate::ring::Rings;
+use crate::ring_threads::RingThreads;
 use crate::transport::Transport;
 use crate::unsettled::Unsettled;
 
@@ -102,7 +102,7 @@ pub struct Server {
     farewell: Mutex<Option<Farewell>>,
 }
 
-type Hook = Box<dyn FnOnce() + Send>;
+type Hook = Box<dyn FnOnce(std::result::Result<(), &ServeError>) + Send>;
 
 /// The answer to DESTROY, the last request of a mount that holds its block device. Who unmounts waits for it, so it is sent when
 /// nobody has the device open any more.
@@ -200,16 +200,22 @@ impl Server {
         is_ready: impl FnOnce(),
     ) -> std::result::Result<(), ServeError> {
         let served = self.serve(transport, is_ready);
+        // Nobody answers the kernel any more, for which what the hook stops may wait: what there is, is made durable before.
+        let finished = if served.is_err() { self.finish() } else { Ok(()) };
         let before_end = self.before_end.lock().take();
         if let Some(before_end) = before_end {
-            before_end();
+            before_end(served.as_ref().copied());
         }
-        self.finish()?;
+        finished.and(self.finish())?;
         served
     }
 
     /// Has `hook` called when the last request was taken, before all is made durable: to stop what changes the filesystem besides.
-    pub fn before_end(&self, hook: impl FnOnce() + Send + 'static) {
+    /// It is told of a failure: the mount is there yet, and answers nobody, so that nothing may be waited for that waits for the kernel.
+    pub fn before_end(
+        &self,
+        hook: impl FnOnce(std::result::Result<(), &ServeError>) + Send + 'static,
+    ) {
         *self.before_end.lock() = Some(Box::new(hook));
     }
 
@@ -240,10 +246,10 @@ impl Server {
         is_ready();
         let executor = self.fs.runtime().executor;
         let mut threads = Vec::new();
-        if let Some(rings) = &agreed.rings {
+        let ring_threads = agreed.rings.map(|rings| {
             self.leaders.stop_looking();
-            threads.extend(self.spawn_rings(rings, transport)?);
-        }
+            RingThreads::spawn(&rings, self, transport)
+        });
         for _ in 1..executor.thread_count().max(THREADS_MIN) {
             let (server, transport) = (Arc::clone(self), Arc::clone(transport));
             let work = move || {
@@ -264,50 +270,15 @@ impl Server {
         }
         let result = self.work(&**transport, &mut buffer);
         self.unsettled.end();
-        if let Some(rings) = &agreed.rings {
-            rings.end_pool();
-        }
+        let ring_failure = ring_threads.and_then(|ring_threads| {
+            if let Err(error) = &result {
+                ring_threads.fail(error.errno());
+            }
+            ring_threads.join()
+        });
         threads.into_iter().for_each(ubtrfs_rt::Service::join);
-        if let Some(errno) = agreed.rings.and_then(|rings| rings.failure()) {
-            return Err(ServeError::Transport(errno));
-        }
-        result
-    }
-
-    /// Threads that answer what comes by io_uring.
-    fn spawn_rings(
-        self: &Arc<Self>,
-        rings: &Arc<Rings>,
-        transport: &Arc<dyn Transport>,
-    ) -> std::result::Result<Vec<ubtrfs_rt::Service>, ServeError> {
-        let executor = self.fs.runtime().executor;
-        let mut threads = Vec::new();
-        for number in 0..rings.queue_count() {
-            let (server, rings) = (Arc::clone(self), Arc::clone(rings));
-            let transport = Arc::clone(transport);
-            let work = move || {
-                if let Some(device) = transport.device() {
-                    let answers = |request: Request<'_>, answer: &mut Answer| {
-                        server.count_and_answer(request, answer)
-                    };
-                    rings.run_queue(number, device, &answers);
-                    if rings.failure().is_some() {
-                        transport.stop();
-                    }
-                }
-            };
-            let spawned = executor.spawn("ubtrfs-ring", work);
-            threads.extend(spawned.map_err(|_| ServeError::Transport(Errno::AGAIN))?);
-        }
-        for _ in 0..rings.pool_count() {
-            let (server, rings) = (Arc::clone(self), Arc::clone(rings));
-            let work = move || {
-                rings.run_pool(&|request, answer| server.count_and_answer(request, answer));
-            };
-            let spawned = executor.spawn("ubtrfs-fuse", work);
-            threads.extend(spawned.map_err(|_| ServeError::Transport(Errno::AGAIN))?);
-        }
-        Ok(threads)
+        result?;
+        ring_failure.map_or(Ok(()), |errno| Err(ServeError::Transport(errno)))
     }
 
     /// Has the kernel ask again for files that took another space than it was told, until the end.
@@ -379,10 +350,14 @@ impl Server {
             request.header.opcode,
             opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE
         );
+        let since = self.ends.now();
         if may_change_size {
             self.ends.note_touched(id);
         }
         let result = self.answer_of(id, request, answer);
+        if may_change_size {
+            self.ends.note_done(id, since);
+        }
         if result.is_err() && may_change_size {
             // It may be done in part, and the kernel believes that nothing was.
             self.forget_attributes(id);
@@ -622,8 +597,9 @@ impl Server {
     pub(crate) fn shown(&self, id: InodeId) -> Result<Shown> {
         // First: what is stored by the time of the second look is in the inode then. What is not may take another space later.
         let unstored_bytes = self.fs.unstored_bytes(id);
+        let since = self.ends.now();
         let inode = self.inode(id)?;
-        self.ends.note_told(id);
+        self.ends.note_told(id, since);
         let attr = self.attr(&inode, unstored_bytes);
         let may_be_kept = unstored_bytes == 0 || self.unsettled.note(id, attr.blocks);
         let valid_seconds = if may_be_kept { VALID_SECONDS } else { 0 };
@@ -752,6 +728,16 @@ pub enum ServeError {
     /// Something could not be made durable.
     #[error(transparent)]
     Engine(#[from] ubtrfs_engine::Error),
+}
+
+impl ServeError {
+    fn errno(&self) -> Errno {
+        match self {
+            Self::Transport(errno) => *errno,
+            Self::Protocol => Errno::PROTO,
+            Self::Engine(error) => errno(error),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -313,11 +313,14 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         let note = "ubtrfs: note: commands cannot reach this mount";
         eprintln!("{note}: {error}");
     }
-    server.before_end(move || {
+    server.before_end(move |served| {
         if let Ok((socket, taking)) = control {
             socket.close();
-            // What panicked in a command is told of where the engine is asked next.
-            let _ = taking.join();
+            // A command may wait for the kernel, which waits for an answer: it ends with the process then.
+            if served.is_ok() {
+                // What panicked in a command is told of where the engine is asked next.
+                let _ = taking.join();
+            }
         }
         if let Some(background) = background {
             // What stopped it is met by the commit, too, or can wait for the next mount.

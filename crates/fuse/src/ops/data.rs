@@ -54,13 +54,17 @@ impl Server {
         let wanted: abi::WriteIn = request.take()?;
         let bytes = request.take_bytes(wanted.size)?;
         let (file, at) = (self.file(id)?, offset(wanted.offset)?);
-        file.check_mutable()?;
+        let is_cached = wanted.write_flags & abi::WRITE_CACHE != 0;
+        // The kernel took it before it held it back, whatever the flags are now.
+        let was_taken = is_cached && self.options.writeback;
+        if !was_taken {
+            file.check_mutable()?;
+        }
         if wanted.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
             self.drop_privileges(id)?;
         }
         self.drop_capabilities(id)?;
         file.note_written();
-        let is_cached = wanted.write_flags & abi::WRITE_CACHE != 0;
         let place = if is_cached { Place::AsAsked } else { self.append_place(id, &wanted) };
         let at = if let Place::At(place) = place { offset(place)? } else { at };
         let mut done = 0;
@@ -68,7 +72,7 @@ impl Server {
             let (rest, at) = (&bytes[done..], at.saturating_add(len_bytes(done)));
             let written = match place {
                 Place::End => self.append(id, &file, at, rest),
-                _ if is_cached => file.data.write_cached(at, rest),
+                _ if was_taken => file.data.write_cached(at, rest),
                 _ => file.data.write(at, rest),
             };
             match written {
