@@ -367,13 +367,12 @@ impl<'a> Locked<'a> {
             .map_err(|error| handle.txn.abort(error))
     }
 
-    /// Removes extents from the end of the file until none reaches beyond `end`, a few under each
+    /// Removes extents from the end of the file until none begins beyond `end`, a few under each
     /// handle, the file's size going down with them.
     fn cut_from_end(&mut self, end: u64) -> Result<()> {
         let mut count = STEP_EXTENTS_MAX;
         loop {
-            let from = start_of_last_extents(self.fs, self.inode.id, end, count)?;
-            if from <= end {
+            if start_of_last_extents(self.fs, self.inode.id, end, 1)? <= end {
                 return Ok(());
             }
             let mut handle = begin_freeing(&mut count, |count| {
