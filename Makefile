@@ -29,15 +29,19 @@ io-suite:
 		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2
 
 # A mount judged by pjdfstest and fsx, which are fetched and built; by programs that check what they write; and killed fifty times under
-# load.
+# load. First by /dev/fuse alone, then a part of it with FUSE over io_uring, where the kernel has that.
 .PHONY: mount-suites
 mount-suites:
 	scripts/setup test
 	scripts/setup load
-	scripts/mount-suites
-	scripts/mount-load
+	scripts/with-rings N scripts/mount-suites
+	scripts/with-rings N scripts/mount-load
+	LOAD_USER=nobody LOAD_SECONDS=20 scripts/with-rings N scripts/mount-load
 	scripts/mount-systems
-	UBTRFS_KILLS=50 cargo test --release -p ubtrfs-cli --test mount
+	UBTRFS_KILLS=50 scripts/with-rings N cargo test --release -p ubtrfs-cli --test mount
+	FSX_OPERATIONS=100000 scripts/with-rings Y scripts/mount-suites
+	LOAD_SECONDS=20 scripts/with-rings Y scripts/mount-load
+	UBTRFS_KILLS=10 scripts/with-rings Y cargo test --release -p ubtrfs-cli --test mount
 
 # A million random operations beside a model, a fifth of them with the power cuts of each commit, millions
 # of states, cuts of what follows a cut, and failing devices; the kernel and `btrfs check` judge a sample

@@ -26,6 +26,9 @@ const IMAGE: &str = "image";
 const BOUND: &str = "bound";
 /// Whether requests may come by io_uring.
 const RINGS_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+/// Names the file in which our server, when its mount ends, writes how often each operation was asked for: a line each, the operation's
+/// number in `linux/fuse.h` and the count.
+const REQUEST_COUNTS: &str = "UBTRFS_REQUEST_COUNTS";
 const PAUSE: Duration = Duration::from_millis(20);
 /// Half a minute to be there, and to be let go.
 const TRIES_MAX: usize = 1500;
@@ -38,6 +41,8 @@ pub(crate) enum Peer {
     Ubtrfs,
     /// Ours, where root has switched on FUSE over io_uring, without it.
     UbtrfsNoRings,
+    /// Ours without what spares it requests. It takes no part in the timing.
+    UbtrfsNaive,
     KernelBtrfs,
     /// Another directory, shown through FUSE.
     Bindfs,
@@ -63,6 +68,7 @@ impl Peer {
         match self {
             Self::Ubtrfs => "ubtrfs",
             Self::UbtrfsNoRings => "ubtrfs, no_io_uring",
+            Self::UbtrfsNaive => "ubtrfs, naive",
             Self::KernelBtrfs => Kernel::Btrfs.name(),
             Self::Bindfs => "bindfs",
             Self::Fuse2fs => "fuse2fs",
@@ -90,7 +96,11 @@ impl Peer {
             Self::Bindfs => (&["bindfs"], "bindfs"),
             Self::Fuse2fs => (&["fuse2fs", "mkfs.ext4"], "fuse2fs"),
             Self::Ntfs3g => (&["ntfs-3g", "mkntfs"], "ntfs-3g"),
-            Self::Ubtrfs | Self::UbtrfsNoRings | Self::KernelBtrfs | Self::Floor => (&[], ""),
+            Self::Ubtrfs
+            | Self::UbtrfsNoRings
+            | Self::UbtrfsNaive
+            | Self::KernelBtrfs
+            | Self::Floor => (&[], ""),
         };
         match programs.iter().find(|program| !is_installed(program)) {
             Some(program) => Err(format!("{program} is missing (Debian's {package})")),
@@ -105,7 +115,7 @@ impl Peer {
     pub(crate) fn make(self, options: &Options, scratch: &Scratch) -> Result<()> {
         self.clear(scratch)?;
         match self {
-            Self::Ubtrfs | Self::UbtrfsNoRings => {
+            Self::Ubtrfs | Self::UbtrfsNoRings | Self::UbtrfsNaive => {
                 let mut mkfs = Command::new(&options.ubtrfs);
                 mkfs.args(["mkfs", "--quiet", "--size", &IMAGE_BYTES.to_string()]);
                 child::run(mkfs.arg(scratch.path(IMAGE))).map(drop)
@@ -136,21 +146,11 @@ impl Peer {
         if self == Self::KernelBtrfs {
             return Ok(Mounted::Kernel(Mount::new(Kernel::Btrfs, &image, "")?));
         }
-        let directory = tempfile::Builder::new()
-            .prefix("ubtrfs-bench-mount-")
-            .tempdir()
-            .map_err(Error::io("make a directory to mount at"))?;
+        if let Some(our_options) = self.our_options() {
+            return mount_ours(our_options, options, &image, None);
+        }
+        let directory = mount_point()?;
         let mut server = match self {
-            Self::Ubtrfs | Self::UbtrfsNoRings => {
-                let mut mount = Command::new(&options.ubtrfs);
-                mount.arg("mount");
-                if self == Self::UbtrfsNoRings {
-                    mount.args(["-o", "no_io_uring"]);
-                }
-                child::run(mount.arg(&image).arg(directory.path()))?;
-                let served = Served { directory: Some(directory), server: None };
-                return Ok(Mounted::Ours { ubtrfs: options.ubtrfs.clone(), served });
-            }
             Self::Floor => {
                 let mut floor = Command::new(&options.floor[0]);
                 floor.args(&options.floor[1..]);
@@ -166,13 +166,43 @@ impl Peer {
                 fuse2fs.arg("-f").arg(&image);
                 fuse2fs
             }
-            Self::Ntfs3g | Self::KernelBtrfs => {
+            Self::Ntfs3g
+            | Self::KernelBtrfs
+            | Self::Ubtrfs
+            | Self::UbtrfsNoRings
+            | Self::UbtrfsNaive => {
                 let mut ntfs = command("ntfs-3g");
                 ntfs.args(["-o", "no_detach"]).arg(&image);
                 ntfs
             }
         };
         Ok(Mounted::Peer(Served::start(server.arg(directory.path()), directory)?))
+    }
+
+    /// As [`Peer::mount`], of ours only: `counts` tells, after the mount's end, how often each operation was asked for.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn mount_counted(
+        self,
+        options: &Options,
+        scratch: &Scratch,
+        counts: &Path,
+    ) -> Result<Mounted> {
+        let Some(our_options) = self.our_options() else {
+            return Err(Error::Input { what: format!("{} counts no requests", self.name()) });
+        };
+        mount_ours(our_options, options, &scratch.path(IMAGE), Some(counts))
+    }
+
+    /// What follows `-o`, if it is ours.
+    fn our_options(self) -> Option<&'static str> {
+        match self {
+            Self::Ubtrfs => Some("defaults"),
+            Self::UbtrfsNoRings => Some("no_io_uring"),
+            Self::UbtrfsNaive => Some("naive"),
+            _ => None,
+        }
     }
 
     /// Removes what was made.
@@ -188,6 +218,29 @@ impl Peer {
             _ => Ok(()),
         }
     }
+}
+
+fn mount_point() -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("ubtrfs-bench-mount-")
+        .tempdir()
+        .map_err(Error::io("make a directory to mount at"))
+}
+
+fn mount_ours(
+    our_options: &str,
+    options: &Options,
+    image: &Path,
+    counts: Option<&Path>,
+) -> Result<Mounted> {
+    let directory = mount_point()?;
+    let mut mount = Command::new(&options.ubtrfs);
+    if let Some(counts) = counts {
+        mount.env(REQUEST_COUNTS, counts);
+    }
+    child::run(mount.args(["mount", "-o", our_options]).arg(image).arg(directory.path()))?;
+    let served = Served { directory: Some(directory), server: None };
+    Ok(Mounted::Ours { ubtrfs: options.ubtrfs.clone(), served })
 }
 
 fn is_installed(program: &str) -> bool {

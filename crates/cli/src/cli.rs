@@ -305,7 +305,12 @@ impl MountCommand {
     /// Whether it is about what files have in them, of which the kernel may hold some back.
     pub fn needs_data(&self) -> bool {
         let takes_snapshot = matches!(&self.0, Command::Subvolume(args) if args.takes_snapshot());
-        takes_snapshot || self.is_sync() || self.changes_of_mount() == Some(Changed::Anything)
+        // Nothing can be brought to a subvolume that has become read-only.
+        let closes = matches!(&self.0, Command::Property(_)) && self.changes_of_mount().is_some();
+        takes_snapshot
+            || closes
+            || self.is_sync()
+            || self.changes_of_mount() == Some(Changed::Anything)
     }
 
     /// Does it.

@@ -18,8 +18,8 @@ use crate::walk::Child;
 /// Symbolic links followed for one path, as Linux limits it.
 const SYMLINKS_MAX: usize = 40;
 
-/// Cache of a filesystem that is changed in one transaction, which commits by itself when its own
-/// blocks take half as much.
+/// Cache of a filesystem that is changed in one transaction, which holds at most three quarters of
+/// that. The help of the command says it, too.
 const CACHE_BYTES_OF_ONE_TRANSACTION: u64 = 2 << 30;
 
 /// What these options stand under in help texts.
@@ -36,9 +36,9 @@ pub struct WindowArgs {
     offset: Option<u64>,
 }
 
-/// How a filesystem is opened.
+/// How the devices of a filesystem are opened.
 #[derive(clap::Args, Clone, Debug, Default)]
-pub struct OpenArgs {
+pub struct VolumeArgs {
     #[command(flatten)]
     window: WindowArgs,
     /// Another device of the same filesystem; repeat for each
@@ -50,7 +50,14 @@ pub struct OpenArgs {
     /// Open with copy N of the superblock: 0 the main one, 1 at 64M, 2 at 256G
     #[arg(long, help_heading = HEADING, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=2))]
     super_copy: Option<u8>,
-    /// Memory for tree blocks that were read [default: 128M]
+}
+
+/// How a filesystem is opened.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct OpenArgs {
+    #[command(flatten)]
+    volume: VolumeArgs,
+    /// Memory for tree blocks and file data [default: 256M]
     #[arg(long, help_heading = HEADING, value_name = "SIZE", value_parser = crate::size::parse)]
     cache: Option<u64>,
 }
@@ -94,7 +101,7 @@ impl ImageArgs {
         change: impl FnOnce(&mut OpenOptions),
     ) -> Result<Image> {
         let mut open = self.open.clone();
-        open.degraded |= is_degraded;
+        open.volume.degraded |= is_degraded;
         let filesystem = open.filesystem_with(&self.path, mode, change)?;
         Image::new(filesystem, &self.path, &self.start)
     }
@@ -160,16 +167,6 @@ impl DeviceArgs {
         self.open.image(&self.path, &StartArgs::top_level())
     }
 
-    /// Opens the devices only, for reading.
-    pub fn volume(&self) -> Result<Volume> {
-        self.open.volume(&self.path, OpenMode::ReadOnly)
-    }
-
-    /// The image's own path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Opens it for reading, with the default subvolume as the start.
     pub fn read_default(&self) -> Result<Image> {
         self.open.image(&self.path, &StartArgs::default())
@@ -194,28 +191,17 @@ impl WindowArgs {
     }
 }
 
-impl OpenArgs {
-    /// Where in IMAGE the filesystem lies.
-    pub fn window(&self) -> &WindowArgs {
-        &self.window
-    }
-
+impl VolumeArgs {
     fn is_given(&self) -> bool {
         self.window.partition.is_some()
             || self.window.offset.is_some()
             || !self.device.is_empty()
             || self.degraded
             || self.super_copy.is_some()
-            || self.cache.is_some()
-    }
-
-    /// Whether there are devices beside IMAGE.
-    pub fn names_other_devices(&self) -> bool {
-        !self.device.is_empty()
     }
 
     /// Opens the devices and matches them to one volume.
-    pub fn volume(&self, path: &Path, mode: OpenMode) -> Result<Volume> {
+    pub fn open(&self, path: &Path, mode: OpenMode) -> Result<Volume> {
         if let Some(live) = live::served() {
             let why = "it is shown of an image that is not mounted";
             return Err(live::refused("opening", &live.directory, why));
@@ -232,6 +218,22 @@ impl OpenArgs {
         };
         Volume::open(devices, &options)
             .map_err(|error| Failure::volume("opening", &error).at_path(path))
+    }
+}
+
+impl OpenArgs {
+    /// Where in IMAGE the filesystem lies.
+    pub fn window(&self) -> &WindowArgs {
+        &self.volume.window
+    }
+
+    fn is_given(&self) -> bool {
+        self.volume.is_given() || self.cache.is_some()
+    }
+
+    /// Whether there are devices beside IMAGE.
+    pub fn names_other_devices(&self) -> bool {
+        !self.volume.device.is_empty()
     }
 
     /// How the engine opens the volume.
@@ -264,7 +266,7 @@ impl OpenArgs {
         if let Some(live) = live::served() {
             return self.of_mount(&live, mode);
         }
-        let volume = self.volume(path, mode)?;
+        let volume = self.volume.open(path, mode)?;
         let superblock = volume.superblock();
         // No two runs on one filesystem draw the same identifiers.
         let seed = format!("{} {}", Uuid(superblock.fsid), superblock.generation);
@@ -317,12 +319,19 @@ fn check_writable(filesystem: &Filesystem) -> Result<()> {
     }
 }
 
-/// Opens one file or device.
+/// Opens one file or device. One that was unmounted a moment ago is waited for.
 pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDevice> {
     if let Some(mounted) = mount_at(path) {
         return Err(Failure::at_mount(mounted));
     }
-    FileDevice::open(path, mode, window).map_err(|error| {
+    let mut leaving = mounts::Leaving::default();
+    let opened = loop {
+        match FileDevice::open(path, mode, window) {
+            Err(ubtrfs_volume::Error::Busy { .. }) if leaving.wait(path) => {}
+            opened => break opened,
+        }
+    };
+    opened.map_err(|error| {
         let failure = Failure::volume("opening", &error).at_path(path);
         match mounts::of_image(path) {
             Some(mounted)

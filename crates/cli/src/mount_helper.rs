@@ -6,12 +6,13 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-const NAMES: [&str; 2] = ["mount.fuse.ubtrfs", "mount.ubtrfs"];
+/// What this command is called by mount(8).
+pub const NAMES: [&str; 2] = ["mount.fuse.ubtrfs", "mount.ubtrfs"];
 
 /// Options that are for mount(8) alone.
-const OF_MOUNT: [&str; 14] = [
+const OF_MOUNT: [&str; 11] = [
     "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev", "loop",
-    "async", "sync", "dirsync", "silent",
+    "silent",
 ];
 
 /// The arguments of this process, in the form in which the command takes them; `None` where nothing is to be done.

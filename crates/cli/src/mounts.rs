@@ -1,6 +1,13 @@
 //! What this command has mounted on the machine, as the system tells.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::failure;
+use crate::mount_helper;
+use crate::output::quote;
 
 /// A mount of this command.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,63 +26,139 @@ pub struct Mounted {
 
 /// What is mounted on a directory, if this command mounted it.
 pub fn on(directory: &Path) -> Option<Mounted> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    on_in(&table, directory)
+    on_in(&table_of("self")?, directory)
 }
 
 /// Where an image is mounted.
 pub fn of_image(image: &Path) -> Option<Mounted> {
     let image = std::fs::canonicalize(image).ok()?;
-    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    table.lines().filter_map(of_line).find(|mounted| mounted.source == image)
+    of_image_in(&table_of("self")?, &image)
 }
 
-fn on_in(table: &str, directory: &Path) -> Option<Mounted> {
+/// For so long a process that served a mount may take to make all durable.
+const LEAVING_MAX: Duration = Duration::from_secs(120);
+/// Who waits longer is told for whom.
+const SILENT_MAX: Duration = Duration::from_secs(1);
+/// So often it is tried again where nobody is seen to have the image open.
+const UNSEEN_MAX: u32 = 3;
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Waiting for who serves a mount that has ended.
+#[derive(Default)]
+pub struct Leaving {
+    begun: Option<Instant>,
+    has_told: bool,
+    unseen_count: u32,
+}
+
+impl Leaving {
+    /// Waits a little where the process that has `image` open served a mount of it, which has been taken away by now. Returns `false` where
+    /// there is nothing to wait for, or it has lasted too long.
+    pub fn wait(&mut self, image: &Path) -> bool {
+        let Ok(image) = std::fs::canonicalize(image) else { return false };
+        let Some(pid) = ubtrfs_volume::lock_holder(&image) else {
+            // It has let go meanwhile, or is not to be seen.
+            self.unseen_count += 1;
+            return self.unseen_count <= UNSEEN_MAX;
+        };
+        if !serves(pid) || is_mounted_by(pid, &image) {
+            return false;
+        }
+        let waited = self.begun.get_or_insert_with(Instant::now).elapsed();
+        if waited > SILENT_MAX && !self.has_told {
+            self.has_told = true;
+            let name = quote::path(&image);
+            failure::say(&format!(
+                "ubtrfs: note: {name}: waiting for process {pid}, which had it mounted"
+            ));
+        }
+        std::thread::sleep(LOOK_EVERY);
+        waited < LEAVING_MAX
+    }
+}
+
+/// Whether a process is one of this command that serves a mount, or about to be gone.
+fn serves(pid: u32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    if line.is_empty() {
+        return true;
+    }
+    let mut words = line.split(|byte| *byte == 0);
+    let name = words.next().and_then(|path| path.rsplit(|byte| *byte == b'/').next());
+    match name {
+        Some(b"ubtrfs") => words.next() == Some(b"mount"),
+        Some(name) => mount_helper::NAMES.iter().any(|own| own.as_bytes() == name),
+        None => false,
+    }
+}
+
+/// Whether the process sees a mount of an image, be it where only its own namespace shows it. One that may not be asked does, for all
+/// that is known.
+fn is_mounted_by(pid: u32, image: &Path) -> bool {
+    table_of(&pid.to_string()).is_none_or(|table| of_image_in(&table, image).is_some())
+}
+
+/// The mounts that a process sees. A place's name may be any bytes.
+fn table_of(process: &str) -> Option<Vec<u8>> {
+    std::fs::read(format!("/proc/{process}/mountinfo")).ok()
+}
+
+fn of_image_in(table: &[u8], image: &Path) -> Option<Mounted> {
+    lines(table).filter_map(of_line).find(|mounted| mounted.source == image)
+}
+
+fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+    table.split(|byte| *byte == b'\n')
+}
+
+fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    line.split(|byte| *byte == b' ')
+}
+
+fn on_in(table: &[u8], directory: &Path) -> Option<Mounted> {
     // The last one on a directory lies on top.
-    let is_there = |line: &&str| {
-        let place = line.split(' ').nth(4).map(unescape);
+    let is_there = |line: &&[u8]| {
+        let place = words(line).nth(4).map(unescape);
         place.is_some_and(|place| Path::new(&place) == directory)
     };
-    table.lines().rev().find(is_there).and_then(of_line)
+    lines(table).rev().find(is_there).and_then(of_line)
 }
 
 /// `ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS FIELD… - TYPE SOURCE OPTIONS`.
-fn of_line(line: &str) -> Option<Mounted> {
-    let (front, back) = line.split_once(" - ")?;
-    let mut front = front.split(' ').skip(2);
-    let device = front.next()?.to_owned();
+fn of_line(line: &[u8]) -> Option<Mounted> {
+    let mut front = words(line).skip(2);
+    let device = str::from_utf8(front.next()?).ok()?.to_owned();
     let directory = PathBuf::from(unescape(front.nth(1)?));
-    let is_read_only = front.next()?.split(',').any(|option| option == "ro");
-    let mut back = back.split(' ');
-    if !matches!(back.next()?, "fuse.ubtrfs" | "fuseblk.ubtrfs") {
+    let is_read_only = front.next()?.split(|byte| *byte == b',').any(|option| option == b"ro");
+    let mut back = front.skip_while(|word| *word != b"-").skip(1);
+    if !matches!(back.next()?, b"fuse.ubtrfs" | b"fuseblk.ubtrfs") {
         return None;
     }
     let source = PathBuf::from(unescape(back.next().unwrap_or_default()));
-    let options = back.next().unwrap_or_default();
+    let options = str::from_utf8(back.next().unwrap_or_default()).ok()?;
     let uid = options.split(',').find_map(|option| option.strip_prefix("user_id="));
     Some(Mounted { directory, source, device, uid: uid?.parse().ok()?, is_read_only })
 }
 
 /// Undoes the octal escapes of `/proc`.
-fn unescape(text: &str) -> String {
-    let mut plain = String::new();
+fn unescape(text: &[u8]) -> OsString {
+    let mut plain = Vec::new();
     let mut rest = text;
-    while let Some((before, behind)) = rest.split_once('\\') {
-        plain.push_str(before);
-        let byte = behind.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match byte {
-            Some(byte) => {
-                plain.push(char::from(byte));
+    while let [byte, behind @ ..] = rest {
+        let digits = behind.get(..3).filter(|_| *byte == b'\\');
+        let digits = digits.and_then(|digits| str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(escaped) => {
+                plain.push(escaped);
                 rest = &behind[3..];
             }
             None => {
-                plain.push('\\');
+                plain.push(*byte);
                 rest = behind;
             }
         }
     }
-    plain.push_str(rest);
-    plain
+    OsString::from_vec(plain)
 }
 
 #[cfg(test)]
@@ -84,13 +167,15 @@ mod tests {
 
     #[test]
     fn names_of_proc_are_read() {
-        assert_eq!(unescape(r"/a\040b\134c\x"), r"/a b\c\x");
-        assert_eq!(unescape("/plain"), "/plain");
+        assert_eq!(unescape(br"/a\040b\134c\x\04"), OsString::from(r"/a b\c\x\04"));
+        assert_eq!(unescape(b"/plain"), OsString::from("/plain"));
+        assert_eq!(unescape(b"/\xff\\011"), OsString::from_vec(b"/\xff\t".to_vec()));
     }
 
     #[test]
     fn mounts_of_this_command_are_found_and_no_others() {
-        let table = "\
+        let table = b"\
+            21 1 8:2 / /caf\xe9 rw - ext4 /dev/root rw\n\
             22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
             40 22 0:51 / /mnt/a\\040b rw,noatime shared:9 - fuse.ubtrfs /disk\\0401.img rw,user_id=7,group_id=8\n\
             41 22 0:52 / /mnt/c rw - fuse.ubtrfs /d.img rw,user_id=0\n\
@@ -99,10 +184,10 @@ mod tests {
         assert_eq!((found.device.as_str(), found.uid), ("0:51", 7));
         assert!(!found.is_read_only);
         assert!(
-            of_line("9 1 0:5 / /m ro,noatime - fuse.ubtrfs /i ro,user_id=1").unwrap().is_read_only
+            of_line(b"9 1 0:5 / /m ro,noatime - fuse.ubtrfs /i ro,user_id=1").unwrap().is_read_only
         );
         assert_eq!(found.source, Path::new("/disk 1.img"));
-        let line = "9 1 7:0 / /m rw,noatime - fuseblk.ubtrfs /dev/loop0 rw,user_id=0,blksize=4096";
+        let line = b"9 1 7:0 / /m rw,noatime - fuseblk.ubtrfs /dev/loop0 rw,user_id=0,blksize=4096";
         assert_eq!(of_line(line).unwrap().source, Path::new("/dev/loop0"));
         for other in ["/", "/mnt/c", "/mnt"] {
             assert_eq!(on_in(table, Path::new(other)), None, "{other}");

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 use support::{Ran, assert_judged, command, ubtrfs_in};
 use tempfile::TempDir;
+use ubtrfs_ondisk::PhysicalAddr;
+use ubtrfs_ondisk::misc::OnDisk;
+use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_testkit::odd::odd_files;
 use ubtrfs_testkit::{
     Compare, KernelMount, MkfsBtrfs, Oracle, TreeSnapshot,
@@ -322,7 +325,7 @@ fn xattrs_set_are_what_the_kernel_shows() {
     for line in
         ["user.text=\"some text\"", "user.quoted=\"a\\\"bA\"", "user.empty=\"\"", "trusted.t=\"t\""]
     {
-        assert!(theirs.iter().any(|their| their == line || their == "user.empty"), "{theirs:?}");
+        assert!(theirs.contains(&line.to_owned()), "{theirs:?}");
         assert!(ours.contains(&line.to_owned()), "{ours:?}");
     }
     assert!(theirs.contains(&"user.bytes=0sAP8Q".to_owned()), "{theirs:?}");
@@ -547,6 +550,38 @@ fn changes_of_what_cannot_be_changed_are_refused() {
         place.run(&words).fails(6).says("SIMPLE_QUOTA");
         place.run(&["ls".as_ref(), copy.as_os_str()]).ok();
     }
+}
+
+/// A feature that whoever writes must know.
+#[test]
+fn image_with_an_unknown_feature_is_shown_and_not_changed() {
+    const UNKNOWN: u64 = 1 << 40;
+    let place = Place(tempfile::tempdir().unwrap());
+    place.run(&["mkfs", "-q", "--size", "128M", "disk.img"]).ok();
+    place.run(&["mkdir", "disk.img", "/dir"]).ok();
+    let image = File::options().read(true).write(true).open(place.image()).unwrap();
+    let len_bytes = image.metadata().unwrap().len();
+    let is_inside = |at: &PhysicalAddr| at.0 + SUPERBLOCK_BYTES as u64 <= len_bytes;
+    let mut copy_count = 0;
+    for at in SUPERBLOCK_OFFSETS.into_iter().filter(is_inside) {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        image.read_exact_at(&mut bytes, at.0).unwrap();
+        let superblock = Superblock::peek_mut(&mut bytes).unwrap();
+        superblock.compat_ro_flags = (superblock.compat_ro_flags.get() | UNKNOWN).into();
+        superblock.seal(at).unwrap();
+        image.write_all_at(&bytes, at.0).unwrap();
+        copy_count += 1;
+    }
+    assert_eq!(copy_count, 2);
+    drop(image);
+    let before = fs::read(place.image()).unwrap();
+    let listed = place.run(&["ls", "disk.img"]);
+    assert_eq!((listed.code, listed.text()), (0, "dir\n"), "{}", listed.stderr);
+    listed.says("note: disk.img: opened read-only").says("0x10000000000");
+    for words in [&["mkdir", "disk.img", "/new"][..], &["rm", "-r", "disk.img", "/dir"]] {
+        place.run(words).fails(6).says("0x10000000000");
+    }
+    assert!(fs::read(place.image()).unwrap() == before, "the image is as it was");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod place;
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -341,6 +342,37 @@ fn append_goes_to_the_end_that_a_command_gave_the_file() {
     assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
 }
 
+/// The kernel cut the file off where it had ended before the command, once it had to take back what it had appended.
+#[test]
+fn append_that_fails_takes_nothing_from_what_a_command_gave_the_file() {
+    let Some(place) = Place::new(true) else { return };
+    File::create(&place.image).unwrap().set_len(160 << 20).unwrap();
+    place.done(&["mkfs", "-f"], &[&place.image]);
+    place.mount(&[]);
+    let path = place.directory.join("file");
+    let mut file = opened_to_append(&path, OFlags::DIRECT);
+    // Whole blocks, so that it takes no space to make it longer.
+    file.write_all(&[b'a'; 8192]).unwrap();
+    let mut filler = opened_to_append(&place.directory.join("filler"), OFlags::DIRECT);
+    for len in [1 << 20, 4096] {
+        while filler.write_all(&vec![b'f'; len]).is_ok() {}
+    }
+    place.done(&["truncate", "-s", "50000"], &[&place.directory, Path::new("/file")]);
+    let refused = file.write(&[b'b'; 3 << 20]).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::NOSPC.raw_os_error()));
+    assert_eq!(file.metadata().unwrap().len(), 50_000);
+    // What a program wants cut off goes.
+    file.set_len(20_000).unwrap();
+    let mut expected = vec![b'a'; 8192];
+    expected.resize(20_000, 0);
+    wait_until("shown", || fs::read(&path).unwrap() == expected);
+    drop((file, filler));
+    place.umount();
+    let stored = place.done(&["cat"], &[&place.image, Path::new("/file")]);
+    assert!(stored.as_bytes() == expected);
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+}
+
 /// Once a write had found none, the server did not look for them again.
 #[test]
 fn capabilities_that_a_command_gave_go_with_a_write() {
@@ -457,4 +489,197 @@ fn commands_that_change_files_come_behind_what_was_stored_to_a_map() {
     let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
     assert!(bytes.as_bytes() == [b'c'; 5000]);
     assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+}
+
+/// A program that maps a file may store behind its end, and what was there became data when the file grew: the kernel leaves that to the
+/// server.
+#[test]
+fn what_was_stored_behind_the_end_is_not_there_when_the_file_grows() {
+    const OLD: usize = 1024;
+    let grown = [
+        ("write behind", "pwrite -S 98 32768 4096"),
+        ("write in the page", "pwrite -S 98 4000 96"),
+        ("truncate", "truncate 10000"),
+        ("allocate", "falloc 8192 4096"),
+        ("copy", "copy_range -s 0 -d 8192 -l 4096 source"),
+    ];
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    fs::write(place.directory.join("source"), [b's'; 4096]).unwrap();
+    // Once more when it is in order: the first one may have been told nothing of the file.
+    for round in 0..2 {
+        for (name, grow) in grown {
+            let path = place.directory.join(name);
+            let script = format!(
+                "truncate 4096\nmmap -rw 0 4096\ntruncate 0\npwrite -S 97 0 {OLD}\n\
+                 mwrite -S 88 {OLD} 3072\n{grow}\nmsync -s\nfsync\nquit\n"
+            );
+            let mut child = Command::new("xfs_io")
+                .args(["-f", "-t", name])
+                .current_dir(&place.directory)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+            assert!(child.wait().unwrap().success());
+            let bytes = fs::read(&path).unwrap();
+            assert!(bytes.len() >= 4096 && bytes[..OLD] == [b'a'; OLD], "{name}: {}", bytes.len());
+            assert!(!bytes.contains(&b'X'), "{name}, round {round}");
+        }
+    }
+    let expected = grown.map(|(name, _)| fs::read(place.directory.join(name)).unwrap());
+    place.umount();
+    for ((name, _), expected) in grown.iter().zip(expected) {
+        let stored = place.done(&["cat"], &[&place.image, &Path::new("/").join(name)]);
+        assert!(stored.as_bytes() == expected, "{name}");
+    }
+}
+
+/// What was mounted inside of the mount was taken off by any command that changed a name.
+#[test]
+fn commands_take_nothing_off_that_is_mounted_inside() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let inside = place.directory.join("dir/inside");
+    fs::create_dir_all(&inside).unwrap();
+    run("mount", &["-t", "tmpfs", "none"], &inside);
+    fs::write(inside.join("file"), b"in memory").unwrap();
+    let top = &place.directory;
+    // That there is none the kernel remembers, too.
+    assert!(!top.join("made").exists());
+    place.done(&["mkdir"], &[top, Path::new("/made")]);
+    assert!(top.join("made").is_dir());
+    place.done(&["subvolume", "create"], &[top, Path::new("/sub")]);
+    place.done(&["subvolume", "snapshot"], &[top, Path::new("/sub"), Path::new("/dir/snapshot")]);
+    assert!(top.join("dir/snapshot").is_dir());
+    assert_eq!(fs::read(inside.join("file")).unwrap(), b"in memory");
+    // What is taken away is gone, and may be made again.
+    place.done(&["subvolume", "delete"], &[top, Path::new("/sub")]);
+    assert!(!top.join("sub").exists());
+    fs::create_dir(top.join("sub")).unwrap();
+    assert_eq!(fs::read(inside.join("file")).unwrap(), b"in memory");
+    run("umount", &[], &inside);
+    place.umount();
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+}
+
+/// Who closes a file or subvolume to changes does not lose what was stored to maps of it before.
+#[test]
+fn what_was_stored_to_a_map_is_kept_where_changes_are_forbidden_then() {
+    const LEN: usize = 50_000;
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let top = &place.directory;
+    place.done(&["subvolume", "create"], &[top, Path::new("/sub")]);
+    for name in ["immutable", "append", "sub/file"] {
+        let path = top.join(name);
+        fs::write(&path, [b'a'; LEN]).unwrap();
+        let mapper = Mapper::new(&path, LEN as u64, 'b');
+        wait_until("stored", || fs::read(&path).unwrap() == [b'b'; LEN]);
+        match name {
+            "immutable" => run("chattr", &["+i"], &path),
+            "append" => run("chattr", &["+a"], &path),
+            _ => drop(place.done(
+                &["property", "set"],
+                &[top, Path::new("/sub"), Path::new("ro"), Path::new("true")],
+            )),
+        }
+        drop(mapper);
+    }
+    place.umount();
+    for name in ["/immutable", "/append", "/sub/file"] {
+        let stored = place.done(&["cat"], &[&place.image, Path::new(name)]);
+        assert!(stored.as_bytes() == [b'b'; LEN], "{name}");
+    }
+}
+
+/// Who serves makes all durable after the mount is gone, and the next one was told that the image is in use.
+#[test]
+fn next_opener_waits_for_who_served_a_mount_that_has_ended() {
+    const LEN: usize = 60 << 20;
+    for is_root in [true, false] {
+        let Some(place) = Place::new(is_root) else { return };
+        place.mount(&["-o", "commit=3600"]);
+        let file = format!("of={}", place.directory.join("file").display());
+        let mut dd = place.command("dd");
+        let words = ["if=/dev/zero", "bs=1M", "count=60", "status=none"];
+        assert!(dd.args(words).arg(file).status().unwrap().success());
+        let mut unmount = match is_root {
+            true => Command::new("umount"),
+            false => {
+                let mut unmount = place.command("fusermount3");
+                unmount.arg("-u");
+                unmount
+            }
+        };
+        assert!(unmount.arg(&place.directory).status().unwrap().success());
+        assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]).len(), LEN);
+        // Who has it mounted is not waited for.
+        place.mount(&[]);
+        let said = place.run(&["ls"], &[&place.image]);
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.contains("It is mounted on"), "{said}");
+        place.umount();
+    }
+}
+
+#[test]
+fn synchronous_mount_has_each_change_when_it_returns() {
+    for option in ["sync", "dirsync"] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", &format!("commit=3600,{option}")]);
+        let top = &place.directory;
+        let mut file = File::create(top.join("file")).unwrap();
+        file.write_all(b"written").unwrap();
+        fs::create_dir(top.join("dir")).unwrap();
+        fs::rename(top.join("file"), top.join("dir/renamed")).unwrap();
+        if option == "sync" {
+            file.write_all(b" on").unwrap();
+        }
+        cut_off(&place);
+        drop(file);
+        let stored = place.done(&["cat"], &[&place.image, Path::new("/dir/renamed")]);
+        // What dirsync promises ends with the names.
+        assert!(option == "dirsync" || stored == "written on", "{stored}");
+        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    }
+}
+
+/// It was taken off its directory, and nothing became durable as long as a program had a file open.
+#[test]
+fn process_that_is_asked_to_end_while_in_use_makes_durable_what_there_is() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "commit=3600"]);
+    let mut file = File::create(place.directory.join("file")).unwrap();
+    file.write_all(b"not synced").unwrap();
+    place.signal("-TERM");
+    wait_until("taken off", || !place.is_mounted());
+    // By the first superblock; who reads so gets what was committed last.
+    let read = || {
+        let copy = place.image.with_extension("copy");
+        fs::copy(&place.image, &copy).unwrap();
+        let output = place.run(&["cat"], &[&copy, Path::new("/file")]);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    wait_until("durable", || read() == "not synced");
+    kill(&place);
+    drop(file);
+    assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
+}
+
+/// A mount anywhere on the machine whose name is not UTF-8 hid all of ours.
+#[test]
+fn mounts_are_found_beside_one_with_a_name_of_any_bytes() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let name = std::ffi::OsStr::from_bytes(b"caf\xe9 \xff");
+    let other = place.directory.with_file_name(name);
+    fs::create_dir(&other).unwrap();
+    run("mount", &["-t", "tmpfs", "none"], &other);
+    let made = place.run(&["mkdir"], &[&place.directory, Path::new("/made")]);
+    run("umount", &[], &other);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    assert!(place.directory.join("made").is_dir());
+    place.umount();
 }

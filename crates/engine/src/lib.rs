@@ -25,8 +25,8 @@ pub use filesystem::{
     CACHE_BYTES_DEFAULT, DelayedRefTimes, Filesystem, Handle, HeldCommits, Notice, OpenOptions,
 };
 pub use fs::{
-    Appender, Background, BackgroundOptions, DataFile, DirEntry, File, FileExtents, FileIo,
-    Inherit, Inode, InodeId, IoInode, Link, MappedFile, NewInode, ReadDir, RenameMode,
+    Appender, Background, BackgroundOptions, ChangedName, DataFile, DirEntry, File, FileExtents,
+    FileIo, Inherit, Inode, InodeId, IoInode, Link, MappedFile, NewInode, ReadDir, RenameMode,
     SetAttributes, SnapshotOptions, SpaceUsage, StatFs, SubvolumeInfo, Usage, device_number,
 };
 pub use mkfs::{MkfsOptions, mkfs};

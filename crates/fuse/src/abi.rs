@@ -27,6 +27,7 @@ pub(crate) mod opcode {
     pub(crate) const LINK: u32 = 13;
     pub(crate) const READ: u32 = 15;
     pub(crate) const WRITE: u32 = 16;
+    pub(crate) const OPEN: u32 = 14;
     pub(crate) const STATFS: u32 = 17;
     pub(crate) const RELEASE: u32 = 18;
     pub(crate) const FSYNC: u32 = 20;
@@ -34,7 +35,9 @@ pub(crate) mod opcode {
     pub(crate) const GETXATTR: u32 = 22;
     pub(crate) const LISTXATTR: u32 = 23;
     pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const FLUSH: u32 = 25;
     pub(crate) const INIT: u32 = 26;
+    pub(crate) const OPENDIR: u32 = 27;
     pub(crate) const READDIR: u32 = 28;
     pub(crate) const RELEASEDIR: u32 = 29;
     pub(crate) const FSYNCDIR: u32 = 30;
@@ -106,8 +109,10 @@ pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
 /// Likewise: a name may mean something else.
 pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
-/// Likewise: all names may. From Linux 6.16 on.
-pub(crate) const NOTIFY_INC_EPOCH: i32 = 8;
+/// Likewise: bytes for its memory of a file.
+pub(crate) const NOTIFY_STORE: i32 = 4;
+/// Likewise: what a name meant is gone.
+pub(crate) const NOTIFY_DELETE: i32 = 6;
 
 macro_rules! message {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
@@ -244,8 +249,12 @@ message! {
     SetxattrExt { setxattr_flags: u32, padding: u32, }
     /// With an offset below 0 of the attributes only, with 0 and no length all data, too.
     NotifyInvalInode { node: u64, offset: i64, len: i64, }
+    /// The bytes follow.
+    NotifyStore { node: u64, offset: u64, size: u32, padding: u32, }
     /// The name and a zero follow.
     NotifyInvalEntry { parent: u64, name_len: u32, flags: u32, }
+    /// Likewise; of the child's node.
+    NotifyDelete { parent: u64, child: u64, name_len: u32, padding: u32, }
     GetxattrIn { size: u32, padding: u32, }
     GetxattrOut { size: u32, padding: u32, }
     IoctlIn { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32, }

@@ -49,19 +49,20 @@ pub(crate) fn agree(
     // With access control lists the kernel checks permissions, whatever else it was told.
     let acl = if options.fake_root.is_none() { init::POSIX_ACL } else { 0 };
     let writeback = if options.writeback { init::WRITEBACK_CACHE } else { 0 };
+    let savings = init::DO_READDIRPLUS
+        | init::READDIRPLUS_AUTO
+        | init::MAX_PAGES
+        | init::CACHE_SYMLINKS
+        | init::HANDLE_KILLPRIV_V2;
     let wanted = acl
         | writeback
+        | if options.naive { 0 } else { savings }
         | init::ASYNC_READ
         | init::BIG_WRITES
         | init::DONT_MASK
         | init::HAS_IOCTL_DIR
-        | init::DO_READDIRPLUS
-        | init::READDIRPLUS_AUTO
         | init::ASYNC_DIO
         | init::PARALLEL_DIROPS
-        | init::MAX_PAGES
-        | init::CACHE_SYMLINKS
-        | init::HANDLE_KILLPRIV_V2
         | init::SETXATTR_EXT
         | if rings.is_some() { init::EXT } else { 0 };
     // Of the kernel's pages: what the rings have room for is no more than so many.

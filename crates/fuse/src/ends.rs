@@ -3,7 +3,8 @@
 //! Without `-o writeback` the kernel asks for a file's size before it shows it, and not before it appends. So what is appended to such
 //! a file goes to its end here, until the kernel has been seen to know that. What is written past its cache (`O_DIRECT`) comes in
 //! several requests at once where it is long, which are answered in any order: those are moved by as much as the end was, as long as
-//! the kernel cannot know of that.
+//! the kernel cannot know of that. Where such a write fails, the kernel cuts the file off where it believes it to have ended: that is moved,
+//! too, or what the command gave the file would be gone.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use ubtrfs_engine::InodeId;
@@ -41,6 +42,20 @@ struct Moved {
     end: MovedEnd,
     /// The kernel has not been told.
     is_unknown: bool,
+    /// The thread of which a write failed that the kernel did not expect to end within the file.
+    cut_by: Option<u32>,
+}
+
+impl Moved {
+    fn of(end: MovedEnd, is_unknown: bool) -> Self {
+        Self { end, is_unknown, cut_by: None }
+    }
+
+    /// What is at `at` for the kernel, where that is behind the end that it knows.
+    fn place(&self, at: u64) -> Option<u64> {
+        let behind = at.checked_sub(self.end.known_bytes)?;
+        Some(self.end.true_bytes.saturating_add(behind))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -86,7 +101,7 @@ impl Ends {
         state.change_count -= 1;
         for (id, end) in moved {
             let is_unknown = !state.touched.contains(&id);
-            state.moved.insert(id, Moved { end, is_unknown });
+            state.moved.insert(id, Moved::of(end, is_unknown));
         }
         if state.change_count == 0 {
             state.touched.clear();
@@ -144,14 +159,35 @@ impl Ends {
         match (append, state.moved.get(&id)) {
             (Append::Cached, Some(_)) => Place::End,
             (Append::Cached, None) if state.change_count > 0 => Place::End,
-            (Append::Direct, Some(Moved { end, is_unknown: true })) => {
-                match at.checked_sub(end.known_bytes) {
-                    Some(behind) => Place::At(end.true_bytes.saturating_add(behind)),
-                    None => Place::AsAsked,
-                }
+            (Append::Direct, Some(moved)) if moved.is_unknown => {
+                moved.place(at).map_or(Place::AsAsked, Place::At)
             }
             _ => Place::AsAsked,
         }
+    }
+
+    /// A write of `thread` past the kernel's cache failed, which was to end at `end` for the kernel.
+    pub(crate) fn note_failed(&self, id: InodeId, end: u64, thread: u32) {
+        if !self.are_some.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(moved) = self.state.lock().moved.get_mut(&id)
+            && moved.is_unknown
+            && end > moved.end.known_bytes
+        {
+            moved.cut_by = Some(thread);
+        }
+    }
+
+    /// Where `thread` is to cut a file off that is open, at `size` for the kernel.
+    pub(crate) fn cut(&self, id: InodeId, size: u64, thread: u32) -> u64 {
+        if !self.are_some.load(Ordering::Acquire) {
+            return size;
+        }
+        let mut state = self.state.lock();
+        let Some(moved) = state.moved.get_mut(&id) else { return size };
+        let is_after_failure = moved.cut_by.take() == Some(thread) && moved.is_unknown;
+        is_after_failure.then(|| moved.place(size)).flatten().unwrap_or(size)
     }
 
     /// What the kernel appended where it knew the end went to where that is.
@@ -160,7 +196,7 @@ impl Ends {
         if end.known_bytes == end.true_bytes {
             state.moved.remove(&id);
         } else {
-            state.moved.insert(id, Moved { end, is_unknown: true });
+            state.moved.insert(id, Moved::of(end, true));
         }
         self.note(&state);
     }
@@ -223,6 +259,28 @@ mod tests {
         ends.forget(id(257));
         ends.forget(id(258));
         assert!(!ends.are_some.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn what_the_kernel_cuts_off_after_a_failed_write_is_cut_where_the_file_ends() {
+        let ends = Ends::default();
+        ends.note_failed(id(257), 200, 1);
+        assert_eq!(ends.cut(id(257), 100, 1), 100);
+        ends.begin();
+        ends.end(vec![(id(257), MovedEnd { known_bytes: 100, true_bytes: 7000 })]);
+        // Of a program, or after a write that did not go behind the end.
+        assert_eq!(ends.cut(id(257), 100, 1), 100);
+        ends.note_failed(id(257), 100, 1);
+        assert_eq!(ends.cut(id(257), 100, 1), 100);
+        // Once, and of this thread.
+        ends.note_failed(id(257), 101, 1);
+        assert_eq!([150, 150].map(|size| ends.cut(id(257), size, 1)), [7050, 150]);
+        ends.note_failed(id(257), 101, 1);
+        assert_eq!(ends.cut(id(257), 100, 2), 100);
+        // It knows by now.
+        ends.note_failed(id(257), 101, 1);
+        ends.note_told(id(257), ends.now());
+        assert_eq!(ends.cut(id(257), 100, 1), 100);
     }
 
     /// A write that began before the change was not noted, and the next one went to a wrong place; an answer that was older than the

@@ -25,6 +25,8 @@ pub(crate) struct UsedFile {
     is_immutable: AtomicBool,
     /// Since its last fsync.
     is_written: AtomicBool,
+    /// The kernel may have what was read of it, and maps.
+    may_be_cached: AtomicBool,
 }
 
 impl UsedFile {
@@ -36,6 +38,16 @@ impl UsedFile {
     /// It is about to be synced, and errors are about to be told.
     pub(crate) fn note_synced(&self) {
         self.is_written.store(false, Ordering::Release);
+    }
+
+    /// The kernel is about to have what it reads.
+    pub(crate) fn note_cached(&self) {
+        self.may_be_cached.store(true, Ordering::Release);
+    }
+
+    /// Whether the kernel may have whole pages of it. Of one that was only ever written it has those that were written whole.
+    pub(crate) fn may_be_cached(&self) -> bool {
+        self.may_be_cached.load(Ordering::Acquire)
     }
 
     /// Refuses to change one that is immutable. Linux does so where it is opened, which the kernel does not tell here; so who
@@ -93,13 +105,15 @@ impl Files {
             return Ok(file);
         }
         let (data, of_filesystem) = (fs.open_data(id)?, fs.open_data(id)?);
-        let bits = data.inode()?.flags;
+        let inode = data.inode()?;
         let new = Arc::new(UsedFile {
             data,
             of_filesystem,
             is_without_capabilities: AtomicBool::new(false),
-            is_immutable: AtomicBool::new(bits & flags::IMMUTABLE != 0),
+            is_immutable: AtomicBool::new(inode.flags & flags::IMMUTABLE != 0),
             is_written: AtomicBool::new(false),
+            // Of one that was used before.
+            may_be_cached: AtomicBool::new(inode.size_bytes > 0),
         });
         let mut table = self.table.lock();
         table.clock += 1;

@@ -5,6 +5,8 @@
 //! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`. `ring`: requests by io_uring, where it is switched on.
 //! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
 //! - `ends`, `listed`: what of files and directories the kernel is not asked about.
+//! - `notify`: what the kernel is told unasked.
+//! - `tail`: what the kernel has in memory behind the end of a file.
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting.
 //! - [`floor`]: a server that does nothing, for benchmarks.
@@ -27,10 +29,12 @@ mod listed;
 mod message;
 mod mount;
 mod nodes;
+mod notify;
 mod ops;
 mod ring;
 mod ring_threads;
 mod server;
+mod tail;
 mod transport;
 mod unsettled;
 
@@ -41,5 +45,6 @@ pub use mount::{
     MountError, MountOptions, Restriction, may_hold_block_devices, mount, unmount,
     unmount_when_unused,
 };
-pub use server::{Changed, Farewell, RequestCounts, ServeError, ServeOptions, Server};
+pub use notify::Changed;
+pub use server::{Farewell, RequestCounts, ServeError, ServeOptions, Server, Syncs};
 pub use transport::{FuseDevice, Received, Transport};

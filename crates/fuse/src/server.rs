@@ -1,25 +1,25 @@
 //! The server of a mount: takes requests, lets the engine do them, answers.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::RootId;
-use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
 use crate::abi::{self, Attr, EntryOut, InHeader, init, opcode};
 use crate::agree::agree;
-use crate::ends::{Ends, MovedEnd};
+use crate::ends::Ends;
 use crate::errno::errno;
 use crate::files::{Files, UsedFile};
 use crate::leader::{LOOKING, Leaders};
 use crate::listed::Listed;
 use crate::message::{Answer, Request, Result};
 use crate::nodes::Nodes;
+use crate::notify::{ChangedNames, note_thread_answers};
 use crate::ring_threads::RingThreads;
 use crate::transport::Transport;
 use crate::unsettled::Unsettled;
@@ -30,8 +30,6 @@ pub(crate) const DATA_BYTES_MAX: usize = 1 << 20;
 pub(crate) const REQUEST_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
 /// For so long the kernel need not ask again. Nobody else changes the filesystem.
 pub(crate) const VALID_SECONDS: u64 = 1 << 32;
-/// What a notification has beside its header: a struct and a name.
-const NOTIFICATION_BYTES_MAX: usize = 512;
 /// At least so many threads, as one may wait for a commit.
 pub(crate) const THREADS_MIN: usize = 4;
 
@@ -42,6 +40,39 @@ pub(crate) struct Shown {
     /// For so long it need not ask again.
     pub(crate) valid_seconds: u64,
     pub(crate) inode: Inode,
+}
+
+/// What is durable when a program hears that it is done.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Syncs {
+    /// What it asks for, by fsync.
+    #[default]
+    Asked,
+    /// Names and attributes, too.
+    Names,
+    /// Everything that it changes, but what it stores to maps.
+    All,
+}
+
+impl Syncs {
+    fn includes(self, operation: u32) -> bool {
+        match operation {
+            opcode::SYMLINK
+            | opcode::MKNOD
+            | opcode::MKDIR
+            | opcode::CREATE
+            | opcode::LINK
+            | opcode::UNLINK
+            | opcode::RMDIR
+            | opcode::RENAME
+            | opcode::RENAME2
+            | opcode::SETATTR
+            | opcode::SETXATTR
+            | opcode::REMOVEXATTR => self >= Self::Names,
+            opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE => self == Self::All,
+            _ => false,
+        }
+    }
 }
 
 /// How a filesystem is served.
@@ -58,6 +89,11 @@ pub struct ServeOptions {
     /// What is written stays with the kernel until it is synced, closed or old: then it decides on sizes and times of what it knows, and
     /// asks for no holes. See [`ServeOptions::asks_for_holes`].
     pub writeback: bool,
+    /// To measure against: the kernel is told of nothing that saves it requests. It opens and closes each file, asks for each attribute
+    /// anew and for those of a directory's entries one by one.
+    pub naive: bool,
+    /// What is made durable before it is answered.
+    pub syncs: Syncs,
     /// Requests come by io_uring where root has switched that on in the kernel. Off, they come by `/dev/fuse` alone.
     pub uses_rings: bool,
 }
@@ -69,6 +105,8 @@ impl Default for ServeOptions {
             notes_access: false,
             fake_root: None,
             writeback: false,
+            naive: false,
+            syncs: Syncs::default(),
             uses_rings: true,
         }
     }
@@ -80,13 +118,19 @@ impl ServeOptions {
     pub(crate) fn asks_for_holes(&self) -> bool {
         !self.writeback
     }
+
+    /// For so long the kernel keeps what it is told.
+    pub(crate) fn valid_seconds(&self) -> u64 {
+        if self.naive { 0 } else { VALID_SECONDS }
+    }
 }
 
 /// A filesystem that is served to a kernel.
 pub struct Server {
     pub(crate) fs: Filesystem,
     pub(crate) root: InodeId,
-    pub(crate) nodes: Nodes,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) changed_names: Arc<ChangedNames>,
     pub(crate) files: Files,
     counts: Mutex<RequestCounts>,
     unsettled: Unsettled,
@@ -97,6 +141,8 @@ pub struct Server {
     has_setxattr_ext: AtomicBool,
     device: OnceLock<String>,
     pub(crate) ends: Ends,
+    /// Held by who looks at an inode's flags to set them: another would be undone.
+    pub(crate) flags: Mutex<()>,
     pub(crate) listed: Listed,
     before_end: Mutex<Option<Hook>>,
     farewell: Mutex<Option<Farewell>>,
@@ -141,34 +187,22 @@ pub(crate) fn send_answer(
     }
 }
 
-/// What was changed beside the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Changed {
-    /// Names and attributes, and no data of files that were there before.
-    Names,
-    /// Anything.
-    Anything,
-}
-
-/// What the kernel knows of an inode.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Known {
-    Attributes,
-    Everything,
-}
-
 /// How often each operation was asked for, by its number in `linux/fuse.h`.
 pub type RequestCounts = std::collections::BTreeMap<u32, u64>;
 
 impl Server {
     /// Serves `fs` with the directory `root` as the top.
     pub fn new(fs: Filesystem, root: InodeId, options: ServeOptions) -> Arc<Self> {
-        let nodes = Nodes::new(root);
+        let nodes = Arc::new(Nodes::new(root));
+        let changed_names = Arc::new(ChangedNames::default());
+        let (known, noted) = (Arc::clone(&nodes), Arc::clone(&changed_names));
+        fs.watch_names(move |changed| noted.note(&known, changed));
         let counts = Mutex::new(RequestCounts::new());
         Arc::new(Self {
             fs,
             root,
             nodes,
+            changed_names,
             files: Files::default(),
             counts,
             unsettled: Unsettled::default(),
@@ -178,6 +212,7 @@ impl Server {
             has_setxattr_ext: AtomicBool::new(false),
             device: OnceLock::new(),
             ends: Ends::default(),
+            flags: Mutex::new(()),
             listed: Listed::default(),
             before_end: Mutex::new(None),
             farewell: Mutex::new(None),
@@ -309,9 +344,13 @@ impl Server {
         self.leaders.work(transport, buffer, |bytes| {
             let Some(request) = Request::parse(bytes) else { return Ok(()) };
             answer.clear();
-            let result = self.count_and_answer(request, &mut answer);
+            let unique = request.header.unique;
+            // Who asks would wait for ever, and so would who unmounts, if a panic ended the thread.
+            let answered =
+                catch_unwind(AssertUnwindSafe(|| self.count_and_answer(request, &mut answer)));
+            let result = answered.unwrap_or(Some(Err(Errno::IO)));
             let Some(result) = result else { return Ok(()) };
-            send_answer(transport, answer.finish(request.header.unique, result))
+            send_answer(transport, answer.finish(unique, result))
         })
     }
 
@@ -321,6 +360,7 @@ impl Server {
         request: Request<'_>,
         answer: &mut Answer,
     ) -> Option<Result> {
+        note_thread_answers();
         *self.counts.lock().entry(request.header.opcode).or_default() += 1;
         self.answer(request, answer)
     }
@@ -346,15 +386,17 @@ impl Server {
             _ => {}
         }
         let Some(id) = self.nodes.inode(node) else { return Some(Err(Errno::STALE)) };
-        let may_change_size = matches!(
-            request.header.opcode,
-            opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE
-        );
+        let may_change_size =
+            matches!(request.header.opcode, opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE);
         let since = self.ends.now();
         if may_change_size {
             self.ends.note_touched(id);
         }
-        let result = self.answer_of(id, request, answer);
+        let operation = request.header.opcode;
+        let mut result = self.answer_of(id, request, answer);
+        if result.is_ok() && self.options.syncs.includes(operation) {
+            result = self.fs.sync().map_err(|error| errno(&error));
+        }
         if may_change_size {
             self.ends.note_done(id, since);
         }
@@ -399,6 +441,11 @@ impl Server {
             opcode::IOCTL => self.ioctl(id, request, answer),
             opcode::SYNCFS => self.sync().map_err(|error| errno(&error)),
             opcode::RELEASE | opcode::RELEASEDIR => Ok(()),
+            opcode::OPEN | opcode::OPENDIR if self.options.naive => {
+                answer.put(&abi::OpenOut::default());
+                Ok(())
+            }
+            opcode::FLUSH if self.options.naive => Ok(()),
             // Among others OPEN, OPENDIR and FLUSH: told so once, the kernel does without them.
             _ => Err(Errno::NOSYS),
         }
@@ -418,105 +465,13 @@ impl Server {
         synced.and(lost)
     }
 
+    pub(crate) fn transport(&self) -> Option<&Arc<dyn Transport>> {
+        self.transport.get()
+    }
+
     /// Whether SETXATTR has flags of its own.
     pub(crate) fn has_setxattr_ext(&self) -> bool {
         self.has_setxattr_ext.load(Ordering::Acquire)
-    }
-
-    /// The kernel believes attributes of an inode that a request changed besides: it is to ask again.
-    pub(crate) fn forget_attributes(&self, id: InodeId) {
-        if let Some(node) = self.nodes.number(id) {
-            self.invalidate(node, Known::Attributes);
-        }
-    }
-
-    /// Has the filesystem changed beside the kernel, which believes what it was told: it is to ask again for all names and
-    /// attributes, and for data where that may have changed. Called without a handle, and not by who serves requests: the
-    /// kernel may wait for those.
-    pub fn change<T>(&self, changed: Changed, change: impl FnOnce() -> T) -> T {
-        if changed == Changed::Names {
-            let result = change();
-            self.forget_all(changed);
-            return result;
-        }
-        self.ends.begin();
-        let before: FxHashMap<InodeId, u64> = self.known_sizes().collect();
-        let result = change();
-        let mut moved = Vec::new();
-        for (id, true_bytes) in self.known_sizes() {
-            // One that it has been told of meanwhile may have had another size then, too.
-            let known_bytes = before.get(&id).copied().unwrap_or(u64::MAX);
-            if known_bytes != true_bytes {
-                moved.push((id, MovedEnd { known_bytes, true_bytes }));
-            }
-        }
-        self.ends.end(moved);
-        self.files.note_capabilities();
-        self.forget_all(changed);
-        result
-    }
-
-    /// The regular files that the kernel knows, and how long they are.
-    fn known_sizes(&self) -> impl Iterator<Item = (InodeId, u64)> {
-        let inodes = self.nodes.all().into_iter().filter_map(|(_, id)| self.fs.inode(id).ok());
-        inodes
-            .filter(|inode| inode.file_type() == FileType::Regular)
-            .map(|inode| (inode.id, inode.size_bytes))
-    }
-
-    fn forget_all(&self, changed: Changed) {
-        let has_new_epoch = self.notify(abi::NOTIFY_INC_EPOCH, |_| ()).is_ok();
-        for (node, id) in self.nodes.all() {
-            let is_directory = self.fs.inode(id).is_ok_and(|inode| inode.is_dir());
-            let known = match changed {
-                // What a directory holds the kernel keeps as it does data.
-                Changed::Names if !is_directory => Known::Attributes,
-                _ => Known::Everything,
-            };
-            self.invalidate(node, known);
-            if is_directory && !has_new_epoch {
-                self.forget_names(node, id);
-            }
-        }
-    }
-
-    /// Has the kernel write what it holds of files, by `-o writeback` or by stores to maps of them, and waits until it has: what it is
-    /// told to forget it writes before. syncfs(2) alone begins to write, and does not wait for a server of type `fuse`. Called as
-    /// [`Server::change`] is.
-    pub fn bring_back(&self) {
-        for (node, id) in self.nodes.all() {
-            if self.fs.inode(id).is_ok_and(|inode| inode.file_type() == FileType::Regular) {
-                self.invalidate(node, Known::Everything);
-            }
-        }
-    }
-
-    /// A request that is none for names made or took one away.
-    pub(crate) fn forget_name(self: &Server, dir: InodeId, name: &[u8]) {
-        let Some(node) = self.nodes.number(dir) else { return };
-        // What a directory holds the kernel keeps as it does data.
-        self.invalidate(node, Known::Everything);
-        if self.notify(abi::NOTIFY_INC_EPOCH, |_| ()).is_ok() {
-            return;
-        }
-        self.notify_later(abi::NOTIFY_INVAL_ENTRY, invalidated_entry(node, name));
-    }
-
-    /// The kernel may have old data of a file.
-    pub(crate) fn forget_data_later(&self, id: InodeId) {
-        if let Some(node) = self.nodes.number(id) {
-            let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
-            message.put(&abi::NotifyInvalInode { node, offset: 0, len: 0 });
-            self.notify_later(abi::NOTIFY_INVAL_INODE, message);
-        }
-    }
-
-    /// Tells the kernel what it waits with for others, who wait for a thread of this server: so not on one of these.
-    fn notify_later(&self, code: i32, mut message: Answer) {
-        let Some(transport) = self.transport.get().cloned() else { return };
-        let _ = std::thread::Builder::new().spawn(move || {
-            let _ = transport.send(message.finish_notification(code));
-        });
     }
 
     /// The mount's device number, as `/proc` writes it.
@@ -528,33 +483,6 @@ impl Server {
     /// be of this mount.
     pub fn set_device(&self, device: &str) {
         let _ = self.device.set(device.to_owned());
-    }
-
-    /// As older kernels take it: the names that a directory has by now. One that is gone leads to an inode that is.
-    fn forget_names(&self, node: u64, id: InodeId) {
-        let names =
-            self.fs.read_dir(id, 0).into_iter().flatten().map_while(std::result::Result::ok);
-        let Some(transport) = self.transport.get() else { return };
-        for entry in names {
-            let mut message = invalidated_entry(node, &entry.name);
-            let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_ENTRY));
-        }
-    }
-
-    fn invalidate(&self, node: u64, known: Known) {
-        let offset = if known == Known::Everything { 0 } else { -1 };
-        // One that it does not know needs no telling.
-        let _ = self.notify(abi::NOTIFY_INVAL_INODE, |message| {
-            message.put(&abi::NotifyInvalInode { node, offset, len: 0 });
-        });
-    }
-
-    /// Tells the kernel what it did not ask for.
-    fn notify(&self, code: i32, put: impl FnOnce(&mut Answer)) -> Result {
-        let transport = self.transport.get().ok_or(Errno::NOTCONN)?;
-        let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
-        put(&mut message);
-        transport.send(message.finish_notification(code))
     }
 
     /// The time for what is changed now.
@@ -602,7 +530,7 @@ impl Server {
         self.ends.note_told(id, since);
         let attr = self.attr(&inode, unstored_bytes);
         let may_be_kept = unstored_bytes == 0 || self.unsettled.note(id, attr.blocks);
-        let valid_seconds = if may_be_kept { VALID_SECONDS } else { 0 };
+        let valid_seconds = if may_be_kept { self.options.valid_seconds() } else { 0 };
         Ok(Shown { attr, valid_seconds, inode })
     }
 
@@ -634,7 +562,7 @@ impl Server {
     pub(crate) fn entry(&self, shown: &Shown) -> EntryOut {
         EntryOut {
             node: self.nodes.remember(shown.inode.id),
-            entry_valid: VALID_SECONDS,
+            entry_valid: self.options.valid_seconds(),
             attr_valid: shown.valid_seconds,
             attr: shown.attr,
             ..EntryOut::default()
@@ -678,15 +606,6 @@ impl Server {
         // What cannot go now goes later.
         let _ = self.fs.evict_now_or_later(id);
     }
-}
-
-fn invalidated_entry(parent: u64, name: &[u8]) -> Answer {
-    let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
-    let name_len = u32::try_from(name.len()).unwrap_or(0);
-    message.put(&abi::NotifyInvalEntry { parent, name_len, flags: 0 });
-    message.put_bytes(name);
-    message.put_bytes(&[0]);
-    message
 }
 
 /// A number for an inode of another subvolume: no two are the same as long as there are fewer than 2²³ subvolumes and 2⁴⁰ inodes in each.

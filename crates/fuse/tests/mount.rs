@@ -17,7 +17,8 @@ use ubtrfs_fuse::{FuseDevice, MountOptions, ServeOptions, Server, Transport, mou
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_rt::Runtime;
 use ubtrfs_testkit::{
-    Compare, KernelMount, Oracle, Prng, TreeSnapshot, assert_checks_clean_whatever_it_holds, oracle,
+    Compare, KernelMount, Oracle, Prng, TreeSnapshot, assert_checks_clean_whatever_it_holds,
+    oracle, oracle::FUSE_RINGS_SWITCH,
 };
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
@@ -170,22 +171,20 @@ struct RingsOn {
     before: String,
 }
 
-const RINGS_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-
 impl RingsOn {
     fn new() -> Option<Self> {
-        let switched = fs::read_to_string(RINGS_SWITCH)
-            .and_then(|before| fs::write(RINGS_SWITCH, "1").map(|()| Self { before }));
-        if let Err(error) = &switched {
-            println!("SKIPPED: FUSE over io_uring cannot be switched on: {error}");
+        if !oracle::require(Oracle::FuseRings) {
+            return None;
         }
-        switched.ok()
+        let before = fs::read_to_string(FUSE_RINGS_SWITCH).unwrap();
+        fs::write(FUSE_RINGS_SWITCH, "1").unwrap();
+        Some(Self { before })
     }
 }
 
 impl Drop for RingsOn {
     fn drop(&mut self) {
-        let _ = fs::write(RINGS_SWITCH, self.before.trim());
+        let _ = fs::write(FUSE_RINGS_SWITCH, self.before.trim());
     }
 }
 
@@ -399,6 +398,10 @@ fn holes_preallocation_and_shared_ranges_same_as_the_kernel_shows_them() {
     assert!(server.request_counts().contains_key(&COPY_FILE_RANGE));
     drop(file);
     mounted.judge();
+    let kernel = KernelMount::read_only(&mounted.image, "");
+    let extents = Command::new("filefrag").arg("-v").arg(kernel.path().join("copy")).output();
+    let extents = String::from_utf8_lossy(&extents.unwrap().stdout).into_owned();
+    assert!(extents.contains("shared"), "{extents}");
 }
 
 /// Each row on a new file and on a new directory, here and on a mount of the kernel's: what is refused, the flags after each step, and the

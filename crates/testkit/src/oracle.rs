@@ -28,6 +28,8 @@ pub enum Oracle {
     Bsdtar,
     /// The kernel's FUSE, and `fusermount3` with which others than root mount.
     Fuse,
+    /// FUSE over io_uring, which root may switch on (from Linux 6.14 on).
+    FuseRings,
 }
 
 /// Whether the judge is there. Where it is not, says so as a line that begins with SKIPPED.
@@ -55,6 +57,9 @@ pub fn require_all(oracles: &[Oracle]) -> bool {
     oracles.iter().all(|oracle| require(*oracle))
 }
 
+/// Where root switches FUSE over io_uring on and off.
+pub const FUSE_RINGS_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
 /// The directory that holds a newer `btrfs` and `mkfs.btrfs`, if it was fetched.
 pub fn new_btrfs_progs() -> Option<PathBuf> {
     let directory = collections::directory()?.join("btrfs-progs");
@@ -74,6 +79,10 @@ pub fn available(oracle: Oracle) -> Result<(), String> {
         Oracle::Fuse => match std::fs::File::open("/dev/fuse") {
             Ok(_) => has_tool("fusermount3"),
             Err(error) => Err(format!("/dev/fuse: {error}")),
+        },
+        Oracle::FuseRings => match std::fs::metadata(FUSE_RINGS_SWITCH) {
+            Ok(_) => is_root(),
+            Err(error) => Err(format!("{FUSE_RINGS_SWITCH}: {error}")),
         },
         Oracle::NewBtrfsProgs => new_btrfs_progs()
             .map(|_| ())

@@ -20,5 +20,6 @@ mod volume;
 pub use chunk_map::{ChunkMap, Place, Run};
 pub use device::{Device, FileDevice, MemDevice, OpenMode, Window};
 pub use error::{Error, Op, Result};
+pub use lock::lock_holder;
 pub use stats::DeviceStats;
 pub use volume::{Volume, VolumeOptions};

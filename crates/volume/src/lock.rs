@@ -3,6 +3,7 @@
 //! A lock (`flock`) on the open file: one writer alone, or any number of readers. It ends with
 //! the file. The kernel's mounts do not take it; those are [`crate::kernel`]'s matter.
 
+use std::fmt;
 use std::fs::{File, Metadata, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -45,15 +46,36 @@ pub(crate) fn lock(file: &File, path: &Path, exclusive: bool, is_block_device: b
     let holder = file.metadata().ok().and_then(|metadata| holder(&metadata));
     Err(Error::Busy {
         device: path.display().to_string(),
-        holder: holder.unwrap_or_else(|| "another program has it open".to_owned()),
+        holder: holder
+            .map_or_else(|| "another program has it open".to_owned(), |holder| holder.to_string()),
     })
+}
+
+/// The process that has an image or device open, with the lock that keeps others out.
+pub fn lock_holder(path: &Path) -> Option<u32> {
+    holder(&std::fs::metadata(path).ok()?).map(|holder| holder.pid)
+}
+
+/// Who holds a lock.
+struct Holder {
+    pid: u32,
+    is_writing: bool,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, is_writing } = self;
+        let what = if *is_writing { "writing" } else { "reading" };
+        let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        write!(f, "process {pid} ({}) has it open for {what}", command.trim_end())
+    }
 }
 
 /// Who holds a lock on the file.
 ///
 /// The table is read a page at a time, and the kernel counts lines to find where the next page
 /// begins: where locks come and go meanwhile, a line can be passed over. So it is read again.
-fn holder(metadata: &Metadata) -> Option<String> {
+fn holder(metadata: &Metadata) -> Option<Holder> {
     let device = metadata.dev();
     let file = format!(
         "{:02x}:{:02x}:{}",
@@ -81,17 +103,12 @@ fn read_locks() -> Option<String> {
 
 /// The holder by the lines of `/proc/locks`, which read
 /// `1: FLOCK ADVISORY WRITE 3885 fe:00:5439685 0 EOF`.
-fn holder_in(locks: &str, file: &str) -> Option<String> {
+fn holder_in(locks: &str, file: &str) -> Option<Holder> {
     let line = locks.lines().find(|line| {
         let mut fields = line.split_whitespace().skip(1);
         fields.next() == Some("FLOCK") && fields.nth(3) == Some(file)
     })?;
     let mut fields = line.split_whitespace().skip(3);
-    let what = match fields.next()? {
-        "WRITE" => "writing",
-        _ => "reading",
-    };
-    let pid: u32 = fields.next()?.parse().ok()?;
-    let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Some(format!("process {pid} ({}) has it open for {what}", command.trim_end()))
+    let is_writing = fields.next()? == "WRITE";
+    Some(Holder { pid: fields.next()?.parse().ok()?, is_writing })
 }

@@ -1,5 +1,7 @@
 //! What users do on a mount: ours, the kernel's, those of other FUSE filesystems, and of a server that does nothing.
 
+mod requests;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -152,12 +154,13 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         }
     }
     let series = alternate(contestants, context.options.round_count)?;
+    let requests = requests::tables(context, &work)?;
     std::fs::remove_file(&work.archive).map_err(Error::io("remove the archive"))?;
     push(&mut table, &series);
     table.charts = vec![chart(&series)];
     note(&mut table, &series);
     missing.into_iter().for_each(|note| table.note(note));
-    Ok(vec![table])
+    Ok([table].into_iter().chain(requests).collect())
 }
 
 fn available(context: &Context<'_>, peer: Peer) -> std::result::Result<(), String> {
@@ -414,12 +417,13 @@ const GOALS: [(Job, Peer, Goal); 13] = [
 fn note(table: &mut Table, series: &[Series<Round>]) {
     for (job, peer, goal) in GOALS {
         let theirs = series.iter().find(|one| one.name == peer.name());
+        let what = format!("{} against {}", job.name(), peer.name());
         let (Some(ours), Some(theirs)) =
             (median(&series[0], job), theirs.and_then(|theirs| median(theirs, job)))
         else {
+            table.note(format!("Goal, {what}: not judged, as there is no figure of both."));
             continue;
         };
-        let what = format!("{} against {}", job.name(), peer.name());
         table.note(match goal {
             Goal::TimeMax(goal) => {
                 verdict(&what, ours.each_s() / theirs.each_s(), goal, "times its time")

@@ -1,12 +1,15 @@
 //! `ubtrfs check`: whether a filesystem is as the format asks.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 use serde_json::{Map, json};
 use ubtrfs_check::{CheckOptions, Finding, Phase, Progress, Report, Severity, Value};
 use ubtrfs_rt::Runtime;
+use ubtrfs_volume::OpenMode;
 
 use crate::failure::{Exit, Failure, Result};
-use crate::image::DeviceArgs;
+use crate::image::VolumeArgs;
 use crate::output::Output;
 use crate::output::json;
 use crate::progress::Meter;
@@ -28,8 +31,11 @@ Examples:
   ubtrfs check --data --json disk.img | jq '.findings[].kind'"
 )]
 pub struct Args {
+    /// The image or device
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
     #[command(flatten)]
-    image: DeviceArgs,
+    volume: VolumeArgs,
     /// Read file data and all copies, too
     #[arg(long)]
     data: bool,
@@ -49,7 +55,7 @@ pub struct Args {
 
 /// Checks.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
-    let volume = args.image.volume()?;
+    let volume = args.volume.open(&args.image, OpenMode::ReadOnly)?;
     let meter = Meter::new("check");
     let advance = |now: Progress| {
         let part = match now.phase {
@@ -72,9 +78,9 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     drop(meter);
     let report = report.map_err(|error| match error {
         ubtrfs_check::Error::Volume(error) => {
-            Failure::volume("checking", &error).at_path(args.image.path())
+            Failure::volume("checking", &error).at_path(&args.image)
         }
-        error => Failure::new(Exit::Io, "checking", error).at_path(args.image.path()),
+        error => Failure::new(Exit::Io, "checking", error).at_path(&args.image),
     })?;
     if args.json {
         json::document(out, &JsonReport::new(&report))?;

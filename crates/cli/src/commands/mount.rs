@@ -10,14 +10,14 @@ use std::time::Duration;
 use clap::ArgAction;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ubtrfs_engine::{BackgroundOptions, InodeId, OpenOptions};
+use ubtrfs_engine::{BackgroundOptions, Filesystem, InodeId, OpenOptions};
 use ubtrfs_fuse::{
-    ControlSocket, FuseDevice, MountOptions, Restriction, ServeOptions, Server, Transport,
+    ControlSocket, FuseDevice, MountOptions, Restriction, ServeOptions, Server, Syncs, Transport,
 };
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_ondisk::InodeNo;
 use ubtrfs_ondisk::RootId;
-use ubtrfs_rt::Arc;
+use ubtrfs_rt::{Arc, Mutex};
 use ubtrfs_volume::OpenMode;
 
 use crate::compress::{self, Compress};
@@ -30,6 +30,9 @@ use crate::mounts;
 /// Set for the process that serves; it says on its standard output when it does.
 const SERVES: &str = "UBTRFS_MOUNT_SERVES";
 const READY: &str = "ready";
+/// Names the file into which the process that serves writes at its end how often each operation of `linux/fuse.h` was asked for, a line
+/// each of its number and the count. For the benchmarks.
+const REQUEST_COUNTS: &str = "UBTRFS_REQUEST_COUNTS";
 
 /// Mount the filesystem in an image on a directory
 ///
@@ -65,6 +68,8 @@ Options for -o, as of mount(8):
                        an error (no space) shows when it is synced or closed, holes are not told,
                        commands that change files are refused at the directory, and a snapshot
                        by another program than ubtrfs has what was synced before
+  sync, dirsync        each change is durable when it returns; with dirsync those of names and
+                       attributes
   noatime              the time of access of what is read stays (the default)
   relatime             it is noted after a change, and once a day
   nodev, nosuid, noexec
@@ -112,7 +117,9 @@ struct Wanted {
     notes_access: bool,
     fake_root: bool,
     writeback: bool,
+    syncs: Syncs,
     refuses_rings: bool,
+    naive: bool,
     restrictions: Vec<Restriction>,
 }
 
@@ -125,6 +132,10 @@ impl Wanted {
                 None => (option.as_str(), None),
             };
             wanted.take(name, value).map_err(|why| Failure::usage("-o", why).at(option))?;
+        }
+        if wanted.syncs == Syncs::All && wanted.writeback {
+            let why = "with writeback the kernel keeps what is written";
+            return Err(Failure::usage("-o", why).at("sync"));
         }
         if wanted.fake_root && wanted.allow_other {
             let why = "with fakeroot nobody's permissions are checked, so others cannot be let in";
@@ -148,7 +159,12 @@ impl Wanted {
             ("discard", None) => self.discard = true,
             ("fakeroot", None) => self.fake_root = true,
             ("writeback", None) => self.writeback = true,
+            ("sync", None) => self.syncs = Syncs::All,
+            ("dirsync", None) => self.syncs = self.syncs.max(Syncs::Names),
+            ("async", None) => self.syncs = Syncs::Asked,
             ("no_io_uring", None) => self.refuses_rings = true,
+            // Left out of the help: it makes all slower, for the benchmarks to compare with.
+            ("naive", None) => self.naive = true,
             ("nodev", None) => self.restrictions.push(Restriction::NoDev),
             ("nosuid", None) => self.restrictions.push(Restriction::NoSuid),
             ("noexec", None) => self.restrictions.push(Restriction::NoExec),
@@ -202,6 +218,8 @@ impl Wanted {
             notes_access: self.notes_access,
             fake_root: self.fake_root.then(me),
             writeback: self.writeback,
+            syncs: self.syncs,
+            naive: self.naive,
             // The last answer of a mount that holds its device is sent when all else has ended, the rings too.
             uses_rings: !self.refuses_rings && !holds_source,
         }
@@ -289,8 +307,9 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     }
     let device = ubtrfs_fuse::mount(&directory, &options)
         .map_err(|error| Failure::new(Exit::Io, "mounting", error).at_path(&directory))?;
+    let open = Arc::new(Mutex::new(Some(fs.clone())));
     if let Ok(signals) = signals {
-        watch_signals(signals, directory.clone(), source.clone());
+        watch_signals(signals, directory.clone(), source.clone(), Arc::clone(&open));
     }
     let device = FuseDevice::new(device).map_err(|error| {
         leave(&directory, &source);
@@ -332,6 +351,13 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
             leave_terminal();
         }
     });
+    if let Some(file) = std::env::var_os(REQUEST_COUNTS) {
+        let counts = server.request_counts();
+        let lines: String =
+            counts.iter().map(|(operation, count)| format!("{operation} {count}\n")).collect();
+        // Who counts finds none where it cannot be written.
+        let _ = std::fs::write(file, lines);
+    }
     let farewell = server.take_farewell();
     drop(server);
     // Who unmounts would wait for an answer as long as one could come.
@@ -339,6 +365,7 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
     if served.is_err() && farewell.is_none() {
         leave(&directory, &source);
     }
+    *open.lock() = None;
     drop((fs, image));
     if let Some((farewell, transport)) = farewell {
         farewell.send(&*transport);
@@ -378,21 +405,44 @@ fn leave_terminal() {
     let _ = std::env::set_current_dir("/");
 }
 
-/// A signal that ends the process unmounts the filesystem; what is in use can be used until it is closed.
-fn watch_signals(mut signals: Signals, directory: PathBuf, source: PathBuf) {
+/// A signal that ends the process unmounts the filesystem; what is in use can be used until it is closed. Who sent it may not wait so long:
+/// what there is by then is made durable.
+fn watch_signals(
+    mut signals: Signals,
+    directory: PathBuf,
+    source: PathBuf,
+    open: Arc<Mutex<Option<Filesystem>>>,
+) {
     let _ = std::thread::Builder::new().spawn(move || {
         for _ in signals.forever() {
-            leave(&directory, &source);
+            if leave(&directory, &source) == Left::InUse
+                && let Some(fs) = &*open.lock()
+            {
+                // What is lost is told where it is asked for, too.
+                let _ = fs.sync();
+            }
         }
     });
 }
 
+/// What became of a mount.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// It ends.
+    Now,
+    /// It ends when nobody uses it any more.
+    InUse,
+}
+
 /// Unmounts the image from the directory, if it is what lies there.
-fn leave(directory: &Path, source: &Path) {
-    if mounts::on(directory).is_some_and(|mounted| mounted.source == source) {
-        let _ = ubtrfs_fuse::unmount(directory)
-            .or_else(|_| ubtrfs_fuse::unmount_when_unused(directory));
+fn leave(directory: &Path, source: &Path) -> Left {
+    if mounts::on(directory).is_none_or(|mounted| mounted.source != source)
+        || ubtrfs_fuse::unmount(directory).is_ok()
+    {
+        return Left::Now;
     }
+    let _ = ubtrfs_fuse::unmount_when_unused(directory);
+    Left::InUse
 }
 
 /// The directory that is mounted.

@@ -31,6 +31,7 @@ mod statfs;
 pub(crate) mod subvolume;
 pub(crate) mod usage;
 mod uuid_tree;
+mod watch;
 mod write;
 mod writeback;
 pub(crate) mod xattr;
@@ -50,6 +51,8 @@ pub(crate) use state::FileState;
 pub use statfs::StatFs;
 pub use subvolume::SubvolumeInfo;
 pub use usage::{SpaceUsage, Usage};
+pub use watch::ChangedName;
+pub(crate) use watch::NameWatch;
 
 #[cfg(test)]
 mod tests;

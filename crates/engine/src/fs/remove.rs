@@ -17,6 +17,7 @@ use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
 use super::make::NewInode;
 use super::open_file::discard;
+use super::watch::ChangedName;
 use crate::data::append::Target;
 use crate::data::drop_range::drop_reference;
 use crate::error::{Error, Result};
@@ -220,6 +221,7 @@ impl Handle<'_> {
         }
         if named.id.is_stand_in() {
             self.remove_stand_in(dir, name)?;
+            core.names.tell(ChangedName { dir, name, gone: Some(named.id) });
             self.uncount(&mut names, dir, name)?;
             return Ok(None);
         }

@@ -34,6 +34,7 @@ use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime, l
 use crate::alloc::{self, Allocator};
 use crate::btree::Roots;
 use crate::error::{Error, Result};
+use crate::fs::NameWatch;
 
 pub(crate) use handle::Handle;
 pub use reservation::Reservation;
@@ -60,6 +61,8 @@ pub(crate) struct Core {
     /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
     /// what it copies. 0 until first asked for.
     bookkeeping_bytes: AtomicU64,
+    /// Who is told of names that change.
+    pub(crate) names: NameWatch,
 }
 
 /// Something above that holds changes back until the commit asks for them.
@@ -128,6 +131,7 @@ impl Core {
             has_new_superblock: AtomicBool::new(false),
             held_bytes_max: AtomicU64::new(0),
             bookkeeping_bytes: AtomicU64::new(0),
+            names: NameWatch::default(),
         }
     }
 

@@ -65,12 +65,19 @@ impl Server {
         let new: abi::SetattrIn = request.take()?;
         let has = |bit: u32| new.valid & bit != 0;
         if has(fattr::SIZE) {
-            let (file, size) = (self.file(id)?, offset(new.size)?);
+            let size = match has(fattr::FH) {
+                true => self.ends.cut(id, new.size, request.header.pid),
+                false => new.size,
+            };
+            let (file, size) = (self.file(id)?, offset(size)?);
             file.check_mutable()?;
             if has(fattr::KILL_SUIDGID) {
                 self.drop_privileges(id)?;
             }
             self.drop_capabilities(id)?;
+            self.clear_tail(id, &file, size.bytes());
+            // A page that was written whole may lie on the end then.
+            file.note_cached();
             file.data.truncate(size).map_err(|error| errno(&error))?;
         }
         let now = self.now();
@@ -96,13 +103,16 @@ impl Server {
             self.drop_capabilities(id)?;
         }
         // When it wrote what it had held back, the kernel says; that is no change that the flag APPEND forbids.
+        let mut flags_lock = None;
         if self.options.writeback && new.valid & !OF_WRITES == 0 {
+            flags_lock = Some(self.flags.lock());
             let bits = self.inode(id)?.flags;
             attributes.flags = (bits & flags::APPEND != 0).then_some(bits);
         }
         if attributes != SetAttributes::default() {
             self.set_attributes(id, &attributes)?;
         }
+        drop(flags_lock);
         self.getattr(id, answer)
     }
 

@@ -38,6 +38,7 @@ impl Server {
         let wanted: abi::ReadIn = request.take()?;
         let len = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
         let (file, at) = (self.file(id)?, offset(wanted.offset)?);
+        file.note_cached();
         if self.options.notes_access {
             self.note_access(id);
         }
@@ -53,11 +54,25 @@ impl Server {
     ) -> Result {
         let wanted: abi::WriteIn = request.take()?;
         let bytes = request.take_bytes(wanted.size)?;
+        let written = self.write_bytes(id, &wanted, bytes, answer);
+        if written.is_err() && wanted.flags & OFlags::DIRECT.bits() != 0 {
+            let end = wanted.offset.saturating_add(u64::from(wanted.size));
+            self.ends.note_failed(id, end, request.header.pid);
+        }
+        written
+    }
+
+    fn write_bytes(
+        &self,
+        id: InodeId,
+        wanted: &abi::WriteIn,
+        bytes: &[u8],
+        answer: &mut Answer,
+    ) -> Result {
         let (file, at) = (self.file(id)?, offset(wanted.offset)?);
         let is_cached = wanted.write_flags & abi::WRITE_CACHE != 0;
-        // The kernel took it before it held it back, whatever the flags are now.
-        let was_taken = is_cached && self.options.writeback;
-        if !was_taken {
+        // The kernel took it before it held it back, whatever the flags are now: with `-o writeback`, or as it was stored to a map.
+        if !is_cached {
             file.check_mutable()?;
         }
         if wanted.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
@@ -65,14 +80,17 @@ impl Server {
         }
         self.drop_capabilities(id)?;
         file.note_written();
-        let place = if is_cached { Place::AsAsked } else { self.append_place(id, &wanted) };
+        let place = if is_cached { Place::AsAsked } else { self.append_place(id, wanted) };
         let at = if let Place::At(place) = place { offset(place)? } else { at };
+        if place == Place::AsAsked && !is_cached {
+            self.clear_tail(id, &file, at.bytes());
+        }
         let mut done = 0;
         while done < bytes.len() {
             let (rest, at) = (&bytes[done..], at.saturating_add(len_bytes(done)));
             let written = match place {
                 Place::End => self.append(id, &file, at, rest),
-                _ if was_taken => file.data.write_cached(at, rest),
+                _ if is_cached => file.data.write_cached(at, rest),
                 _ => file.data.write(at, rest),
             };
             match written {
@@ -83,6 +101,8 @@ impl Server {
                 Err(error) => return Err(errno(&error)),
             }
         }
+        // An fsync may have come between.
+        file.note_written();
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
     }
@@ -141,6 +161,9 @@ impl Server {
             0 => Reach::Extends,
             _ => Reach::Stays,
         };
+        if reach == Reach::Extends {
+            self.clear_tail(id, &file, wanted.offset + len);
+        }
         let data = &file.data;
         let done = match wanted.mode & !falloc::KEEP_SIZE {
             0 => data.allocate(at, len, reach),
@@ -178,16 +201,37 @@ impl Server {
     ) -> Result {
         let wanted: abi::CopyFileRangeIn = request.take()?;
         let target = self.nodes.inode(wanted.node_out).ok_or(Errno::STALE)?;
+        // Of the target the kernel may not know the end: what the request is of stays as it is.
+        let since = self.ends.now();
+        self.ends.note_touched(target);
+        let copied = self.copy_to(id, target, &wanted, &request, answer);
+        self.ends.note_done(target, since);
+        if copied.is_err() {
+            self.forget_attributes(target);
+        }
+        copied
+    }
+
+    fn copy_to(
+        &self,
+        id: InodeId,
+        target: InodeId,
+        wanted: &abi::CopyFileRangeIn,
+        request: &Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
         if wanted.flags != 0 {
             return Err(Errno::INVAL);
         }
         let len = wanted.len.min(COPY_BYTES_MAX);
         let end = wanted.offset_in.checked_add(len).ok_or(Errno::OVERFLOW)?;
-        self.file(target)?.check_mutable()?;
+        let target_file = self.file(target)?;
+        target_file.check_mutable()?;
         self.drop_privileges_unless_root(target, self.owner(&request.header).0)?;
         self.drop_capabilities(target)?;
         let (range, to) =
             (DiskOffset(wanted.offset_in)..DiskOffset(end), DiskOffset(wanted.offset_out));
+        self.clear_tail(target, &target_file, wanted.offset_out);
         let copied = self.fs.copy_range(id, range, target, to);
         if copied.is_err() {
             // Some of it may be there.

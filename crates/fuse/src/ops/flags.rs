@@ -67,6 +67,7 @@ impl Server {
             }
             SET_FLAGS => {
                 let asked: u32 = request.take()?;
+                let _lock = self.flags.lock();
                 self.set_flags(id, asked, Form::Words)?;
                 answer.put(&abi::IoctlOut::default());
                 Ok(())
@@ -78,6 +79,7 @@ impl Server {
                 if xflags & !known != 0 || [extent_size_hint, project, copy_hint] != [0; 3] {
                     return Err(Errno::OPNOTSUPP);
                 }
+                let _lock = self.flags.lock();
                 // Those that this form does not know stay.
                 let kept = shown(self.inode(id)?.flags, |(flag, xflag, _)| match xflag {
                     0 => *flag,

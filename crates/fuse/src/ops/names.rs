@@ -7,7 +7,7 @@ use ubtrfs_ondisk::InodeNo;
 use crate::abi::{self, EntryOut, InHeader, fopen, opcode};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
-use crate::server::{Server, VALID_SECONDS, decode_device};
+use crate::server::{Server, decode_device};
 
 /// Attributes that a new inode takes over at most: two access control lists and how it is compressed.
 const INHERITED_XATTRS: u64 = 3;
@@ -35,7 +35,10 @@ impl Server {
             Ok(id) => self.put_entry(id, answer),
             // That there is none may be remembered, too.
             Err(Error::NotFound { .. }) => {
-                answer.put(&EntryOut { entry_valid: VALID_SECONDS, ..EntryOut::default() });
+                answer.put(&EntryOut {
+                    entry_valid: self.options.valid_seconds(),
+                    ..EntryOut::default()
+                });
                 Ok(())
             }
             Err(error) => Err(errno(&error)),
@@ -128,7 +131,10 @@ impl Server {
 
     fn put_opened(&self, id: InodeId, answer: &mut Answer) -> Result {
         self.put_entry(id, answer)?;
-        let open_flags = fopen::KEEP_CACHE | fopen::NOFLUSH;
+        let open_flags = match self.options.naive {
+            true => 0,
+            false => fopen::KEEP_CACHE | fopen::NOFLUSH,
+        };
         answer.put(&abi::OpenOut { open_flags, ..abi::OpenOut::default() });
         Ok(())
     }
@@ -207,11 +213,16 @@ impl Server {
         };
         let (name, new_name) = (request.take_entry_name()?, request.take_entry_name()?);
         let new_dir = self.nodes.inode(new_dir).ok_or(Errno::STALE)?;
+        const WHITEOUT_OF_NONE: u32 = renameat2::WHITEOUT | renameat2::NOREPLACE;
+        // The kernel has looked, too, and holds the directory.
+        if flags == WHITEOUT_OF_NONE && self.fs.lookup(new_dir, new_name).is_ok() {
+            return Err(Errno::EXIST);
+        }
         let mode = match flags {
             0 => RenameMode::Replace,
             renameat2::NOREPLACE => RenameMode::NoReplace,
             renameat2::EXCHANGE => RenameMode::Exchange,
-            renameat2::WHITEOUT => RenameMode::Whiteout,
+            renameat2::WHITEOUT | WHITEOUT_OF_NONE => RenameMode::Whiteout,
             _ => return Err(Errno::INVAL),
         };
         let replaced = self.fs.rename_deferred(dir, name, new_dir, new_name, mode);

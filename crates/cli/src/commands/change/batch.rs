@@ -33,6 +33,8 @@ use crate::words;
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
+    // Its cache has a default of its own: `image::CACHE_BYTES_OF_ONE_TRANSACTION`.
+    mut_arg("cache", |cache| cache.help("Memory for tree blocks and file data [default: 2G]")),
     after_help = "\
 Examples:
   ubtrfs batch disk.img < changes.txt

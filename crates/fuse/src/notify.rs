@@ -1,0 +1,250 @@
+//! What the kernel is told unasked: that it knows something no more, as it was changed beside it.
+
+use std::cell::Cell;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+use rustix::io::Errno;
+use ubtrfs_engine::{ChangedName, InodeId};
+use ubtrfs_ondisk::dir::FileType;
+use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering};
+
+use crate::abi;
+use crate::ends::MovedEnd;
+use crate::message::{Answer, Result};
+use crate::nodes::Nodes;
+use crate::server::Server;
+
+/// What a notification has beside its header: a struct and a name.
+const NOTIFICATION_BYTES_MAX: usize = 512;
+/// For so long a request waits until the kernel has taken what it is told: it may wait for others who wait for this server.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What was changed beside the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Changed {
+    /// Names and attributes, and no data of files that were there before.
+    Names,
+    /// Anything.
+    Anything,
+}
+
+/// What the kernel knows of an inode.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Attributes,
+    Everything,
+}
+
+thread_local! {
+    /// This thread does what the kernel asks for.
+    static ANSWERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread answers the kernel from now on, which knows of the names that it changes.
+pub(crate) fn note_thread_answers() {
+    ANSWERS.set(true);
+}
+
+/// A name that was entered or taken away.
+#[derive(PartialEq, Eq, Hash)]
+struct Told {
+    dir: InodeId,
+    name: Vec<u8>,
+    gone: Option<InodeId>,
+}
+
+/// Names in directories that the kernel knows which were changed beside it.
+#[derive(Default)]
+pub(crate) struct ChangedNames {
+    /// Changes under way.
+    change_count: AtomicUsize,
+    names: Mutex<Vec<Told>>,
+}
+
+impl ChangedNames {
+    /// To be called where the filesystem changes a name.
+    pub(crate) fn note(&self, nodes: &Nodes, changed: ChangedName<'_>) {
+        if ANSWERS.get() || self.change_count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        // Of the names in others it remembers none.
+        if nodes.number(changed.dir).is_some() {
+            let ChangedName { dir, name, gone } = changed;
+            self.names.lock().push(Told { dir, name: name.to_vec(), gone });
+        }
+    }
+}
+
+impl Server {
+    /// The kernel believes attributes of an inode that a request changed besides: it is to ask again.
+    pub(crate) fn forget_attributes(&self, id: InodeId) {
+        if let Some(node) = self.nodes.number(id) {
+            self.invalidate(node, Known::Attributes);
+        }
+    }
+
+    /// Has the filesystem changed beside the kernel, which believes what it was told: it is to ask again for what changed of names, for
+    /// all attributes, and for data where that may have changed. Called without a handle, and not by who serves requests: the
+    /// kernel may wait for those.
+    pub fn change<T>(&self, changed: Changed, change: impl FnOnce() -> T) -> T {
+        self.changed_names.change_count.fetch_add(1, Ordering::AcqRel);
+        let result = match changed {
+            Changed::Names => change(),
+            Changed::Anything => self.change_anything(change),
+        };
+        self.changed_names.change_count.fetch_sub(1, Ordering::AcqRel);
+        let names = std::mem::take(&mut *self.changed_names.names.lock());
+        for told in names {
+            self.forget_changed(&told);
+        }
+        self.forget_all(changed);
+        result
+    }
+
+    fn change_anything<T>(&self, change: impl FnOnce() -> T) -> T {
+        self.ends.begin();
+        let before: FxHashMap<InodeId, u64> = self.known_sizes().collect();
+        let result = change();
+        let mut moved = Vec::new();
+        for (id, true_bytes) in self.known_sizes() {
+            // One that it has been told of meanwhile may have had another size then, too.
+            let known_bytes = before.get(&id).copied().unwrap_or(u64::MAX);
+            if known_bytes != true_bytes {
+                moved.push((id, MovedEnd { known_bytes, true_bytes }));
+            }
+        }
+        self.ends.end(moved);
+        self.files.note_capabilities();
+        result
+    }
+
+    /// The regular files that the kernel knows, and how long they are.
+    fn known_sizes(&self) -> impl Iterator<Item = (InodeId, u64)> {
+        let inodes = self.nodes.all().into_iter().filter_map(|(_, id)| self.fs.inode(id).ok());
+        inodes
+            .filter(|inode| inode.file_type() == FileType::Regular)
+            .map(|inode| (inode.id, inode.size_bytes))
+    }
+
+    fn forget_all(&self, changed: Changed) {
+        for (node, id) in self.nodes.all() {
+            let is_directory = self.fs.inode(id).is_ok_and(|inode| inode.is_dir());
+            let known = match changed {
+                // What a directory holds the kernel keeps as it does data.
+                Changed::Names if !is_directory => Known::Attributes,
+                _ => Known::Everything,
+            };
+            self.invalidate(node, known);
+        }
+    }
+
+    /// A name that was changed means something else now, or nothing. No other is told of: what is mounted below one is taken off by that.
+    fn forget_changed(&self, told: &Told) {
+        let Some(parent) = self.nodes.number(told.dir) else { return };
+        let Some(transport) = self.transport() else { return };
+        let gone = told.gone.filter(|gone| self.is_gone(*gone));
+        // Of what is gone whoever watches it hears, and what it was is not to be found by who is in it.
+        if let Some(child) = gone.and_then(|gone| self.nodes.number(gone))
+            && self.fs.lookup(told.dir, &told.name).is_err()
+        {
+            let mut message = named(&told.name, |name_len| abi::NotifyDelete {
+                parent,
+                child,
+                name_len,
+                padding: 0,
+            });
+            // One that it does not remember needs no telling.
+            let _ = transport.send(message.finish_notification(abi::NOTIFY_DELETE));
+            return;
+        }
+        let mut message = invalidated_entry(parent, &told.name);
+        let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_ENTRY));
+    }
+
+    /// It has no name any more.
+    fn is_gone(&self, id: InodeId) -> bool {
+        match self.fs.inode(id) {
+            Ok(inode) => inode.nlink == 0,
+            Err(error) => matches!(error, ubtrfs_engine::Error::NotFound { .. }),
+        }
+    }
+
+    /// Has the kernel write what it holds of files, by `-o writeback` or by stores to maps of them, and waits until it has: what it is
+    /// told to forget it writes before. syncfs(2) alone begins to write, and does not wait for a server of type `fuse`. Called as
+    /// [`Server::change`] is.
+    pub fn bring_back(&self) {
+        for (node, id) in self.nodes.all() {
+            if self.fs.inode(id).is_ok_and(|inode| inode.file_type() == FileType::Regular) {
+                self.invalidate(node, Known::Everything);
+            }
+        }
+    }
+
+    /// A request that is none for names made or took one away: the kernel is to know when that is answered.
+    pub(crate) fn forget_name(&self, dir: InodeId, name: &[u8]) {
+        let Some(node) = self.nodes.number(dir) else { return };
+        // What a directory holds the kernel keeps as it does data.
+        self.invalidate(node, Known::Everything);
+        if let Some(told) =
+            self.notify_later(abi::NOTIFY_INVAL_ENTRY, invalidated_entry(node, name))
+        {
+            let _ = told.recv_timeout(PATIENCE);
+        }
+    }
+
+    /// The kernel may have old data of a file.
+    pub(crate) fn forget_data_later(&self, id: InodeId) {
+        if let Some(node) = self.nodes.number(id) {
+            let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
+            message.put(&abi::NotifyInvalInode { node, offset: 0, len: 0 });
+            drop(self.notify_later(abi::NOTIFY_INVAL_INODE, message));
+        }
+    }
+
+    /// Tells the kernel what it waits with for others, who wait for a thread of this server: so not on one of these. What is returned
+    /// hears when it is told.
+    pub(crate) fn notify_later(
+        &self,
+        code: i32,
+        mut message: Answer,
+    ) -> Option<mpsc::Receiver<()>> {
+        let transport = Arc::clone(self.transport()?);
+        let (is_told, told) = mpsc::channel();
+        let begun = std::thread::Builder::new().spawn(move || {
+            let _ = transport.send(message.finish_notification(code));
+            let _ = is_told.send(());
+        });
+        begun.is_ok().then_some(told)
+    }
+
+    fn invalidate(&self, node: u64, known: Known) {
+        let offset = if known == Known::Everything { 0 } else { -1 };
+        let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
+        message.put(&abi::NotifyInvalInode { node, offset, len: 0 });
+        // One that it does not know needs no telling.
+        let _ = self.notify(abi::NOTIFY_INVAL_INODE, message);
+    }
+
+    fn notify(&self, code: i32, mut message: Answer) -> Result {
+        let transport = self.transport().ok_or(Errno::NOTCONN)?;
+        transport.send(message.finish_notification(code))
+    }
+}
+
+fn invalidated_entry(parent: u64, name: &[u8]) -> Answer {
+    named(name, |name_len| abi::NotifyInvalEntry { parent, name_len, flags: 0 })
+}
+
+/// A message about a name.
+fn named<T: zerocopy::IntoBytes + zerocopy::Immutable>(
+    name: &[u8],
+    about: impl FnOnce(u32) -> T,
+) -> Answer {
+    let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
+    message.put(&about(u32::try_from(name.len()).unwrap_or(0)));
+    message.put_bytes(name);
+    message.put_bytes(&[0]);
+    message
+}
