@@ -454,11 +454,182 @@ fn one_block_cloned_many_times_on_a_nearly_full_filesystem_commits() {
         }
     }
     println!("{count} clones: {:?}", begun.elapsed());
+    // What 2400 files left is some 9 MB; a clone takes two items, of less than 200 bytes together.
+    assert!(count >= 1000, "{count} clones");
     let begun = std::time::Instant::now();
     fs.commit().unwrap();
     println!("committed: {:?}", begun.elapsed());
     drop(fs);
     judge(&image);
+}
+
+/// A device that stops at a write or a flush until it is told to go on.
+#[derive(Debug)]
+struct Stopping {
+    inner: FileDevice,
+    stop: std::sync::Mutex<Option<Stop>>,
+}
+
+/// Behind how many writes and flushes, whom to tell, and who says that it goes on.
+#[derive(Debug)]
+struct Stop {
+    behind: usize,
+    events: mpsc::Sender<Event>,
+    go_on: mpsc::Receiver<()>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Event {
+    Stopped,
+    Committed,
+    Read,
+    Changed,
+}
+
+impl Stopping {
+    fn pass(&self) {
+        let mut armed = self.stop.lock().unwrap();
+        let is_here = armed.as_mut().is_some_and(|stop| {
+            let is_here = stop.behind == 0;
+            stop.behind = stop.behind.saturating_sub(1);
+            is_here
+        });
+        let stop = if is_here { armed.take() } else { None };
+        drop(armed);
+        if let Some(stop) = stop {
+            stop.events.send(Event::Stopped).unwrap();
+            // A test that failed says nothing, and has dropped the sender.
+            let _ = stop.go_on.recv();
+        }
+    }
+}
+
+impl Device for Stopping {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
+        self.inner.read_at(at, buf)
+    }
+    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
+        self.pass();
+        self.inner.write_at(at, buf)
+    }
+    fn write_vectored_at(&self, at: PhysicalAddr, bufs: &[&[u8]]) -> std::io::Result<()> {
+        self.pass();
+        self.inner.write_vectored_at(at, bufs)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.pass();
+        self.inner.flush()
+    }
+    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.discard(at, len_bytes)
+    }
+    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.resize(len_bytes)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+}
+
+/// A file that holds its name again and again.
+fn make_named(fs: &Filesystem, name: &str) {
+    let id = create(fs, fs.top_level(), name.as_bytes());
+    fs.write(id, FileOffset(0), name.repeat(1000).as_bytes()).unwrap();
+}
+
+fn assert_named(fs: &Filesystem, name: &str) {
+    let id = fs.lookup(fs.top_level(), name.as_bytes()).unwrap();
+    let expect = name.repeat(1000).into_bytes();
+    assert_eq!(fs.inode(id).unwrap().size_bytes, expect.len() as u64, "{name}");
+    let mut bytes = vec![0; expect.len()];
+    assert_eq!(fs.read(id, FileOffset(0), &mut bytes).unwrap(), expect.len(), "{name}");
+    assert!(bytes == expect, "{name}");
+}
+
+/// Each write and each flush of a commit is held in turn. Who reads meanwhile sees the last commit and the one being made; who
+/// changes something waits, and changes the next one.
+#[test]
+fn commit_that_is_held_keeps_no_reader_waiting() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let directory = temporary();
+    let image = directory.path().join("image");
+    let mode = OpenMode::CreateNew { len_bytes: 256 << 20 };
+    let device = Arc::new(Stopping {
+        inner: FileDevice::open(&image, mode, Window::Whole).unwrap(),
+        stop: std::sync::Mutex::default(),
+    });
+    let options = MkfsOptions::default();
+    let volume = mkfs(vec![device.clone()], &options, &Arc::new(Runtime::system())).unwrap();
+    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
+    make_named(&fs, "before");
+    fs.commit().unwrap();
+    let mut names = vec!["before".to_owned()];
+    let mut stop_count = 0;
+    for behind in 0_usize.. {
+        let running = format!("running {behind}");
+        make_named(&fs, &running);
+        names.push(running);
+        let (events, happened) = mpsc::channel();
+        let (go_on, told) = mpsc::channel();
+        let stop = Stop { behind, events: events.clone(), go_on: told };
+        *device.stop.lock().unwrap() = Some(stop);
+        let committer = std::thread::spawn({
+            let (fs, events) = (fs.clone(), events.clone());
+            move || {
+                fs.commit().unwrap();
+                events.send(Event::Committed).unwrap();
+            }
+        });
+        if happened.recv_timeout(LIMIT).expect("it stops or is done") == Event::Committed {
+            device.stop.lock().unwrap().take();
+            committer.join().unwrap();
+            break;
+        }
+        stop_count += 1;
+        let next = format!("next {behind}");
+        let writer = std::thread::spawn({
+            let (fs, events, next) = (fs.clone(), events.clone(), next.clone());
+            move || {
+                make_named(&fs, &next);
+                events.send(Event::Changed).unwrap();
+            }
+        });
+        let reader = std::thread::spawn({
+            let (fs, names, next) = (fs.clone(), names.clone(), next.clone());
+            move || {
+                for name in &names {
+                    assert_named(&fs, name);
+                }
+                let found = fs.lookup(fs.top_level(), next.as_bytes());
+                assert!(matches!(found, Err(Error::NotFound { .. })), "{found:?}");
+                events.send(Event::Read).unwrap();
+            }
+        });
+        // First of all: nothing else is done before the commit goes on.
+        assert_eq!(happened.recv_timeout(LIMIT), Ok(Event::Read), "request {behind}");
+        go_on.send(()).unwrap();
+        let others = [(); 2].map(|()| happened.recv_timeout(LIMIT).expect("both are done"));
+        assert!(others.contains(&Event::Committed) && others.contains(&Event::Changed));
+        for thread in [committer, writer, reader] {
+            thread.join().unwrap();
+        }
+        assert_named(&fs, &next);
+        names.push(next);
+    }
+    // Blocks, a flush, superblocks, a flush.
+    assert!(stop_count >= 4, "{stop_count} requests");
+    drop((fs, device));
+    judge(&image);
+    let fs = open_for_writing(&image);
+    for name in &names {
+        assert_named(&fs, name);
+    }
 }
 
 /// A file's old data is given to another file at once; who reads the old one meanwhile sees the

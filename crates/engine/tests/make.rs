@@ -6,6 +6,8 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_engine::{
     Error, Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, PreparedData,
@@ -205,6 +207,48 @@ fn xattrs_are_replaced_and_limited() {
     drop(handle);
     assert_eq!(fs.xattr(id, b"user.a").unwrap().as_deref(), Some(&b"3"[..]));
     judge(made);
+}
+
+/// The longest attribute fills a leaf alone: what is left of it behind its header, the header of an item and the
+/// head of an entry. Linux draws the border there, too.
+#[test]
+fn xattr_at_the_border_is_taken_and_a_byte_more_is_refused_as_by_the_kernel() {
+    const NAME: &str = "user.long";
+    for nodesize_bytes in [4096_u32, 16_384, 65_536] {
+        let options = MkfsOptions { nodesize_bytes, ..MkfsOptions::default() };
+        let Made { _directory, image, fs } = make(&options);
+        let id = create(&fs, fs.top_level(), b"ours", &file());
+        create(&fs, fs.top_level(), b"theirs", &file());
+        let limit_bytes = usize::try_from(nodesize_bytes).unwrap() - 101 - 25 - 30;
+        let too_long = vec![b'v'; limit_bytes + 1 - NAME.len()];
+        let longest = &too_long[1..];
+        let mut handle = fs.begin(Reservation::items(50)).unwrap();
+        match handle.set_xattr(id, NAME.as_bytes(), &too_long) {
+            Err(Error::TooLong { have_bytes, max_bytes, .. }) => {
+                assert_eq!((have_bytes, max_bytes), (limit_bytes + 1, limit_bytes));
+            }
+            other => panic!("{other:?}"),
+        }
+        handle.set_xattr(id, NAME.as_bytes(), longest).unwrap();
+        drop(handle);
+        assert_eq!(fs.xattr(id, NAME.as_bytes()).unwrap().as_deref(), Some(longest));
+        fs.commit().unwrap();
+        let ours = common::snapshot(&fs, fs.top_level());
+        drop(fs);
+        judge_image(&image, &ours);
+        if !oracle::require(Oracle::KernelBtrfs) {
+            continue;
+        }
+        let mount = KernelMount::read_write(&image, "subvolid=5");
+        let path = mount.path().join("theirs");
+        let set = |value: &[u8]| rustix::fs::setxattr(&path, NAME, value, XattrFlags::empty());
+        assert_eq!(set(&too_long), Err(Errno::NOSPC));
+        assert_eq!(set(longest), Ok(()));
+        mount.unmount();
+        let fs = common::open(&[&image]);
+        let theirs = fs.lookup(fs.top_level(), b"theirs").unwrap();
+        assert_eq!(fs.xattr(theirs, NAME.as_bytes()).unwrap().as_deref(), Some(longest));
+    }
 }
 
 /// Names whose crc32c with seed ~1 is the same: the hash is linear, so that a difference that the

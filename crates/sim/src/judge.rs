@@ -201,12 +201,19 @@ impl Outside {
 }
 
 /// What the kernel shows of images that lie in files. Where it might fail to make the free space
-/// tree anew, it makes it after btrfs-progs has taken the old one away.
+/// tree anew, it makes it after btrfs-progs has taken the old one away; where it must fail, it does without.
 fn show(images: &[Image], files: &[PathBuf], read_only: bool) -> TreeSnapshot {
     let mut options = "subvolid=5,noatime";
-    if !read_only && superblocks::may_linux_fail_at_free_space_tree(images) {
-        clear_free_space_tree(files);
-        options = "subvolid=5,noatime,space_cache=v2";
+    if !read_only && superblocks::has_stale_free_space_tree(images) {
+        let has_no_room = superblocks::linux_keeps_all_metadata_back(images)
+            .unwrap_or_else(|why| panic!("its chunks are not to be had: {why}"));
+        if has_no_room {
+            clear_free_space_tree(files);
+            options = "subvolid=5,noatime,nospace_cache";
+        } else if superblocks::may_linux_fail_at_free_space_tree(images) {
+            clear_free_space_tree(files);
+            options = "subvolid=5,noatime,space_cache=v2";
+        }
     }
     let mounted = KernelMount::mount(files, options, read_only)
         .unwrap_or_else(|why| panic!("the kernel does not mount it: {why}"));
