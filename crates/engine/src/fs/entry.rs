@@ -12,7 +12,6 @@ use super::inode::InodeId;
 use super::make::{EntryBytes, RefPlan, insert_name, plan_ref};
 use super::make_subvolume::insert_root_refs;
 use super::state::Names;
-use super::watch::ChangedName;
 use crate::error::{Error, Result};
 use crate::filesystem::Handle;
 use crate::txn::Core;
@@ -131,8 +130,7 @@ impl Handle<'_> {
             self.remove_ref(dir, name, named.id)?
         };
         self.remove_entry(dir, name).map_err(|error| self.txn.abort(error))?;
-        let gone = Some(named.id);
-        self.txn.core().names.tell(ChangedName { dir, name, gone });
+        self.tell_gone(dir, name, named.id);
         let txn = &mut self.txn;
         let key = dir.key(KeyType::DIR_INDEX, index);
         txn.remove(dir.root, key).map_err(|error| txn.abort(error))

@@ -14,7 +14,7 @@ use super::entry::check_flags;
 use super::inode::{Inode, InodeId};
 use super::remove::orphan_key;
 use super::state::{Names, timespec, touch};
-use super::watch::ChangedName;
+use super::watch::tell_entered;
 use super::xattr::COMPRESSION_XATTR;
 use crate::data::append::{self, Target};
 use crate::error::{Error, Result};
@@ -222,7 +222,7 @@ pub(super) fn insert_name(
     entry: &EntryBytes,
 ) -> Result<()> {
     insert_by_hash(handle, dir, name, entry)?;
-    handle.core().names.tell(ChangedName { dir, name, gone: None });
+    tell_entered(handle, dir, name);
     handle
         .insert(dir.root, dir.key(KeyType::DIR_INDEX, index), entry.as_slice())
         .map_err(|error| handle.abort(error))

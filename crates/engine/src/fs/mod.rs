@@ -52,7 +52,6 @@ pub use statfs::StatFs;
 pub use subvolume::SubvolumeInfo;
 pub use usage::{SpaceUsage, Usage};
 pub use watch::ChangedName;
-pub(crate) use watch::NameWatch;
 
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,6 @@ use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
 use super::make::NewInode;
 use super::open_file::discard;
-use super::watch::ChangedName;
 use crate::data::append::Target;
 use crate::data::drop_range::drop_reference;
 use crate::error::{Error, Result};
@@ -221,7 +220,7 @@ impl Handle<'_> {
         }
         if named.id.is_stand_in() {
             self.remove_stand_in(dir, name)?;
-            core.names.tell(ChangedName { dir, name, gone: Some(named.id) });
+            self.tell_gone(dir, name, named.id);
             self.uncount(&mut names, dir, name)?;
             return Ok(None);
         }

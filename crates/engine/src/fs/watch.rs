@@ -1,9 +1,8 @@
 //! Who is told of names that change: a mount, say, whose kernel remembers names.
 
-use ubtrfs_rt::{Arc, AtomicBool, Ordering, RwLock};
-
 use super::inode::InodeId;
-use crate::filesystem::Filesystem;
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn;
 
 /// A name that is being entered into a directory, or taken away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,30 +15,16 @@ pub struct ChangedName<'a> {
     pub gone: Option<InodeId>,
 }
 
-type Watch = Arc<dyn Fn(ChangedName<'_>) + Send + Sync>;
-
-/// Who is told.
-#[derive(Default)]
-pub(crate) struct NameWatch {
-    /// Read without the lock, to skip it where nobody is.
-    is_watched: AtomicBool,
-    watch: RwLock<Option<Watch>>,
+/// A name was entered.
+pub(super) fn tell_entered(handle: &txn::Handle<'_>, dir: InodeId, name: &[u8]) {
+    handle.core().names.tell(((dir.root, dir.inode), name, None));
 }
 
-impl std::fmt::Debug for NameWatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NameWatch").field("is_watched", &self.is_watched).finish_non_exhaustive()
-    }
-}
-
-impl NameWatch {
-    pub(crate) fn tell(&self, changed: ChangedName<'_>) {
-        if !self.is_watched.load(Ordering::Acquire) {
-            return;
-        }
-        if let Some(watch) = &*self.watch.read() {
-            watch(changed);
-        }
+impl Handle<'_> {
+    /// A name was taken away.
+    pub(super) fn tell_gone(&self, dir: InodeId, name: &[u8], gone: InodeId) {
+        let gone = Some((gone.root, gone.inode));
+        self.txn.core().names.tell(((dir.root, dir.inode), name, gone));
     }
 }
 
@@ -48,8 +33,9 @@ impl Filesystem {
     /// the thread that makes the change, in the midst of it: others may not see it yet, it may fail yet, and no call of this filesystem may
     /// be made from there.
     pub fn watch_names(&self, watch: impl Fn(ChangedName<'_>) + Send + Sync + 'static) {
-        let names = &self.inner.core.names;
-        *names.watch.write() = Some(Arc::new(watch));
-        names.is_watched.store(true, Ordering::Release);
+        self.inner.core.names.set(move |(dir, name, gone)| {
+            let id = |(root, inode)| InodeId { root, inode };
+            watch(ChangedName { dir: id(dir), name, gone: gone.map(id) });
+        });
     }
 }

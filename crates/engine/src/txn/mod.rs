@@ -23,6 +23,7 @@
 pub(crate) mod commit;
 mod handle;
 mod reservation;
+mod watch;
 mod writeout;
 
 use std::sync::OnceLock;
@@ -34,10 +35,10 @@ use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime, l
 use crate::alloc::{self, Allocator};
 use crate::btree::Roots;
 use crate::error::{Error, Result};
-use crate::fs::NameWatch;
 
 pub(crate) use handle::Handle;
 pub use reservation::Reservation;
+use watch::NameWatch;
 
 /// What every layer of an open filesystem shares: trees, allocator, the running transaction.
 #[derive(Debug)]
