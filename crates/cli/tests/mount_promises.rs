@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use place::Place;
 use rustix::fs::OFlags;
-use ubtrfs_testkit::{LoopDevice, assert_checks_clean_whatever_it_holds};
+use ubtrfs_testkit::{KernelMount, LoopDevice, assert_checks_clean_whatever_it_holds};
 
 /// For so long something may take to come.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -682,4 +682,27 @@ fn mounts_are_found_beside_one_with_a_name_of_any_bytes() {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     assert!(place.directory.join("made").is_dir());
     place.umount();
+}
+
+/// When it was written the kernel knows, with `-o writeback`; the request that says so could come before the data.
+#[test]
+fn times_of_what_the_kernel_held_back_are_those_that_it_showed() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "writeback,commit=3600"]);
+    let names: Vec<String> = (0..100).map(|number| format!("file {number}")).collect();
+    for (number, name) in names.iter().enumerate() {
+        fs::write(place.directory.join(name), vec![7; 1 + number * 7000]).unwrap();
+    }
+    let time = |path: &Path| {
+        let about = fs::metadata(path).unwrap();
+        (about.mtime(), about.mtime_nsec())
+    };
+    // None of them just now.
+    std::thread::sleep(Duration::from_millis(20));
+    let shown: Vec<_> = names.iter().map(|name| time(&place.directory.join(name))).collect();
+    place.umount();
+    let kernel = KernelMount::read_only(&place.image, "");
+    for (name, shown) in names.iter().zip(shown) {
+        assert_eq!(time(&kernel.path().join(name)), shown, "{name}");
+    }
 }

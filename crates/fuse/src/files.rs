@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use ubtrfs_engine::{DataFile, Filesystem, InodeId};
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
+use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
 use crate::message::Result;
 
@@ -27,6 +27,8 @@ pub(crate) struct UsedFile {
     is_written: AtomicBool,
     /// The kernel may have what was read of it, and maps.
     may_be_cached: AtomicBool,
+    /// With `-o writeback`: when its data and it were changed last, as the kernel has said.
+    times: Mutex<Option<(Time, Time)>>,
 }
 
 impl UsedFile {
@@ -38,6 +40,16 @@ impl UsedFile {
     /// It is about to be synced, and errors are about to be told.
     pub(crate) fn note_synced(&self) {
         self.is_written.store(false, Ordering::Release);
+    }
+
+    /// The kernel says when its data and it were changed last.
+    pub(crate) fn note_times(&self, mtime: Time, ctime: Time) {
+        *self.times.lock() = Some((mtime, ctime));
+    }
+
+    /// What the kernel said of that.
+    pub(crate) fn times(&self) -> Option<(Time, Time)> {
+        *self.times.lock()
     }
 
     /// The kernel is about to have what it reads.
@@ -114,6 +126,7 @@ impl Files {
             is_written: AtomicBool::new(false),
             // Of one that was used before.
             may_be_cached: AtomicBool::new(inode.size_bytes > 0),
+            times: Mutex::default(),
         });
         let mut table = self.table.lock();
         table.clock += 1;

@@ -1,133 +1,19 @@
 //! A filesystem mounted and used as any other; then `btrfs check` and the kernel's own mount say the same of its image.
 
+#[path = "support/mounted.rs"]
+mod mounted;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
-use tempfile::TempDir;
-use ubtrfs_engine::{
-    BackgroundOptions, Filesystem, MkfsOptions, OpenOptions, SnapshotOptions, mkfs,
-};
-use ubtrfs_fuse::{FuseDevice, MountOptions, ServeOptions, Server, Transport, mount, unmount};
-use ubtrfs_iomap::CacheOptions;
-use ubtrfs_rt::Runtime;
-use ubtrfs_testkit::{
-    Compare, KernelMount, Oracle, Prng, TreeSnapshot, assert_checks_clean_whatever_it_holds,
-    oracle, oracle::FUSE_RINGS_SWITCH,
-};
-use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
-
-/// One test at a time: a process that another one starts has, between its fork and its exec, all files of this process open,
-/// and a mount with an open file is busy.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// A mount that a thread of this process serves.
-struct Mounted {
-    _scratch: TempDir,
-    _alone: MutexGuard<'static, ()>,
-    image: PathBuf,
-    directory: PathBuf,
-    serve_options: ServeOptions,
-    server: Option<(Arc<Server>, JoinHandle<()>)>,
-}
-
-fn device(image: &Path) -> Arc<dyn Device> {
-    Arc::new(FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap())
-}
-
-fn open(image: &Path) -> Filesystem {
-    let volume = Volume::open(vec![device(image)], &VolumeOptions::default()).unwrap();
-    let page_cache = Some(CacheOptions { keeps_clean: false, ..CacheOptions::default() });
-    Filesystem::open(volume, OpenOptions { page_cache, ..OpenOptions::default() }).unwrap()
-}
-
-impl Mounted {
-    /// Of a new filesystem; `None` where mounting is not possible.
-    fn new() -> Option<Self> {
-        Self::served_with(ServeOptions::default())
-    }
-
-    fn served_with(serve_options: ServeOptions) -> Option<Self> {
-        let judges = [Oracle::Root, Oracle::Fuse, Oracle::KernelBtrfs, Oracle::BtrfsProgs];
-        if !oracle::require_all(&judges) {
-            return None;
-        }
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let scratch = tempfile::tempdir().unwrap();
-        let (image, directory) = (scratch.path().join("image"), scratch.path().join("mounted"));
-        fs::create_dir(&directory).unwrap();
-        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        File::create(&image).unwrap().set_len(1 << 30).unwrap();
-        mkfs(vec![device(&image)], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
-        let mut mounted = Self {
-            _scratch: scratch,
-            _alone: alone,
-            image,
-            directory,
-            serve_options,
-            server: None,
-        };
-        mounted.mount();
-        Some(mounted)
-    }
-
-    fn mount(&mut self) {
-        let fs = open(&self.image);
-        let root = fs.default_subvolume().unwrap();
-        let source = self.image.display().to_string();
-        let options = MountOptions { source, allow_other: true, ..MountOptions::default() };
-        let device = mount(&self.directory, &options).unwrap();
-        let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device).unwrap());
-        let server = Server::new(fs.clone(), root, self.serve_options);
-        let serving = Arc::clone(&server);
-        let thread = std::thread::spawn(move || {
-            let background = fs.run_in_background(BackgroundOptions::default()).unwrap();
-            serving.run(&transport, || {}).unwrap();
-            background.stop().unwrap();
-        });
-        self.server = Some((server, thread));
-    }
-
-    fn unmount(&mut self) {
-        if let Some((server, thread)) = self.server.take() {
-            unmount(&self.directory).unwrap();
-            thread.join().unwrap();
-            drop(server);
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
-    }
-
-    /// Unmounts; all judges say that it is as it was seen.
-    fn judge(&mut self) {
-        self.judge_by(&Compare::same_filesystem());
-    }
-
-    fn judge_by(&mut self, compare: &Compare) {
-        let seen = TreeSnapshot::of_directory(&self.directory);
-        self.unmount();
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&self.image));
-        let kernel = KernelMount::read_only(&self.image, "");
-        let theirs = TreeSnapshot::of_directory(kernel.path());
-        kernel.unmount();
-        seen.assert_same(&theirs, compare);
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        if self.server.is_some() {
-            let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
-        }
-    }
-}
+use mounted::{Mounted, open};
+use ubtrfs_engine::SnapshotOptions;
+use ubtrfs_fuse::ServeOptions;
+use ubtrfs_testkit::{Compare, KernelMount, Oracle, Prng, oracle, oracle::FUSE_RINGS_SWITCH};
 
 #[test]
 fn files_directories_and_links_same_as_the_kernel_shows_them() {
@@ -701,93 +587,4 @@ fn threads_at_work_leave_what_each_expects() {
         }
     });
     mounted.judge();
-}
-
-/// A request of `linux/btrfs.h` at a directory or file, with the struct that `pack` of Perl makes of `words`; what comes back.
-fn ioctl(path: &Path, number: u32, pack: &str, words: &str) -> Result<Vec<u8>, String> {
-    let script = format!(
-        "open(F, '<', $ARGV[0]) or die $!; open(S, '<', $ARGV[1]) or die $!; my $b = pack('{pack}', {words}); \
-         ioctl(F, {number}, $b) or die $!; print $b"
-    );
-    // What S stands for: the subvolume, once it is there.
-    let source = [path.join("source"), path.to_owned()].into_iter().find(|path| path.exists());
-    let source = source.unwrap();
-    let output = Command::new("perl").arg("-e").arg(script).arg(path).arg(source).output().unwrap();
-    match output.status.success() {
-        true => Ok(output.stdout),
-        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-    }
-}
-
-/// Subvolumes and the label by ioctl, as the kernel's btrfs takes them.
-#[test]
-fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
-    let Some(mut mounted) = Mounted::new() else { return };
-    let top = mounted.directory.clone();
-    let (server, _) = mounted.server.as_ref().unwrap();
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let line = table.lines().find(|line| line.contains(top.to_str().unwrap())).unwrap();
-    server.set_device(line.split(' ').nth(2).unwrap());
-    let done = |path: &Path, number, pack: &str, words: &str| {
-        ioctl(path, number, pack, words).unwrap_or_else(|error| panic!("{number:#x}: {error}"))
-    };
-    assert!(!top.join("source").exists());
-    done(&top, 0x5000_940e, "q a4088", "0, 'source'");
-    fs::write(top.join("source/file"), "one").unwrap();
-    // Writable, by version 1, and read-only, by version 2.
-    let inside = top.join("source");
-    assert!(!top.join("writable").exists() && !top.join("fixed").exists());
-    done(&top, 0x5000_9401, "q a4088", "fileno(S), 'writable'");
-    done(&top, 0x5000_9417, "q Q Q Q4 a4040", "fileno(S), 0, 2, 0, 0, 0, 0, 'fixed'");
-    assert_eq!(fs::read(top.join("fixed/file")).unwrap(), b"one");
-    fs::write(top.join("writable/file"), "two").unwrap();
-    let refused = fs::write(top.join("fixed/file"), "two").unwrap_err();
-    assert_eq!(refused.raw_os_error(), Some(30));
-    assert!(done(&top.join("fixed"), 0x8008_9419, "Q", "0").starts_with(&2_u64.to_ne_bytes()));
-    done(&top.join("fixed"), 0x4008_941a, "Q", "0");
-    fs::write(top.join("fixed/file"), "three").unwrap();
-    // Which subvolume a file is in.
-    let said = done(&inside, 0xd000_9412, "Q Q a4080", "0, 256, ''");
-    assert_eq!(u64::from_ne_bytes(said[..8].try_into().unwrap()), 256);
-    done(&top, 0x4100_9432, "a256", "'by ioctl'");
-    assert!(done(&top, 0x8100_9431, "a256", "''").starts_with(b"by ioctl\0"));
-    for (path, number, pack, words, why) in [
-        (&top, 0x5000_940e, "q a4088", "0, 'source'", "File exists"),
-        (&top, 0x5000_940e, "q a4088", "0, 'a/b'", "Invalid argument"),
-        (&top, 0x5000_940e, "q a4088", "0, ''", "Invalid argument"),
-        (&top, 0x5000_940f, "q a4088", "0, 'nothing'", "No such file"),
-        (&top, 0x5000_9401, "q a4088", "77, 'x'", "Bad file descriptor"),
-        (&top, 0x5000_9401, "q a4088", "0, 'x'", ""),
-        (&top, 0x5000_9417, "q Q Q Q4 a4040", "fileno(S), 0, 1, 0, 0, 0, 0, 'x'", "not supported"),
-        (&top, 0x4100_9432, "a256", "'x' x 256", "Invalid argument"),
-        (&inside, 0x5000_941f, "a4096", "''", "Inappropriate ioctl"),
-    ] {
-        let said = ioctl(path, number, pack, words).unwrap_err();
-        assert!(said.contains(why), "{number:#x} {words}: {said}");
-    }
-    // Who has not mounted it may change nothing; what is no request of btrfs is none for him, too.
-    for (number, why) in [(0x5000_940e_u32, "not permitted"), (0x5401, "Inappropriate ioctl")] {
-        let script = format!(
-            "open(F, '<', $ARGV[0]) or die $!; my $b = pack('q a4088', 0, 'x'); ioctl(F, {number}, $b) or die $!"
-        );
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "perl", "-e"]);
-        let output = command.arg(script).arg(&inside).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(why), "{number:#x}: {said}");
-    }
-    done(&top, 0x5000_940f, "q a4088", "0, 'writable'");
-    let names: BTreeSet<_> =
-        fs::read_dir(&top).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names, ["fixed", "source"].map(Into::into).into());
-    assert!(!top.join("writable/file").exists());
-    // An attribute flag by the form of xfs, which leaves those alone that it does not know.
-    let file = inside.join("file");
-    done(&file, 0x401c_5820, "L5 x8", "0x40, 0, 0, 0, 0");
-    let said = done(&file, 0x801c_581f, "x28", "");
-    assert_eq!(u32::from_ne_bytes(said[..4].try_into().unwrap()), 0x40);
-    assert!(
-        ioctl(&file, 0x401c_5820, "L5 x8", "0, 0, 0, 7, 0").unwrap_err().contains("not supported")
-    );
-    mounted.judge_by(&Compare { inodes: false, subvolumes: false, ..Compare::same_filesystem() });
 }

@@ -7,6 +7,7 @@ use ubtrfs_rt::Time;
 
 use crate::abi::{self, AttrOut, StatxOut, StatxTime, fattr};
 use crate::errno::errno;
+use crate::files::UsedFile;
 use crate::message::{Answer, Request, Result};
 use crate::server::{Server, Shown, offset};
 
@@ -102,18 +103,36 @@ impl Server {
             }
             self.drop_capabilities(id)?;
         }
-        // When it wrote what it had held back, the kernel says; that is no change that the flag APPEND forbids.
-        let mut flags_lock = None;
-        if self.options.writeback && new.valid & !OF_WRITES == 0 {
-            flags_lock = Some(self.flags.lock());
-            let bits = self.inode(id)?.flags;
-            attributes.flags = (bits & flags::APPEND != 0).then_some(bits);
+        if self.options.writeback
+            && let (Some(mtime), Some(file)) = (attributes.mtime, self.files.find(id))
+        {
+            file.note_times(mtime, attributes.ctime.unwrap_or(now));
         }
-        if attributes != SetAttributes::default() {
+        if self.options.writeback && new.valid & !OF_WRITES == 0 {
+            self.set_times_of_writes(id, attributes)?;
+        } else if attributes != SetAttributes::default() {
             self.set_attributes(id, &attributes)?;
         }
-        drop(flags_lock);
         self.getattr(id, answer)
+    }
+
+    /// With `-o writeback` the kernel says when what it held back was written; that is no change that the flag APPEND forbids.
+    fn set_times_of_writes(&self, id: InodeId, mut times: SetAttributes) -> Result {
+        let _lock = self.flags.lock();
+        let bits = self.inode(id)?.flags;
+        times.flags = (bits & flags::APPEND != 0).then_some(bits);
+        if times == SetAttributes::default() {
+            return Ok(());
+        }
+        self.set_attributes(id, &times)
+    }
+
+    /// Data that the kernel held back has been written. It may have said before when that was: its request for times goes past those
+    /// for data that wait.
+    pub(crate) fn keep_times_of_writes(&self, id: InodeId, file: &UsedFile) -> Result {
+        let Some((mtime, ctime)) = file.times() else { return Ok(()) };
+        let times = SetAttributes { mtime: Some(mtime), ctime: Some(ctime), ..Default::default() };
+        self.set_times_of_writes(id, times)
     }
 
     pub(crate) fn set_attributes(&self, id: InodeId, attributes: &SetAttributes) -> Result {

@@ -101,6 +101,9 @@ impl Server {
                 Err(error) => return Err(errno(&error)),
             }
         }
+        if is_cached && self.options.writeback {
+            self.keep_times_of_writes(id, &file)?;
+        }
         // An fsync may have come between.
         file.note_written();
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });

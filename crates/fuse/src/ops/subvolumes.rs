@@ -2,7 +2,7 @@
 //! mounted, and root: the kernel asks nobody's permission for an ioctl.
 
 use rustix::io::Errno;
-use ubtrfs_engine::{InodeId, Reservation, SnapshotOptions};
+use ubtrfs_engine::{InodeId, Reservation, SnapshotOptions, SubvolumeInfo};
 use ubtrfs_ondisk::{InodeNo, RootId};
 
 use crate::abi::{self, InHeader};
@@ -16,9 +16,13 @@ const SNAPSHOT: u32 = 0x5000_9401;
 const CREATE: u32 = 0x5000_940e;
 const DELETE: u32 = 0x5000_940f;
 const LOOK_UP: u32 = 0xd000_9412;
+const SET_DEFAULT: u32 = 0x4008_9413;
 const SNAPSHOT_V2: u32 = 0x5000_9417;
+const CREATE_V2: u32 = 0x5000_9418;
 const GET_FLAGS: u32 = 0x8008_9419;
 const SET_FLAGS: u32 = 0x4008_941a;
+const GET_INFO: u32 = 0x81f8_943c;
+const DELETE_V2: u32 = 0x5000_943f;
 
 /// Of `BTRFS_IOC_SUBVOL_GETFLAGS` and `BTRFS_IOC_SNAP_CREATE_V2`.
 const READ_ONLY: u64 = 1 << 1;
@@ -28,6 +32,8 @@ const LOOK_UP_BYTES: usize = 4096;
 /// Words of `struct btrfs_ioctl_vol_args_v2` that say nothing here.
 const UNUSED_WORDS: usize = 4;
 const NAME_BYTES_MAX: usize = 255;
+/// Words of `struct btrfs_ioctl_get_subvol_info_args` that say nothing yet.
+const INFO_UNUSED_WORDS: usize = 8;
 
 impl Server {
     /// Answers a request about subvolumes, or says that it is none.
@@ -40,8 +46,7 @@ impl Server {
     ) -> Result {
         let header = request.header;
         // What is unknown is said to be so to anybody: `isatty` asks in this way.
-        let is_change =
-            matches!(command, SET_LABEL | CREATE | DELETE | SNAPSHOT | SNAPSHOT_V2 | SET_FLAGS);
+        let is_change = is_commit(command) || matches!(command, DELETE | DELETE_V2);
         if is_change && header.uid != 0 && header.uid != rustix::process::geteuid().as_raw() {
             return Err(Errno::PERM);
         }
@@ -56,8 +61,11 @@ impl Server {
                 let label = until_zero(bytes).ok_or(Errno::INVAL)?;
                 self.fs.set_label(label).map_err(|error| errno(&error))?;
             }
-            CREATE => {
-                let (_, name) = vol_args(&mut request)?;
+            CREATE | CREATE_V2 => {
+                let name = match command {
+                    CREATE => vol_args(&mut request)?.1,
+                    _ => vol_args_v2(&mut request, 0)?.2,
+                };
                 let mut new = self.new_inode(&header, 0o040_777, 0o022);
                 (new.uid, new.gid) = self.owner(&header);
                 let made = self.fs.begin(Reservation::create_subvolume());
@@ -65,8 +73,11 @@ impl Server {
                     .map_err(|error| errno(&error))?;
                 self.forget_name(id, name);
             }
-            DELETE => {
-                let (_, name) = vol_args(&mut request)?;
+            DELETE | DELETE_V2 => {
+                let name = match command {
+                    DELETE => vol_args(&mut request)?.1,
+                    _ => vol_args_v2(&mut request, 0)?.2,
+                };
                 let root = self.fs.lookup(id, name).map_err(|error| errno(&error))?.root;
                 if root == self.root.root {
                     return Err(Errno::BUSY);
@@ -80,13 +91,7 @@ impl Server {
                 self.make_snapshot(id, &header, file, name, false)?;
             }
             SNAPSHOT_V2 => {
-                let file: i64 = request.take()?;
-                let [_transid, flags]: [u64; 2] = request.take()?;
-                let _: [u64; UNUSED_WORDS] = request.take()?;
-                if flags & !READ_ONLY != 0 {
-                    return Err(Errno::OPNOTSUPP);
-                }
-                let name = entry_name(&mut request)?;
+                let (file, flags, name) = vol_args_v2(&mut request, READ_ONLY)?;
                 self.make_snapshot(id, &header, file, name, flags & READ_ONLY != 0)?;
             }
             LOOK_UP => {
@@ -115,9 +120,18 @@ impl Server {
                     .set_subvolume_read_only(root, flags & READ_ONLY != 0)
                     .map_err(|error| errno(&error))?;
             }
+            SET_DEFAULT => {
+                let root: u64 = request.take()?;
+                let root = if root == 0 { RootId::FS_TREE } else { RootId(root) };
+                self.fs.set_default_subvolume(root).map_err(|error| errno(&error))?;
+            }
+            GET_INFO => {
+                let info = self.fs.subvolume(id.root).map_err(|error| errno(&error))?;
+                put_info(&info, answer);
+            }
             _ => return Err(Errno::NOTTY),
         }
-        if matches!(command, SET_LABEL | CREATE | SNAPSHOT | SNAPSHOT_V2 | SET_FLAGS) {
+        if is_commit(command) {
             // Linux commits these, too.
             self.fs.commit().map_err(|error| errno(&error))?;
         }
@@ -156,8 +170,9 @@ impl Server {
             line.trim().parse::<u64>().ok()
         };
         let (mount, number) = value("mnt_id:").zip(value("ino:")).ok_or(Errno::OPNOTSUPP)?;
-        let table =
-            std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).map_err(|_| Errno::BADF)?;
+        let table = std::fs::read(format!("/proc/{pid}/mountinfo")).map_err(|_| Errno::BADF)?;
+        // A place's name may be any bytes.
+        let table = String::from_utf8_lossy(&table);
         let mut fields = table.lines().map(|line| line.split(' '));
         let device = fields.find_map(|mut fields| {
             (fields.next()? == mount.to_string()).then(|| fields.nth(1)).flatten()
@@ -170,6 +185,36 @@ impl Server {
     }
 }
 
+/// Whether it is durable when it is answered.
+fn is_commit(command: u32) -> bool {
+    matches!(
+        command,
+        SET_LABEL | CREATE | CREATE_V2 | SNAPSHOT | SNAPSHOT_V2 | SET_FLAGS | SET_DEFAULT
+    )
+}
+
+/// `struct btrfs_ioctl_get_subvol_info_args`.
+fn put_info(info: &SubvolumeInfo, answer: &mut Answer) {
+    let mut name = [0; NAME_BYTES_MAX + 1];
+    let path = info.path.as_deref().unwrap_or_default();
+    let last = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let len = last.len().min(NAME_BYTES_MAX);
+    name[..len].copy_from_slice(&last[..len]);
+    let (parent, dir) = info.parent.map_or((0, 0), |dir| (dir.root.0, dir.inode.0));
+    answer.put(&info.id.0);
+    answer.put_bytes(&name);
+    answer.put(&[parent, dir, info.generation.0, u64::from(info.read_only)]);
+    for uuid in [info.uuid, info.parent_uuid, info.received_uuid] {
+        answer.put_bytes(&uuid.0);
+    }
+    answer.put(&[info.ctransid.0, info.otransid.0, info.stransid.0, info.rtransid.0]);
+    for time in [info.ctime, info.otime, info.stime, info.rtime] {
+        answer.put(&time.sec);
+        answer.put(&[time.nsec, 0]);
+    }
+    answer.put(&[0_u64; INFO_UNUSED_WORDS]);
+}
+
 /// The number of the subvolume whose top this is.
 fn subvolume(id: InodeId) -> Result<RootId> {
     if id.inode == InodeNo::SUBVOLUME_ROOT { Ok(id.root) } else { Err(Errno::INVAL) }
@@ -179,6 +224,17 @@ fn subvolume(id: InodeId) -> Result<RootId> {
 fn vol_args<'a>(request: &mut Request<'a>) -> Result<(i64, &'a [u8])> {
     let file: i64 = request.take()?;
     Ok((file, entry_name(request)?))
+}
+
+/// `struct btrfs_ioctl_vol_args_v2`: the file, the flags, of which `known` are taken, and the name.
+fn vol_args_v2<'a>(request: &mut Request<'a>, known: u64) -> Result<(i64, u64, &'a [u8])> {
+    let file: i64 = request.take()?;
+    let [_transid, flags]: [u64; 2] = request.take()?;
+    let _: [u64; UNUSED_WORDS] = request.take()?;
+    if flags & !known != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok((file, flags, entry_name(request)?))
 }
 
 fn entry_name<'a>(request: &mut Request<'a>) -> Result<&'a [u8]> {

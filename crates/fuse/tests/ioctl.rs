@@ -1,0 +1,119 @@
+//! Requests of `linux/btrfs.h` and `linux/fs.h` through a mount.
+
+#[path = "support/mounted.rs"]
+mod mounted;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use mounted::Mounted;
+use ubtrfs_testkit::{Compare, KernelMount};
+
+/// A request of `linux/btrfs.h` at a directory or file, with the struct that `pack` of Perl makes of `words`; what comes back.
+fn ioctl(path: &Path, number: u32, pack: &str, words: &str) -> Result<Vec<u8>, String> {
+    let script = format!(
+        "open(F, '<', $ARGV[0]) or die $!; open(S, '<', $ARGV[1]) or die $!; my $b = pack('{pack}', {words}); \
+         ioctl(F, {number}, $b) or die $!; print $b"
+    );
+    // What S stands for: the subvolume, once it is there.
+    let source = [path.join("source"), path.to_owned()].into_iter().find(|path| path.exists());
+    let source = source.unwrap();
+    let output = Command::new("perl").arg("-e").arg(script).arg(path).arg(source).output().unwrap();
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+/// Subvolumes and the label by ioctl, as the kernel's btrfs takes them.
+#[test]
+fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let top = mounted.directory.clone();
+    let (server, _) = mounted.server.as_ref().unwrap();
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(top.to_str().unwrap())).unwrap();
+    server.set_device(line.split(' ').nth(2).unwrap());
+    let done = |path: &Path, number, pack: &str, words: &str| {
+        ioctl(path, number, pack, words).unwrap_or_else(|error| panic!("{number:#x}: {error}"))
+    };
+    assert!(!top.join("source").exists());
+    done(&top, 0x5000_940e, "q a4088", "0, 'source'");
+    fs::write(top.join("source/file"), "one").unwrap();
+    // Writable, by version 1, and read-only, by version 2.
+    let inside = top.join("source");
+    assert!(!top.join("writable").exists() && !top.join("fixed").exists());
+    done(&top, 0x5000_9401, "q a4088", "fileno(S), 'writable'");
+    done(&top, 0x5000_9417, "q Q Q Q4 a4040", "fileno(S), 0, 2, 0, 0, 0, 0, 'fixed'");
+    assert_eq!(fs::read(top.join("fixed/file")).unwrap(), b"one");
+    fs::write(top.join("writable/file"), "two").unwrap();
+    let refused = fs::write(top.join("fixed/file"), "two").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(30));
+    assert!(done(&top.join("fixed"), 0x8008_9419, "Q", "0").starts_with(&2_u64.to_ne_bytes()));
+    done(&top.join("fixed"), 0x4008_941a, "Q", "0");
+    fs::write(top.join("fixed/file"), "three").unwrap();
+    // Which subvolume a file is in.
+    let said = done(&inside, 0xd000_9412, "Q Q a4080", "0, 256, ''");
+    assert_eq!(u64::from_ne_bytes(said[..8].try_into().unwrap()), 256);
+    // By version 2, too; flags that are not known here are refused.
+    let v2 = "q Q Q Q4 a4040";
+    done(&top, 0x5000_9418, v2, "0, 0, 0, 0, 0, 0, 0, 'brief'");
+    assert!(top.join("brief").is_dir());
+    done(&top, 0x5000_943f, v2, "0, 0, 0, 0, 0, 0, 0, 'brief'");
+    assert!(!top.join("brief").exists());
+    assert!(ioctl(&top, 0x5000_943f, v2, "0, 0, 16, 0, 0, 0, 0, 'x'").is_err());
+    done(&top, 0x4008_9413, "Q", "256");
+    done(&top, 0x4008_9413, "Q", "0");
+    done(&top, 0x4100_9432, "a256", "'by ioctl'");
+    assert!(done(&top, 0x8100_9431, "a256", "''").starts_with(b"by ioctl\0"));
+    for (path, number, pack, words, why) in [
+        (&top, 0x5000_940e, "q a4088", "0, 'source'", "File exists"),
+        (&top, 0x5000_940e, "q a4088", "0, 'a/b'", "Invalid argument"),
+        (&top, 0x5000_940e, "q a4088", "0, ''", "Invalid argument"),
+        (&top, 0x5000_940f, "q a4088", "0, 'nothing'", "No such file"),
+        (&top, 0x5000_9401, "q a4088", "77, 'x'", "Bad file descriptor"),
+        (&top, 0x5000_9401, "q a4088", "0, 'x'", ""),
+        (&top, 0x5000_9417, "q Q Q Q4 a4040", "fileno(S), 0, 1, 0, 0, 0, 0, 'x'", "not supported"),
+        (&top, 0x4100_9432, "a256", "'x' x 256", "Invalid argument"),
+        (&inside, 0x5000_941f, "a4096", "''", "Inappropriate ioctl"),
+    ] {
+        let said = ioctl(path, number, pack, words).unwrap_err();
+        assert!(said.contains(why), "{number:#x} {words}: {said}");
+    }
+    // Who has not mounted it may change nothing; what is no request of btrfs is none for him, too.
+    for (number, why) in [(0x5000_940e_u32, "not permitted"), (0x5401, "Inappropriate ioctl")] {
+        let script = format!(
+            "open(F, '<', $ARGV[0]) or die $!; my $b = pack('q a4088', 0, 'x'); ioctl(F, {number}, $b) or die $!"
+        );
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "perl", "-e"]);
+        let output = command.arg(script).arg(&inside).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(why), "{number:#x}: {said}");
+    }
+    done(&top, 0x5000_940f, "q a4088", "0, 'writable'");
+    let names: BTreeSet<_> =
+        fs::read_dir(&top).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["fixed", "source"].map(Into::into).into());
+    assert!(!top.join("writable/file").exists());
+    // An attribute flag by the form of xfs, which leaves those alone that it does not know.
+    let file = inside.join("file");
+    done(&file, 0x401c_5820, "L5 x8", "0x40, 0, 0, 0, 0");
+    let said = done(&file, 0x801c_581f, "x28", "");
+    assert_eq!(u32::from_ne_bytes(said[..4].try_into().unwrap()), 0x40);
+    assert!(
+        ioctl(&file, 0x401c_5820, "L5 x8", "0, 0, 0, 7, 0").unwrap_err().contains("not supported")
+    );
+    let info = |path: &Path| done(path, 0x81f8_943c, "a504", "''");
+    fs::File::open(&top).unwrap().sync_all().unwrap();
+    let ours = ["source/file", "fixed"].map(|name| info(&top.join(name)));
+    mounted.judge_by(&Compare { inodes: false, subvolumes: false, ..Compare::same_filesystem() });
+    // Who asks of a subvolume is told the same by the kernel.
+    let kernel = KernelMount::read_only(&mounted.image, "");
+    for (name, ours) in ["source/file", "fixed"].iter().zip(ours) {
+        let theirs = info(&kernel.path().join(name));
+        assert!(ours == theirs, "{name}: {ours:?}, {theirs:?}");
+    }
+}
