@@ -127,8 +127,8 @@ impl Server {
         self.set_attributes(id, &times)
     }
 
-    /// Data that the kernel held back has been written. It may have said before when that was: its request for times goes past those
-    /// for data that wait.
+    /// Data of a file has changed as the kernel asked. With `-o writeback` it may have said before when that was, and not say it again: its
+    /// request for times goes past those for data that wait, and within a tick of its clock all is at one time.
     pub(crate) fn keep_times_of_writes(&self, id: InodeId, file: &UsedFile) -> Result {
         let Some((mtime, ctime)) = file.times() else { return Ok(()) };
         let times = SetAttributes { mtime: Some(mtime), ctime: Some(ctime), ..Default::default() };

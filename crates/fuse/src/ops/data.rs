@@ -101,7 +101,7 @@ impl Server {
                 Err(error) => return Err(errno(&error)),
             }
         }
-        if is_cached && self.options.writeback {
+        if is_cached {
             self.keep_times_of_writes(id, &file)?;
         }
         // An fsync may have come between.
@@ -175,7 +175,8 @@ impl Server {
             falloc::UNSHARE => data.unshare(at, len).and_then(|()| data.allocate(at, len, reach)),
             _ => return Err(Errno::OPNOTSUPP),
         };
-        done.map_err(|error| errno(&error))
+        done.map_err(|error| errno(&error))?;
+        self.keep_times_of_writes(id, &file)
     }
 
     pub(crate) fn lseek(
@@ -241,6 +242,7 @@ impl Server {
             self.forget_data_later(target);
         }
         let done = copied.map_err(|error| errno(&error))?;
+        self.keep_times_of_writes(target, &target_file)?;
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
     }
