@@ -6,125 +6,17 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
+use common::full::{create, fill, fill_by, make, make_mixed, noise, open, open_failing, read};
 use common::judge;
-use ubtrfs_engine::{
-    DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation,
-    SetAttributes, SnapshotOptions, mkfs,
-};
+use ubtrfs_engine::{Error, Filesystem, NewInode, OpenOptions, Reservation, SnapshotOptions};
 use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_ondisk::{PhysicalAddr, RootId, block_group::BlockGroupFlags};
-use ubtrfs_rt::{Runtime, Time};
-use ubtrfs_testkit::{MkfsBtrfs, Prng};
-use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
-
-/// What a device does to writes of data.
-#[derive(Debug, Default)]
-struct Faults {
-    fails: AtomicBool,
-    /// They wait as long as it is set.
-    stalls: AtomicBool,
-    /// One does.
-    is_stalled: AtomicBool,
-}
-
-/// A device that fails writes to data, or has them wait, while it is told to.
-#[derive(Debug)]
-struct Failing {
-    inner: FileDevice,
-    faults: Arc<Faults>,
-    data: std::ops::Range<u64>,
-}
-
-impl Device for Failing {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
-    }
-    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        if self.data.contains(&at.0) {
-            while self.faults.stalls.load(Ordering::Relaxed) {
-                self.faults.is_stalled.store(true, Ordering::Relaxed);
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-            if self.faults.fails.load(Ordering::Relaxed) {
-                return Err(std::io::Error::other("made to fail"));
-            }
-        }
-        self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-}
-
-fn make(image: &Path, len_bytes: u64) {
-    std::fs::File::create(image).unwrap().set_len(len_bytes).unwrap();
-    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device: Arc<dyn Device> = Arc::new(device);
-    mkfs(vec![device], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
-}
-
-fn make_mixed(image: &Path, len_bytes: u64) {
-    MkfsBtrfs::new().options("--mixed").size_bytes(len_bytes).make(image);
-}
-
-fn open(image: &Path) -> Filesystem {
-    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
-    Filesystem::open(volume, OpenOptions::default()).unwrap()
-}
-
-/// The filesystem on a device whose writes to its first group of data fail while that is set.
-fn open_failing(image: &Path) -> (Filesystem, Arc<Faults>) {
-    let faults = Arc::<Faults>::default();
-    let data = {
-        let fs = open(image);
-        let chunks = fs.volume().chunks();
-        let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
-        let chunk = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
-        let start = chunk.stripes[0].offset.0;
-        start..start + chunk.len_bytes
-    };
-    let inner = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device = Failing { inner, faults: Arc::clone(&faults), data };
-    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
-    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
-    (fs, faults)
-}
-
-fn create(fs: &Filesystem, name: &str, bits: u64) -> Result<DataFile, Error> {
-    let mut handle = fs.begin(Reservation::create(0))?;
-    let new = NewInode::new(0o100_644, Time::default());
-    let id = handle.create(fs.top_level(), name.as_bytes(), &new)?;
-    let flags = Some(bits);
-    handle.set_attributes(id, &SetAttributes { flags, ..SetAttributes::default() })?;
-    drop(handle);
-    fs.open_data(id)
-}
-
-fn read(fs: &Filesystem, id: InodeId) -> Vec<u8> {
-    let len = usize::try_from(fs.inode(id).unwrap().size_bytes).unwrap();
-    let mut bytes = vec![0; len];
-    assert_eq!(fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap(), len);
-    bytes
-}
+use ubtrfs_rt::Time;
+use ubtrfs_testkit::Prng;
+use ubtrfs_volume::{FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 #[test]
 fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
@@ -206,6 +98,7 @@ fn direct_write_that_fails_leaves_what_is_behind_the_end() {
     fails.store(true, Ordering::Relaxed);
     assert!(matches!(file.direct_write(at(131_072), &[2; 8192]), Err(Error::Volume(_))));
     fails.store(false, Ordering::Relaxed);
+    assert_eq!(extents(), before);
     fs.sync().unwrap();
     assert!(read(&fs, file.id()) == [1; 65_536]);
     drop((file, fs));
@@ -307,11 +200,6 @@ fn writeback_while_commits_are_held_loses_nothing() {
     drop((file, fs));
     judge(&image);
     assert!(read(&open(&image), id) == [7; 100_000]);
-}
-
-/// Bytes that do not compress.
-fn noise(random: &mut Prng, len: u64) -> Vec<u8> {
-    (0..len.div_ceil(8)).flat_map(|_| random.next_u64().to_le_bytes()).collect()
 }
 
 /// What a write took had its space promised: it reaches the medium though the filesystem is full and its
@@ -452,25 +340,6 @@ fn file_that_takes_the_rest_of_a_filesystem_is_stored() {
     }
 }
 
-/// Appends to a new file until nothing is free.
-fn fill(fs: &Filesystem, random: &mut Prng) -> DataFile {
-    fill_by(fs, "filler", random)
-}
-
-fn fill_by(fs: &Filesystem, name: &str, random: &mut Prng) -> DataFile {
-    let filler = create(fs, name, 0).unwrap();
-    let mut piece_bytes = 4 << 20;
-    while piece_bytes >= 4096 {
-        match filler.append(&noise(random, piece_bytes)) {
-            Ok((_, count)) if count as u64 == piece_bytes => {}
-            Ok(_) | Err(Error::NoSpace { .. }) => piece_bytes /= 2,
-            Err(error) => panic!("{error}"),
-        }
-    }
-    filler.fsync().unwrap();
-    filler
-}
-
 /// Space that was allocated for a file is there for its data when nothing else is free.
 #[test]
 fn preallocated_space_takes_its_data_on_a_full_filesystem() {
@@ -522,15 +391,15 @@ fn direct_write_goes_to_preallocated_space_on_a_full_filesystem() {
     assert!(matches!(result, Err(Error::NoSpace { .. })), "{result:?}");
     fs.sync().unwrap();
     assert!(read(&fs, file.id()) == bytes);
-    // One that is refused takes nothing of what is allocated behind the end.
+    // One that is longer takes what is allocated behind the end, and no more.
     let behind = create(&fs, "behind", 0).unwrap();
     filler.truncate(at(filler.size().bytes() - (12 << 20))).unwrap();
     fs.sync().unwrap();
     behind.allocate(at(0), 512 << 10, Reach::Stays).unwrap();
     let rest = fill_by(&fs, "rest", &mut random);
-    let result = behind.direct_write(at(0), &bytes);
+    assert_eq!(behind.direct_write(at(0), &bytes).unwrap(), 512 << 10);
+    let result = behind.direct_write(at(512 << 10), &bytes[512 << 10..]);
     assert!(matches!(result, Err(Error::NoSpace { .. })), "{result:?}");
-    assert_eq!(behind.direct_write(at(0), &bytes[..512 << 10]).unwrap(), 512 << 10);
     fs.sync().unwrap();
     assert!(read(&fs, behind.id()) == bytes[..512 << 10]);
     drop((file, filler, behind, rest));

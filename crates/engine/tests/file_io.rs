@@ -3,24 +3,30 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use common::failing::{DataFaults, FailingDevice, Lasting};
+use common::filefrag;
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation,
     SetAttributes, mkfs,
 };
 use ubtrfs_iomap::{CacheOptions, FiemapExtent, FiemapSync, FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Runtime, Time};
-use ubtrfs_testkit::io_suite::{self, Done, Expected, Harness, Refusal};
+use ubtrfs_testkit::io_suite::{self, Count, Done, Expected, Harness, Look, Refusal, count};
 use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const IMAGE_BYTES: u64 = 512 << 20;
-/// Of the states that are judged, so many go to `btrfs check` and a kernel mount.
+/// Of the states of all tests that are judged, so many go to `btrfs check` and a kernel mount, beside those that
+/// are to.
 const JUDGED_ONE_IN: u64 = 16;
+static JUDGED: AtomicU64 = AtomicU64::new(0);
 
 /// How files of a run are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,16 +43,17 @@ struct EngineHarness {
     _dir: tempfile::TempDir,
     image: PathBuf,
     options: CacheOptions,
+    faults: Arc<DataFaults>,
     fs: Option<Filesystem>,
     next_number: AtomicU64,
-    judged: AtomicU64,
 }
 
 /// The engine's open file, as the suite uses it.
 struct Open(DataFile);
 
-fn open(image: &PathBuf, options: &CacheOptions) -> Filesystem {
+fn open(image: &Path, options: &CacheOptions, faults: &Arc<DataFaults>) -> Filesystem {
     let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device = FailingDevice::new(device, Arc::clone(faults));
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
     let page_cache = Some(options.clone());
     Filesystem::open(volume, OpenOptions { page_cache, ..OpenOptions::default() }).unwrap()
@@ -74,7 +81,8 @@ impl EngineHarness {
     }
 
     fn of_kind(options: CacheOptions, kind: Kind) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        // Where a flush costs nothing: no power is cut here.
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let image = dir.path().join("image");
         let file = std::fs::File::create(&image).unwrap();
         file.set_len(IMAGE_BYTES).unwrap();
@@ -86,13 +94,38 @@ impl EngineHarness {
             ..MkfsOptions::default()
         };
         mkfs(devices, &mkfs_options, &Arc::new(Runtime::system())).unwrap();
-        let fs = Some(open(&image, &options));
-        let (next_number, judged) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { kind, _dir: dir, image, options, fs, next_number, judged }
+        let faults = Arc::<DataFaults>::default();
+        let fs = Some(open(&image, &options, &faults));
+        Self { kind, _dir: dir, image, options, faults, fs, next_number: AtomicU64::new(0) }
     }
 
     fn fs(&self) -> &Filesystem {
         self.fs.as_ref().unwrap()
+    }
+
+    fn open_again(&mut self) {
+        self.fs = Some(open(&self.image, &self.options, &self.faults));
+    }
+
+    /// An empty file, by its name and number.
+    fn make(&self) -> (String, InodeId) {
+        let fs = self.fs();
+        let name = format!("file {}", self.next_number.fetch_add(1, Ordering::Relaxed));
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        let new = NewInode::new(0o100_644, Time::default());
+        let id = handle.create(fs.top_level(), name.as_bytes(), &new).unwrap();
+        let flags = Some(self.kind.flags);
+        handle.set_attributes(id, &SetAttributes { flags, ..SetAttributes::default() }).unwrap();
+        (name, id)
+    }
+}
+
+impl Drop for EngineHarness {
+    fn drop(&mut self) {
+        self.fs = None;
+        if !std::thread::panicking() {
+            check(&self.image);
+        }
     }
 }
 
@@ -102,17 +135,11 @@ impl Harness for EngineHarness {
 
     const SEEDS: u64 = 6;
     const RACE_ROUNDS: u64 = 2_000;
+    const IS_IMAGE: bool = true;
 
     fn create(&self) -> InodeId {
-        let fs = self.fs();
-        let name = format!("file {}", self.next_number.fetch_add(1, Ordering::Relaxed));
-        let mut handle = fs.begin(Reservation::create(0)).unwrap();
-        let new = NewInode::new(0o100_644, Time::default());
-        let id = handle.create(fs.top_level(), name.as_bytes(), &new).unwrap();
-        let flags = Some(self.kind.flags);
-        handle.set_attributes(id, &SetAttributes { flags, ..SetAttributes::default() }).unwrap();
-        drop(handle);
-        fs.commit().unwrap();
+        let (_, id) = self.make();
+        self.fs().commit().unwrap();
         id
     }
 
@@ -141,6 +168,40 @@ impl Harness for EngineHarness {
         self.fs().commit().unwrap();
     }
 
+    fn sync(&self) -> Done {
+        self.fs().sync().unwrap();
+        Done::Yes
+    }
+
+    /// The same bytes are written to another file, which the file then shares, and which goes.
+    fn relocate(&self, id: &InodeId) -> Done {
+        let fs = self.fs();
+        let file = fs.open_data(*id).unwrap();
+        let (name, other_id) = self.make();
+        let other = fs.open_data(other_id).unwrap();
+        let all = FileRange::from(FileOffset::ZERO);
+        for extent in file.fiemap(all, usize::MAX, FiemapSync::WriteBack).unwrap() {
+            let end = extent.range.end.min(file.size().round_down(4096));
+            let range = FileRange::new(extent.range.start, end);
+            if extent.flags.is_unwritten || extent.flags.is_inline || range.is_empty() {
+                continue;
+            }
+            let mut bytes = vec![0; usize::try_from(range.len_bytes()).unwrap()];
+            let len = file.read(range.start, &mut bytes).unwrap() / 4096 * 4096;
+            other.write(range.start, &bytes[..len]).unwrap();
+            let at = |offset: FileOffset| DiskOffset(offset.bytes());
+            let same = at(range.start)..DiskOffset(range.start.bytes() + len as u64);
+            // Who changes the file meanwhile has made it another.
+            match fs.dedupe_range(other_id, same, *id, at(range.start)) {
+                Ok(_) | Err(Error::InvalidArgument { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        drop(other);
+        fs.unlink(fs.top_level(), name.as_bytes()).unwrap();
+        Done::Yes
+    }
+
     fn clone_range(
         &self,
         from: &InodeId,
@@ -148,7 +209,7 @@ impl Harness for EngineHarness {
         to: &InodeId,
         to_start: FileOffset,
     ) -> Done {
-        let at = |offset: FileOffset| ubtrfs_ondisk::FileOffset(offset.bytes());
+        let at = |offset: FileOffset| DiskOffset(offset.bytes());
         let range = at(range.start)..at(range.end);
         self.fs().clone_range(*from, range, *to, at(to_start)).unwrap();
         Done::Yes
@@ -157,51 +218,93 @@ impl Harness for EngineHarness {
     fn reopen(&mut self) {
         self.fs().sync().unwrap();
         self.fs = None;
-        self.fs = Some(open(&self.image, &self.options));
+        check(&self.image);
+        self.open_again();
     }
 
     fn crash(&mut self) -> Done {
         self.fs = None;
-        self.fs = Some(open(&self.image, &self.options));
+        check(&self.image);
+        // As opening leaves it, which closes nothing well.
+        self.open_again();
+        self.fs = None;
+        check(&self.image);
+        self.open_again();
         Done::Yes
     }
 
-    fn judge(&mut self, files: &[Expected<InodeId>]) {
+    fn fail_data_writes(&self, left: Option<u64>) -> Done {
+        match left {
+            Some(left) => self.faults.fail_after(left, Lasting::UntilTold),
+            None => self.faults.fail_no_more(),
+        }
+        Done::Yes
+    }
+
+    fn failures(&self) -> u64 {
+        self.faults.failures()
+    }
+
+    fn judge(&mut self, files: &[Expected<InodeId>], look: Look) {
         self.fs().sync().unwrap();
+        let seen = files.iter().map(|file| Seen::of(self.fs(), file)).collect();
         self.fs = None;
         check(&self.image);
-        if self.judged.fetch_add(1, Ordering::Relaxed).is_multiple_of(JUDGED_ONE_IN) {
-            self.ask_the_kernel(files);
+        let number = JUDGED.fetch_add(1, Ordering::Relaxed);
+        if look == Look::Full || number.is_multiple_of(JUDGED_ONE_IN) {
+            ask_the_kernel(&self.image, seen);
         }
-        self.fs = Some(open(&self.image, &self.options));
+        self.open_again();
     }
 }
 
-impl EngineHarness {
-    /// The kernel reads the same bytes, and finds data where it must be.
-    fn ask_the_kernel(&self, files: &[Expected<InodeId>]) {
-        if oracle::require(Oracle::BtrfsProgs) {
-            assert_checks_clean(&self.image);
+/// What the kernel must see of a file.
+struct Seen<'a> {
+    expected: &'a Expected<InodeId>,
+    data_blocks: Vec<u64>,
+    extents: Vec<filefrag::Extent>,
+}
+
+impl<'a> Seen<'a> {
+    fn of(fs: &Filesystem, expected: &'a Expected<InodeId>) -> Self {
+        let inode = fs.inode(expected.inode).unwrap();
+        assert_eq!(inode.size_bytes, expected.bytes.len() as u64, "{}", inode.id);
+        let mut data_blocks = expected.data_blocks.clone();
+        // Linux looks for no hole in a file of as many bytes as it is long, unless a flag says that space was
+        // preallocated there.
+        let is_full = inode.nbytes == inode.size_bytes;
+        if is_full && inode.size_bytes > 0 && inode.flags & flags::PREALLOC == 0 {
+            data_blocks = (0..inode.size_bytes.div_ceil(4096)).collect();
         }
-        if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
-            return;
-        }
-        let mount = KernelMount::read_only(&self.image, "");
-        let by_number: std::collections::HashMap<u64, PathBuf> = std::fs::read_dir(mount.path())
-            .unwrap()
-            .map(|entry| entry.unwrap())
-            .map(|entry| (std::os::unix::fs::DirEntryExt::ino(&entry), entry.path()))
-            .collect();
-        for expected in files {
-            let path = &by_number[&expected.inode.inode.0];
-            let have = std::fs::read(path).unwrap();
-            assert!(have == expected.bytes, "{} by the kernel", expected.inode);
-            let file = std::fs::File::open(path).unwrap();
-            let data = kernel_data_blocks(&file);
-            assert_eq!(data, expected.data_blocks, "{} by the kernel", expected.inode);
-        }
-        mount.unmount();
+        let extents = filefrag::by_engine(&fs.open_data(expected.inode).unwrap());
+        Self { expected, data_blocks, extents }
     }
+}
+
+/// `btrfs check` is content, and the kernel reads the same bytes, finds data where it must be, and extents as the engine does.
+fn ask_the_kernel(image: &Path, seen: Vec<Seen<'_>>) {
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(image);
+    }
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
+        return;
+    }
+    let mount = KernelMount::read_only(image, "");
+    let by_number: HashMap<u64, PathBuf> = std::fs::read_dir(mount.path())
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| (std::os::unix::fs::DirEntryExt::ino(&entry), entry.path()))
+        .collect();
+    for Seen { expected, data_blocks, extents } in seen {
+        let path = &by_number[&expected.inode.inode.0];
+        let have = std::fs::read(path).unwrap();
+        assert!(have == expected.bytes, "{} by the kernel", expected.inode);
+        let file = std::fs::File::open(path).unwrap();
+        assert_eq!(kernel_data_blocks(&file), data_blocks, "{} by the kernel", expected.inode);
+        assert_eq!(filefrag::by_kernel(path), extents, "{} by the kernel", expected.inode);
+        count(Count::KernelViews, 1);
+    }
+    mount.unmount();
 }
 
 fn kernel_data_blocks(file: &std::fs::File) -> Vec<u64> {
@@ -216,7 +319,8 @@ fn kernel_data_blocks(file: &std::fs::File) -> Vec<u64> {
     blocks
 }
 
-fn check(image: &PathBuf) {
+fn check(image: &Path) {
+    count(Count::Checks, 1);
     let device = FileDevice::open(image, OpenMode::ReadOnly, Window::Whole).unwrap();
     let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
     let volume = Volume::open(vec![Arc::new(device)], &options).unwrap();
@@ -298,8 +402,16 @@ impl io_suite::DataFile for Open {
         self.0.fsync()
     }
 
-    fn flush(&self, range: FileRange) {
-        self.0.space().flush(range).unwrap();
+    fn flush(&self, range: FileRange) -> Result<(), Error> {
+        self.0.space().flush(range)
+    }
+
+    fn written_back_bytes(&self) -> u64 {
+        self.0.space().cache().counts().bytes_written
+    }
+
+    fn is_on_its_way(&self, range: FileRange) -> bool {
+        io_suite::is_on_its_way(self.0.space().states(), range)
     }
 
     fn load(&self, range: FileRange, at: FileOffset, buffer: &mut [u8]) -> Result<(), Error> {
@@ -309,6 +421,14 @@ impl io_suite::DataFile for Open {
     fn store(&self, range: FileRange, at: FileOffset, bytes: &[u8]) -> Result<(), Error> {
         self.0.map(range.start, range.len_bytes())?.store(at, bytes)
     }
+
+    fn fault_for_write(&self, range: FileRange, at: FileOffset) -> Result<(), Error> {
+        self.0.map(range.start, range.len_bytes())?.fault_for_write(at)
+    }
+
+    fn msync(&self, range: FileRange, part: FileRange) -> Result<(), Error> {
+        self.0.map(range.start, range.len_bytes())?.msync(part)
+    }
 }
 
 ubtrfs_testkit::io_suite_tests!(EngineHarness::new);
@@ -316,12 +436,26 @@ ubtrfs_testkit::io_suite_tests!(EngineHarness::new);
 #[test]
 fn random_operations_on_compressed_files_same_as_arrays() {
     io_suite::random_operations_same_as_arrays(EngineHarness::compressed);
+    io_suite::random_operations_with_little_memory_same_as_arrays(EngineHarness::compressed);
+    io_suite::random_operations_where_clean_folios_go_at_once_same_as_arrays(
+        EngineHarness::compressed,
+    );
 }
 
 #[test]
 fn random_operations_on_files_written_in_place_same_as_arrays() {
     io_suite::random_operations_same_as_arrays(EngineHarness::in_place);
     io_suite::random_operations_with_little_memory_same_as_arrays(EngineHarness::in_place);
+}
+
+#[test]
+fn truncate_of_files_written_in_place_against_flush_leaves_no_stale_bytes() {
+    io_suite::truncate_against_flush_and_reclaim_leaves_no_stale_bytes(EngineHarness::in_place);
+}
+
+#[test]
+fn truncate_of_compressed_files_against_flush_leaves_no_stale_bytes() {
+    io_suite::truncate_against_flush_and_reclaim_leaves_no_stale_bytes(EngineHarness::compressed);
 }
 
 /// The rest of the sector that inline data has for itself became a hole with an item, at an offset inside of the sector (seed 67
@@ -346,7 +480,7 @@ fn inline_file_where_holes_have_items_has_none_behind_it() {
             file.fsync().unwrap();
         }
     }
-    harness.judge(&[]);
+    harness.judge(&[], Look::Full);
 }
 
 #[test]

@@ -81,3 +81,69 @@ fn caches_of_changed_groups_are_not_believed_two_mounts_later() {
     let report = run("btrfs", ["check", "--check-data-csum", image.to_str().unwrap()]);
     assert!(report.contains("no error found"), "{report}");
 }
+
+/// One number of each key with that type in a tree.
+fn keys_of(image: &Path, tree: &str, ty: &str, word: usize) -> Vec<u64> {
+    let dump = run("btrfs", ["inspect-internal", "dump-tree", "-t", tree, image.to_str().unwrap()]);
+    let items = dump.lines().filter(|line| line.trim_start().starts_with("item "));
+    let keys = items.filter_map(|line| Some(line.split_once("key (")?.1.split_once(')')?.0));
+    let of_type = keys.filter(|key| key.split_whitespace().any(|word| word == ty));
+    of_type.filter_map(|key| key.split_whitespace().nth(word)?.parse().ok()).collect()
+}
+
+/// The caches of groups that the engine removed stayed in the root tree: files that nobody would remove any more, and a
+/// cache to be found for the next group at that address.
+#[test]
+fn caches_of_removed_groups_are_removed() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::MkfsBtrfs, Oracle::BtrfsProgs]) {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = dir.path().join("image");
+    MkfsBtrfs::new().options("-R ^free-space-tree -m single").size_bytes(IMAGE_BYTES).make(&image);
+    let mount = KernelMount::read_write(&image, "space_cache=v1");
+    fs::write(mount.path().join("first"), vec![1; FILE_BYTES]).unwrap();
+    for number in 0..6 {
+        let file = fs::File::create(mount.path().join(format!("f{number}"))).unwrap();
+        let flags = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&file, flags, 0, 118 << 20).unwrap();
+        run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
+    }
+    mount.unmount();
+    let headers = || keys_of(&image, "root", "UNTYPED", 2);
+    let groups = || keys_of(&image, "extent", "BLOCK_GROUP_ITEM", 0);
+    let inodes = || {
+        let all = keys_of(&image, "root", "INODE_ITEM", 0);
+        all.into_iter().filter(|number| *number >= 256).count()
+    };
+    let (headers_before, groups_before) = (headers(), groups());
+    assert!(headers_before.len() >= 6, "{headers_before:?} of {groups_before:?}");
+    assert_eq!(headers_before.len(), inodes());
+
+    let engine = open_for_writing(&image);
+    let top = engine.top_level();
+    for number in 0..5 {
+        engine.unlink(top, format!("f{number}").as_bytes()).unwrap();
+    }
+    engine.commit().unwrap();
+    let new = NewInode::new(0o100_644, engine.runtime().clock.now());
+    let second = engine.begin(Reservation::create(0)).unwrap().create(top, b"second", &new);
+    engine.commit().unwrap();
+    engine.write(second.unwrap(), FileOffset(0), &vec![2; FILE_BYTES]).unwrap();
+    engine.commit().unwrap();
+    drop(engine);
+    let (headers_after, groups_after) = (headers(), groups());
+    assert!(groups_after.len() + 2 <= groups_before.len(), "{groups_after:?}");
+    let gone = headers_before.iter().filter(|group| !groups_after.contains(group));
+    assert!(gone.count() >= 2, "{headers_before:?}, {groups_after:?}");
+    assert!(headers_after.iter().all(|group| groups_after.contains(group)), "{headers_after:?}");
+    assert_eq!(headers_after.len(), inodes());
+    for _ in 0..2 {
+        let mount = KernelMount::read_write(&image, "space_cache=v1");
+        assert!(fs::read(mount.path().join("second")).unwrap() == vec![2; FILE_BYTES]);
+        fs::write(mount.path().join("third"), vec![3; 200 << 20]).unwrap();
+        mount.unmount();
+        let report = run("btrfs", ["check", "--check-data-csum", image.to_str().unwrap()]);
+        assert!(report.contains("no error found"), "{report}");
+    }
+}

@@ -23,10 +23,12 @@ impl<F: FileSystem> OpenFile<F> {
         Ok(usize::try_from(in_file.len_bytes()).unwrap_or(whole_len))
     }
 
-    /// Writes to the device; the page cache forgets the range. Durable with [`OpenFile::fsync()`].
+    /// Writes to the device; the page cache forgets the range. Returns how many bytes, in whole blocks: fewer than given where there
+    /// is no space for the rest, or it cannot be written; the file then ends no further than what was. Durable with
+    /// [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// [`Error::Unaligned`], [`Error::TooLarge`], or what the filesystem said; then any part of the range may be written.
+    /// If nothing was written: [`Error::Unaligned`], [`Error::TooLarge`], or what the filesystem said.
     pub fn direct_write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize, F::Error> {
         let range = self.space.aligned_range(offset, bytes.len())?;
         if range.is_empty() {
@@ -36,8 +38,8 @@ impl<F: FileSystem> OpenFile<F> {
         let _locked = space.lock_for_write(range);
         space.zero_old_tail(range.start)?;
         space.flush(range)?;
-        space.write_device(range, bytes)?;
-        Ok(bytes.len())
+        let done_bytes = space.write_device(range, bytes)?;
+        Ok(usize::try_from(done_bytes).unwrap_or(bytes.len()))
     }
 }
 
@@ -53,14 +55,17 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     /// Writes whole blocks, of which nothing is dirty, to the device; the caller has them locked, and the end of the file where they
-    /// lie beyond it.
-    pub(crate) fn write_device(&self, range: FileRange, bytes: &[u8]) -> Result<(), F::Error> {
+    /// lie beyond it. Returns how many bytes of their front.
+    pub(crate) fn write_device(&self, range: FileRange, bytes: &[u8]) -> Result<u64, F::Error> {
+        self.flush_old_tail(range.end)?;
         let size = self.size().max(range.end);
         let run = WritebackRun { range, buffers: &[bytes], size };
-        self.replace_locked(range, || self.filesystem.write_direct(&self.inode, &run))?;
+        let done_bytes =
+            self.replace_locked(range, || self.filesystem.write_direct(&self.inode, &run))?;
+        let done_bytes = done_bytes.min(range.len_bytes());
         let pages = self.pages.lock();
-        self.set_size(&pages, size);
-        Ok(())
+        self.set_size(&pages, self.size().max(range.start.saturating_add(done_bytes)));
+        Ok(done_bytes)
     }
 
     /// Reads what mappings say. Mappings that changed while they were read are read again.

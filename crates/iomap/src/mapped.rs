@@ -74,14 +74,18 @@ impl<F: FileSystem> MappedRange<'_, F> {
         space.write_range(block, Source::Same, Reach::Stays).map_err(|(_, error)| error)
     }
 
-    /// Makes a part of the range durable, as [`OpenFile::fsync()`].
+    /// Makes a part of the range durable, with what the file has before it, as [`OpenFile::fsync()`]: the file on the medium ends
+    /// where the part does, or further, and what it shows below that is what was written.
     ///
     /// # Errors
     /// As there.
     pub fn msync(&self, range: FileRange) -> Result<(), F::Error> {
         let space = &self.file.space;
-        let flushed = space.flush(range.intersection(self.range));
-        let synced = flushed.and_then(|()| space.filesystem.sync(&space.inode, space.size()));
+        let upto = range.intersection(self.range).end;
+        // What others write behind the end from now on may not be on the medium.
+        let size = space.size().min(upto);
+        let flushed = space.flush(FileRange::new(FileOffset::ZERO, upto));
+        let synced = flushed.and_then(|()| space.filesystem.sync(&space.inode, size));
         self.file.take_error()?;
         synced
     }

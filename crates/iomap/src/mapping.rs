@@ -192,6 +192,17 @@ pub struct WritebackRun<'a> {
     pub size: FileOffset,
 }
 
+impl WritebackRun<'_> {
+    /// Whether the block in which a file ends on the medium, inside of it, is written by this: if that were lost, what is behind
+    /// that end on the medium would be shown. So an error of such a run passes.
+    pub fn holds_tail(&self, stored_size: Option<FileOffset>) -> bool {
+        stored_size.is_some_and(|end| {
+            // Runs are whole blocks; an end at the border of one has no block.
+            self.range.contains(end) && end > self.range.start && end < self.size
+        })
+    }
+}
+
 /// What becomes of space beyond a file's new end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beyond {
@@ -269,7 +280,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// # Errors
     /// The run that failed. Those before it are written. Its own mappings are unchanged in at least the part that was not
     /// written. Those behind it were not begun and keep their reservations; they will come again. So does the one that failed, if
-    /// the error passes; else its data is lost.
+    /// the error passes, as it does of one that [holds the tail](WritebackRun::holds_tail()); else its data is lost.
     fn write_back(
         &self,
         inode: &Self::Inode,
@@ -279,11 +290,14 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Data of a file was lost with an error in writeback, and the file left memory before anybody was told.
     fn lost(&self, _inode: &Self::Inode, _error: Self::Error) {}
 
-    /// Writes one run to the device and maps it, without a reservation before; else as [`FileSystem::write_back()`].
+    /// Writes one run to the device and maps it, without a reservation before, from its front on; else as
+    /// [`FileSystem::write_back()`]. Returns how many bytes, in whole blocks and at least one: fewer than all where there is no space
+    /// for the rest, or it cannot be written. The rest keeps its mappings, and its contents but where data is overwritten in place.
     ///
     /// # Errors
-    /// If there is no space, or it cannot be written.
-    fn write_direct(&self, inode: &Self::Inode, run: &WritebackRun<'_>) -> Result<(), Self::Error>;
+    /// If nothing was written: there is no space, or it cannot be written.
+    fn write_direct(&self, inode: &Self::Inode, run: &WritebackRun<'_>)
+    -> Result<u64, Self::Error>;
 
     /// Whether long writes to a file may use [`FileSystem::write_direct()`] by themselves: not where more than copying is to be done, which
     /// others can do meanwhile.
@@ -294,6 +308,14 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Gives back the reservation for `len_bytes`, which were not made dirty, or were thrown away before they were
     /// written.
     fn unreserve(&self, inode: &Self::Inode, len_bytes: u64);
+
+    /// Where the file ends on the medium; `None` of one that is no more. Behind that end its last block may hold what was cut off,
+    /// where a crash came before the zeros were written: so that block goes first where a call will let the file end further on
+    /// ([`crate::AddressSpace::flush_old_tail()`]).
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    fn stored_size(&self, inode: &Self::Inode) -> Result<Option<FileOffset>, Self::Error>;
 
     /// Makes the file end at `size`. With [`Beyond::Dropped`] mappings of blocks wholly beyond it go, whatever the filesystem knew of
     /// the file's end: in memory it may have been further on. With [`Beyond::Kept`] space that was allocated beyond it stays.

@@ -48,6 +48,7 @@ impl<F: FileSystem> AddressSpace<F> {
         prepare()?;
         if size_min > self.size() {
             self.zero_old_tail(size_min)?;
+            self.flush_old_tail(size_min)?;
         }
         let result = self.replace_locked(range, change)?;
         let pages = self.pages.lock();

@@ -22,13 +22,17 @@ impl<F: FileSystem> AddressSpace<F> {
             let end = rest.start.saturating_add(step_bytes).round_down(self.block_bytes);
             let step = FileRange::new(rest.start, end.min(rest.end));
             let Ok(len) = usize::try_from(step.len_bytes()) else { break };
-            // An error comes again where the rest goes through memory, or it has passed by then.
-            if len == 0 || self.write_device(step, &bytes[done..done + len]).is_err() {
+            if len == 0 {
                 break;
             }
-            self.cache.usage().count_run(step.len_bytes());
-            done += len;
-            rest.start = step.end;
+            // An error comes again where the rest goes through memory, or it has passed by then.
+            let Ok(done_bytes) = self.write_device(step, &bytes[done..done + len]) else { break };
+            self.cache.usage().count_run(done_bytes);
+            done += usize::try_from(done_bytes).unwrap_or(len);
+            rest.start = step.start.saturating_add(done_bytes);
+            if done_bytes < step.len_bytes() {
+                break;
+            }
         }
         done
     }

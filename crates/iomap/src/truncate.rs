@@ -38,6 +38,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let pages = self.pages.lock();
         self.set_size(&pages, new);
         drop(pages);
+        self.flush_old_tail(new)?;
         self.filesystem.set_size(&self.inode, new, Beyond::Kept)
     }
 

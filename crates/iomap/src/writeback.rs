@@ -8,7 +8,7 @@
 
 use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
-use crate::mapping::{FileSystem, WritebackRun};
+use crate::mapping::{FileSystem, RunFailure, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{FolioPart, Pages};
 
@@ -96,6 +96,37 @@ impl<F: FileSystem> AddressSpace<F> {
                 return Ok(());
             }
         }
+    }
+
+    /// Before the file ends at `upto` on the medium: brings the block in which it ends there now, where it is dirty. Behind its end
+    /// that block may hold what was cut off, or was written and never became part of the file, as a crash left it; memory has
+    /// zeros there, or what was written since.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::flush()`]; that of [`FileSystem::stored_size()`].
+    pub fn flush_old_tail(&self, upto: FileOffset) -> Result<(), F::Error> {
+        self.old_tail(upto)?.map_or(Ok(()), |tail| self.flush(tail))
+    }
+
+    /// As [`AddressSpace::flush_old_tail()`], for runs that are about to be written; among them it is the first that matters.
+    fn flush_old_tail_beside(&self, runs: &[RunUnderWay]) -> Result<(), F::Error> {
+        let Some(last) = runs.last() else { return Ok(()) };
+        match self.old_tail(last.range.end)? {
+            Some(tail) if !runs.iter().any(|run| run.range.overlaps(tail)) => self.flush(tail),
+            _ => Ok(()),
+        }
+    }
+
+    /// The block that must be on the medium before the file may end at `upto` there, and is not.
+    fn old_tail(&self, upto: FileOffset) -> Result<Option<FileRange>, F::Error> {
+        let Some(end) = self.filesystem.stored_size(&self.inode)? else { return Ok(None) };
+        let tail = FileRange::new(end, end.round_up(self.block_bytes));
+        if upto <= end || tail.is_empty() {
+            return Ok(None);
+        }
+        let block = tail.round_out(self.block_bytes);
+        let is_missing = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
+        Ok(self.states.test(block, is_missing).then_some(block))
     }
 
     /// Brings `bytes_max` dirty bytes to the device, in whole blocks and at least one, but none of which an older version is
@@ -193,7 +224,10 @@ impl<F: FileSystem> AddressSpace<F> {
             .zip(&buffers)
             .map(|(run, buffers)| WritebackRun { range: run.range, buffers, size: run.size })
             .collect();
-        let result = self.filesystem.write_back(&self.inode, &given);
+        let result = match self.flush_old_tail_beside(runs) {
+            Ok(()) => self.filesystem.write_back(&self.inode, &given),
+            Err(error) => Err(RunFailure { index: 0, error, passes: true }),
+        };
         let failed = match &result {
             Ok(()) => runs.len(),
             Err(failure) => failure.index.min(runs.len() - 1),

@@ -221,6 +221,33 @@ fn write_without_space_is_short_then_refused_and_space_comes_back() {
     assert_eq!(map.fault_for_write(at(10 * BLOCK)), Err(Failure::NoSpace));
 }
 
+/// What had no space as a whole was refused whole.
+#[test]
+fn direct_write_without_space_for_all_is_short_then_refused() {
+    let fs = MemoryFs::with_capacity(10);
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    let bytes: Vec<u8> = (1..=20).flat_map(|block| [block; 4096]).collect();
+    assert_eq!(file.write(at(0), &[9; 100]), Ok(100));
+    assert_eq!(file.direct_write(at(BLOCK), &bytes), Ok(9 * 4096));
+    assert_eq!(file.size(), at(10 * BLOCK));
+    assert_eq!(file.direct_write(at(10 * BLOCK), &bytes[9 * 4096..]), Err(Failure::NoSpace));
+    assert_eq!(file.size(), at(10 * BLOCK));
+    file.fsync().unwrap();
+    let mut expected = [[9; 100].as_slice(), &[0; 3996]].concat();
+    expected.extend_from_slice(&bytes[..9 * 4096]);
+    assert!(contents(&file) == expected);
+    assert!(fs.stored(space.inode(), 10 * BLOCK) == expected);
+    assert_eq!((fs.reserved_blocks(), MemoryFs::stored_size(space.inode())), (0, 10 * BLOCK));
+    // In the file the size stays, and so does what was there behind the front.
+    file.punch_hole(at(2 * BLOCK), 3 * BLOCK).unwrap();
+    assert_eq!(file.direct_write(at(0), &bytes[10 * 4096..]), Ok(3 * 4096));
+    assert_eq!(file.size(), at(10 * BLOCK));
+    expected[..3 * 4096].copy_from_slice(&bytes[10 * 4096..13 * 4096]);
+    expected[3 * 4096..5 * 4096].fill(0);
+    assert!(contents(&file) == expected);
+}
+
 /// Writeback was refused for the moment, and the data thrown away as if the device had failed.
 #[test]
 fn writeback_that_cannot_be_at_the_moment_keeps_the_data() {

@@ -93,6 +93,8 @@ pub struct MemoryFs {
     pub ignores_batch: AtomicUsize,
     /// Writing back fails with [`Failure::NotNow`], which passes.
     pub is_held: AtomicBool,
+    /// Writes that failed.
+    pub failure_count: AtomicU64,
     /// Runs written.
     pub write_count: AtomicU64,
     /// Calls that write runs back.
@@ -284,9 +286,11 @@ impl MemoryFs {
 
     fn store(&self, inode: &MemoryInode, run: &WritebackRun<'_>) -> Result<(), Failure> {
         self.write_count.fetch_add(1, Ordering::Relaxed);
-        Self::spend(&self.writes_left)?;
+        let failed = |_: &Failure| _ = self.failure_count.fetch_add(1, Ordering::Relaxed);
+        Self::spend(&self.writes_left).inspect_err(failed)?;
         Self::spend(&self.writes_before_failure)
-            .inspect_err(|_| self.writes_before_failure.store(u64::MAX, Ordering::Relaxed))?;
+            .inspect_err(|_| self.writes_before_failure.store(u64::MAX, Ordering::Relaxed))
+            .inspect_err(failed)?;
         let total: usize = run.buffers.iter().map(|buffer| buffer.len()).sum();
         assert_eq!(u64::try_from(total).expect(IN_MEMORY), run.range.len_bytes());
         let mut bytes = run.buffers.iter().flat_map(|buffer| buffer.chunks(4096));
@@ -515,9 +519,13 @@ impl FileSystem for MemoryFs {
             if self.is_held.load(Ordering::Relaxed) {
                 return Err(RunFailure { index, error: Failure::NotNow, passes: true });
             }
+            let tail = Some(at(Self::stored_size(inode)));
             let result = self.store(inode, run);
-            self.unreserve(inode, run.range.len_bytes());
-            result.map_err(|error| RunFailure { index, error, passes: false })?;
+            let passes = result.is_err() && run.holds_tail(tail);
+            if !passes {
+                self.unreserve(inode, run.range.len_bytes());
+            }
+            result.map_err(|error| RunFailure { index, error, passes })?;
         }
         Ok(())
     }
@@ -526,16 +534,24 @@ impl FileSystem for MemoryFs {
         &self,
         inode: &Arc<MemoryInode>,
         run: &WritebackRun<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<u64, Failure> {
         self.change_begins();
         let wanted = run.range.len_bytes() / BLOCK;
         let capacity = self.capacity_blocks.load(Ordering::Relaxed);
         let disk = self.disk.lock().expect(UNPOISONED);
-        if wanted > capacity.saturating_sub(disk.used_blocks + disk.reserved_blocks) {
+        let free = capacity.saturating_sub(disk.used_blocks + disk.reserved_blocks);
+        drop(disk);
+        if wanted <= free {
+            return self.store(inode, run).map(|()| run.range.len_bytes());
+        }
+        if free == 0 {
             return Err(Failure::NoSpace);
         }
-        drop(disk);
-        self.store(inode, run)
+        let front = FileRange::with_len(run.range.start, free * BLOCK);
+        let bytes = run.buffers.concat();
+        let bytes = &bytes[..usize::try_from(front.len_bytes()).expect(IN_MEMORY)];
+        self.store(inode, &WritebackRun { range: front, buffers: &[bytes], size: run.size })?;
+        Ok(front.len_bytes())
     }
 
     fn unreserve(&self, _inode: &Arc<MemoryInode>, len_bytes: u64) {
@@ -545,6 +561,10 @@ impl FileSystem for MemoryFs {
             .reserved_blocks
             .checked_sub(len_bytes / BLOCK)
             .expect("more given back than taken");
+    }
+
+    fn stored_size(&self, inode: &Arc<MemoryInode>) -> Result<Option<FileOffset>, Failure> {
+        Ok(Some(at(inode.extents.lock().expect(UNPOISONED).size)))
     }
 
     fn set_size(
@@ -593,7 +613,9 @@ impl FileSystem for MemoryFs {
     }
 
     fn sync(&self, inode: &Arc<MemoryInode>, size: FileOffset) -> Result<(), Failure> {
-        inode.extents.lock().expect(UNPOISONED).size = size.bytes();
+        // What is made durable of a file may end before it does.
+        let mut extents = inode.extents.lock().expect(UNPOISONED);
+        extents.size = extents.size.max(size.bytes());
         Ok(())
     }
 }

@@ -3,6 +3,11 @@
 //! Data that is in memory only has space promised: who writes it to the device later finds some. What
 //! was promised is counted, not placed; who allocates without a promise leaves so much free. Who allocates
 //! with one spends it: what has its space is promised no more, and is again when that is released.
+//!
+//! Data that goes where its file has space already is counted apart: nothing is kept free for it, which
+//! matters most where groups are mixed and metadata would lack it. Who gives a promise back does not know
+//! of which kind it was, so the sum of both is exact, and what is kept free never less than was promised:
+//! the other kind is taken back first, and the free space spent first.
 
 use super::{Allocator, Class, State};
 use crate::btree::Roots;
@@ -27,6 +32,13 @@ impl State {
         // Freeing needs metadata, and so does placing what is promised.
         let freeing = if self.is_mixed { self.freeing_reserve_bytes(0) } else { 0 };
         metadata.saturating_add(freeing).saturating_add(self.promised_data_bytes)
+    }
+
+    /// Counts space that was taken for what was promised.
+    pub(super) fn spend_promise(&mut self, len_bytes: u64) {
+        let spent = len_bytes.min(self.promised_data_bytes);
+        self.promised_data_bytes -= spent;
+        self.placed_bytes = self.placed_bytes.saturating_sub(len_bytes - spent);
     }
 }
 
@@ -54,16 +66,24 @@ impl Allocator {
         let class = self.data_class();
         self.load(roots)?;
         while !self.try_promise_data(len_bytes) {
-            if !self.load_free_space(roots, class)? && !self.allocate_chunk(roots, class)? {
+            if self.load_free_space(roots, class)? {
+                continue;
+            }
+            let (free, kept) = {
                 let state = self.state();
                 let free = state.spaces[class.index()].loaded_free_bytes;
-                let kept = state.kept_from_data(self.nodesize_bytes(), DataPromise::None);
+                (free, state.kept_from_data(self.nodesize_bytes(), DataPromise::None))
+            };
+            // Chunks are not made for what would not fit into all of them.
+            let most = free.saturating_add(self.unallocated_bytes());
+            let could_fit = len_bytes.saturating_add(kept) <= most;
+            if !could_fit || !self.allocate_chunk(roots, class)? {
                 let error = Error::NoSpace {
                     what: class.name(),
                     needed_bytes: len_bytes,
                     available_bytes: free.saturating_sub(kept),
                 };
-                return Err(state.fault_behind(class, error));
+                return Err(self.state().fault_behind(class, error));
             }
         }
         Ok(())
@@ -81,15 +101,62 @@ impl Allocator {
         free >= kept.saturating_add(promised_data)
     }
 
-    /// Counts a promise for data that has its space, so that it is taken back as any other: from before, or
-    /// as it was placed and is to be placed again.
+    /// Counts a promise for data that goes where its file has space, so that it is taken back as any other.
     pub(crate) fn promise_placed_data(&self, len_bytes: u64) {
+        self.state().placed_bytes += len_bytes;
+    }
+
+    /// Counts a promise again that was spent, as the data is to be placed once more.
+    pub(crate) fn promise_data_again(&self, len_bytes: u64) {
         self.state().promised_data_bytes += len_bytes;
     }
 
-    /// Takes a promise back.
+    /// Takes a promise back, of either kind.
     pub(crate) fn take_back_data(&self, len_bytes: u64) {
         let mut state = self.state();
-        state.promised_data_bytes = state.promised_data_bytes.saturating_sub(len_bytes);
+        let placed = len_bytes.min(state.placed_bytes);
+        state.placed_bytes -= placed;
+        state.promised_data_bytes = state.promised_data_bytes.saturating_sub(len_bytes - placed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who gives a promise back does not say of which kind it was.
+    #[test]
+    fn promises_of_both_kinds_are_all_taken_back_and_none_of_space_too_early() {
+        let runtime = ubtrfs_rt::Arc::new(ubtrfs_rt::Runtime::simulated(1));
+        let device = ubtrfs_rt::Arc::new(ubtrfs_volume::MemDevice::new(160 << 20));
+        let volume = crate::mkfs(vec![device], &crate::MkfsOptions::default(), &runtime).unwrap();
+        let options = crate::OpenOptions { runtime, ..crate::OpenOptions::default() };
+        let fs = crate::Filesystem::open(volume, options).unwrap();
+        let core = &fs.inner.core;
+        let counts = || {
+            let state = core.alloc.state();
+            (state.promised_data_bytes, state.placed_bytes)
+        };
+        let promise = || {
+            let _handle = fs.begin(crate::Reservation::items(0)).unwrap();
+            core.alloc.promise_data(&core.roots, 8192).unwrap();
+            core.alloc.promise_placed_data(12_288);
+            assert_eq!(counts(), (8192, 12_288));
+        };
+        promise();
+        core.alloc.take_back_data(4096);
+        assert_eq!(counts(), (8192, 8192));
+        core.alloc.take_back_data(16_384);
+        assert_eq!(counts(), (0, 0));
+        promise();
+        let handle = fs.begin(crate::Reservation::items(0)).unwrap();
+        let (start, len) =
+            core.alloc.allocate_data(&core.roots, 12_288, 12_288, DataPromise::Given).unwrap();
+        assert_eq!(counts(), (0, 8192));
+        core.alloc.release_data(start, len, DataPromise::Given);
+        assert_eq!(counts(), (12_288, 8192));
+        drop(handle);
+        core.alloc.take_back_data(20_480);
+        assert_eq!(counts(), (0, 0));
     }
 }

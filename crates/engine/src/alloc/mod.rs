@@ -118,12 +118,16 @@ struct State {
     is_mixed: bool,
     /// Bytes promised to data that is in memory only.
     promised_data_bytes: u64,
+    /// Bytes of data that is promised the space that it has: nothing is kept free for it.
+    placed_bytes: u64,
     /// Bytes of metadata promised to open handles.
     reserved_bytes: u64,
     /// Bytes of metadata that what is held back above may need, as of the last reservation.
     held_back_bytes: u64,
     /// Bytes of the trees that only the commit edits, as of the last reservation.
     tree_bytes: u64,
+    /// Caches that Linux left of groups.
+    caches: cache_v1::Caches,
     /// Bytes of metadata in use as of the last commit.
     metadata_used_bytes: u64,
     /// Bytes of the groups of metadata as of then.
@@ -323,7 +327,7 @@ impl Allocator {
         }
         let (start, len) = state.take(class, min_bytes, max_bytes.min(spare_bytes), align)?;
         if promise == DataPromise::Given {
-            state.promised_data_bytes = state.promised_data_bytes.saturating_sub(len);
+            state.spend_promise(len);
         }
         Ok((start, len))
     }

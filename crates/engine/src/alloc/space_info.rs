@@ -101,12 +101,13 @@ impl State {
     /// copied frees a block, whose items lie in other leaves, which are copied in turn: in the end
     /// those of all metadata. It is no more than all there are.
     fn commit_reserve_bytes(&self, nodesize_bytes: u64) -> u64 {
-        let pending = self.refs.change_count() as u64;
+        let pending = self.refs.change_count() as u64 + self.caches.frees;
         let blocks = self.metadata_used_bytes / nodesize_bytes + self.allocated_blocks;
         let chained = if self.is_mixed { u64::MAX } else { blocks * COMMIT_BYTES_A_METADATA_BLOCK };
         let copies = (pending * 3 * nodesize_bytes).saturating_add(chained).min(self.tree_bytes);
         let csums = self.refs.old_data_count() as u64 * COMMIT_CSUM_BLOCKS_A_FREED_EXTENT;
-        (COMMIT_BLOCKS_BASE + csums) * nodesize_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
+        let blocks = (COMMIT_BLOCKS_BASE + csums) * nodesize_bytes;
+        blocks + self.caches.commit_bytes + copies + pending * COMMIT_BYTES_AN_EXTENT
     }
 
     /// Bytes of metadata that only what frees space may use: `worst_bytes` of one such operation,

@@ -4,14 +4,15 @@
 //! A group goes in the commit after the one that emptied it: until that is durable, what the last
 //! superblock reaches may lie in it. One group of each type and profile stays, and what is free in
 //! the others of its class must be as much again, so that groups do not come and go. A group whose
-//! item was not read does not go, and nothing counts as free in it.
+//! item was not read does not go, and nothing counts as free in it. A cache that Linux made of it goes with
+//! it, of some groups in each commit.
 
 use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::{Generation, Key, KeyType, LogicalAddr, ObjectId, RootId};
 use ubtrfs_rt::Arc;
 
 use super::block_group::BlockGroup;
-use super::{Allocator, Class, State};
+use super::{Allocator, Class, State, cache_v1};
 use crate::btree::Roots;
 use crate::error::Result;
 
@@ -57,10 +58,12 @@ impl Allocator {
     /// # Errors
     /// What stops an edit; the transaction must then not commit.
     pub(crate) fn remove_unused(&self, roots: &Roots, generation: Generation) -> Result<()> {
-        while self.has_unused() {
+        let mut freed = 0;
+        while freed < cache_v1::FREES_MAX && self.has_unused() {
             self.load_devices(roots)?;
             let Some(chunk) = self.take_unused() else { break };
             self.remove_items(roots, generation, &chunk)?;
+            freed += self.remove_cache(roots, generation, chunk.start)?;
         }
         Ok(())
     }

@@ -6,7 +6,8 @@
 //!    sequence is counted up before anything of it changes: whoever read space that is given up here
 //!    finds so before it believes what it read.
 //! 2. Data is on the medium before a file extent refers to it, and the inode's size on the medium never
-//!    reaches beyond what was mapped by then, or was said by a change of the size itself.
+//!    reaches beyond what was mapped by then, or was said by a change of the size itself; nor beyond the
+//!    block in which it ends there before that block is on the medium ([`ubtrfs_iomap::AddressSpace::flush_old_tail`]).
 //! 3. Dirty data has space promised ([`DataPromise`](crate::alloc::DataPromise)), and what its items may need is kept back from
 //!    every reservation ([`FileState::held_back_bytes`](super::state::FileState)).
 //!
@@ -28,7 +29,6 @@ use ubtrfs_rt::{AtomicBool, Mutex, MutexGuard, Ordering, Time};
 
 use super::inode::{Inode, InodeId};
 use super::state::DataChange;
-use super::writeback::From;
 use crate::data::append::{Target, extent_key};
 use crate::data::drop_range;
 use crate::data::file_extent::{self, ExtentWalk, ExtentsOf};
@@ -432,12 +432,12 @@ impl FileSystem for FileIo {
         let was_held = core.is_held();
         // What was kept back for the items of these is what their handles ask for now.
         files.subtract_delalloc(bytes_of(runs));
-        if fs.write_runs(inode, runs, From::Memory).is_ok() {
+        if fs.write_runs(inode, runs).is_ok() {
             return Ok(());
         }
         // One by one: what can be written is, and who could not is known.
         for (index, run) in runs.iter().enumerate() {
-            let Err(error) = fs.write_run_in_parts(inode, run, From::Memory) else {
+            let Err(error) = fs.write_run_in_parts(inode, run) else {
                 continue;
             };
             // While somebody holds commits a transaction may be as large as it may become, or space not be
@@ -445,7 +445,8 @@ impl FileSystem for FileIo {
             let passes = match error {
                 Error::Limit { .. } => true,
                 Error::NoSpace { .. } => was_held || core.is_held(),
-                _ => false,
+                // Without it what was cut off would come back: it is kept, and the error told each time.
+                _ => run.holds_tail(self.stored_size(inode).ok().flatten()),
             };
             if passes {
                 files.add_delalloc(bytes_of(&runs[index..]));
@@ -458,21 +459,8 @@ impl FileSystem for FileIo {
         Ok(())
     }
 
-    fn write_direct(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
-        let fs = self.fs()?;
-        let mut alone = None;
-        if let Err(error) = fs.promise_data(run.range.len_bytes()) {
-            let is_full = matches!(error, Error::NoSpace { .. });
-            alone = if is_full { fs.lock_places(inode, run.range)? } else { None };
-            if alone.is_none() {
-                return Err(error);
-            }
-        }
-        let written = fs.write_run_in_parts(inode, run, From::Caller).inspect_err(|_| {
-            fs.inner.core.alloc.take_back_data(run.range.len_bytes());
-        });
-        drop(alone);
-        written.inspect_err(|_| fs.cut_to_memory(inode, run.range.end))
+    fn write_direct(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<u64> {
+        self.fs()?.write_direct(inode, run)
     }
 
     fn may_write_straight(&self, inode: &IoInode) -> bool {
@@ -493,6 +481,13 @@ impl FileSystem for FileIo {
     fn unreserve(&self, _: &IoInode, len_bytes: u64) {
         if let Ok(fs) = self.fs() {
             fs.take_back_data(len_bytes);
+        }
+    }
+
+    fn stored_size(&self, inode: &IoInode) -> Result<Option<FileOffset>> {
+        match self.fs()?.disk_inode(inode.id) {
+            Err(Error::NotFound { .. }) => Ok(None),
+            inode => Ok(Some(FileOffset::new(inode?.size_bytes))),
         }
     }
 
@@ -526,7 +521,7 @@ fn cover(mut mapping: Mapping, range: FileRange, batch: &mut DirtyBatch<'_>) -> 
 impl Filesystem {
     /// Promises space for dirty data, after a commit where that frees some. The thread holds no
     /// handle.
-    fn promise_data(&self, len_bytes: u64) -> Result<()> {
+    pub(super) fn promise_data(&self, len_bytes: u64) -> Result<()> {
         let core = &self.inner.core;
         if core.alloc.try_promise_data(len_bytes) {
             return Ok(());

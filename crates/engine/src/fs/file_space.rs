@@ -2,11 +2,6 @@
 
 use std::ops::Range;
 
-use ubtrfs_iomap::extent_state::{StateBits, Want};
-use ubtrfs_iomap::{Beyond, FileRange};
-use ubtrfs_ondisk::FileOffset;
-use ubtrfs_ondisk::inode::flags;
-
 use super::file_io::IoInode;
 use super::write::{Locked, STEP_EXTENTS_MAX};
 use crate::alloc::DataPromise;
@@ -17,6 +12,10 @@ use crate::data::prealloc;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, begin_freeing};
 use crate::txn::Reservation;
+use ubtrfs_iomap::extent_state::{StateBits, Want};
+use ubtrfs_iomap::{Beyond, FileRange};
+use ubtrfs_ondisk::FileOffset;
+use ubtrfs_ondisk::inode::flags;
 
 impl Filesystem {
     /// Lets the file end at `size`, and drops what it has beyond, where it is to. What is not on the
@@ -60,7 +59,7 @@ impl Filesystem {
         handle.count_data(io, 0, 0, |old| old.max(size))
     }
 
-    /// After a failure half way, by who has locked the range that was to be changed, and the end of the
+    /// After a clone that failed half way, by who has locked the range that was to be changed, and the end of the
     /// file where that lies before `end`: the file is as long on the medium as in memory. Where the
     /// range lies in the file nothing was to become longer, and what is behind it is others'.
     pub(super) fn cut_to_memory(&self, io: &IoInode, end: ubtrfs_iomap::FileOffset) {
@@ -136,18 +135,48 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Gives holes in whole blocks space.
+    /// Gives holes in whole blocks space. Where there is not enough for all of them, none gets any.
     pub(super) fn allocate_file(&self, io: &IoInode, range: Range<u64>) -> Result<()> {
         let _lock = self.inner.files.lock_data(io.id);
+        let mut promised_bytes = self.bytes_of_holes(io, &range)?;
+        self.promise_data(promised_bytes)?;
         let mut at = range.start;
-        while at < range.end {
-            at = self.allocate_some(io, at..range.end)?;
-        }
-        Ok(())
+        let result = loop {
+            if at >= range.end {
+                break Ok(());
+            }
+            match self.allocate_some(io, at..range.end, &mut promised_bytes) {
+                Ok(end) => at = end,
+                Err(error) => break Err(error),
+            }
+        };
+        self.inner.core.alloc.take_back_data(promised_bytes);
+        result
     }
 
-    /// Gives the first hole of the range space, or the beginning of it; returns where to go on.
-    fn allocate_some(&self, io: &IoInode, range: Range<u64>) -> Result<u64> {
+    /// How much of a range of whole blocks has no space.
+    fn bytes_of_holes(&self, io: &IoInode, range: &Range<u64>) -> Result<u64> {
+        let tree = self.tree(io.id.root)?;
+        let mut walk = ExtentWalk::new(&tree, io.of(self), FileOffset(range.start));
+        let (mut at, mut bytes) = (range.start, 0);
+        while at < range.end {
+            let mapping = walk.next()?;
+            let end = mapping.map_or(range.end, |_| walk.position()).min(range.end);
+            if mapping.is_none_or(|mapping| mapping.kind == MappingKind::Hole) {
+                bytes += end - at;
+            }
+            at = end;
+        }
+        Ok(bytes)
+    }
+
+    /// Gives the first hole of the range space, of what is promised, or the beginning of it; returns where to go on.
+    fn allocate_some(
+        &self,
+        io: &IoInode,
+        range: Range<u64>,
+        promised_bytes: &mut u64,
+    ) -> Result<u64> {
         let core = &self.inner.core;
         let tree = self.tree(io.id.root)?;
         let mut walk = ExtentWalk::new(&tree, io.of(self), FileOffset(range.start));
@@ -170,7 +199,7 @@ impl Filesystem {
             let mut handle = self.begin_step(reservation)?;
             handle.check_file(io.id)?;
             let sector = self.sectorsize_bytes();
-            let found = core.alloc.allocate_data(&core.roots, sector, wanted, DataPromise::None);
+            let found = core.alloc.allocate_data(&core.roots, sector, wanted, DataPromise::Given);
             let (start, len) = match found {
                 Err(Error::NoSpace { .. }) if core.frees_by_commit() && !has_committed => {
                     drop(handle);
@@ -185,9 +214,10 @@ impl Filesystem {
             // An explicit hole, if anything.
             let kept = self.inner.files.kept();
             if let Err(error) = drop_range(&mut handle.txn, &target, &part, kept) {
-                core.alloc.release_data(start, len, DataPromise::None);
+                core.alloc.release_data(start, len, DataPromise::Given);
                 return Err(error);
             }
+            *promised_bytes = promised_bytes.saturating_sub(len);
             prealloc::put_prealloc(&mut handle.txn, &target, part.start, start, len)?;
             handle
                 .change_inode(io.id, |item| {
@@ -202,9 +232,13 @@ impl Filesystem {
     /// Enters in the inode what was only noted in memory: that the file ends at `size` at least, and
     /// when it was written.
     pub(super) fn record_file(&self, io: &IoInode, size: u64) -> Result<()> {
+        let space = self.inner.open_files.find(io.id);
+        if let Some(space) = &space {
+            space.flush_old_tail(ubtrfs_iomap::FileOffset::new(size))?;
+        }
         let _lock = self.inner.files.lock_data(io.id);
         // Truncated meanwhile, it ends there: who truncates changes memory first.
-        let now = self.inner.open_files.find(io.id).map_or(size, |space| space.size().bytes());
+        let now = space.map_or(size, |space| space.size().bytes());
         let size = size.min(now);
         if io.medium(self)?.size < size {
             return self.set_locked_size(io, size, Beyond::Kept);

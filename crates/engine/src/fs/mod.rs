@@ -9,6 +9,7 @@ pub(crate) mod append;
 mod background;
 pub(crate) mod delete_subvolume;
 pub(crate) mod dir;
+mod direct_write;
 mod drop_tree;
 mod entry;
 pub(crate) mod file;

@@ -6,8 +6,8 @@
 //! promised so become stale or go to the medium, and no promise is made until the extents are shared:
 //! promises are made one at a time, beside any number of those who share.
 
-use ubtrfs_iomap::FileRange;
-use ubtrfs_ondisk::{FileOffset, RootId};
+use ubtrfs_iomap::{FileOffset, FileRange};
+use ubtrfs_ondisk::RootId;
 use ubtrfs_rt::{Ordering, RwLockReadGuard, RwLockWriteGuard};
 
 use super::file_io::IoInode;
@@ -52,8 +52,8 @@ impl Filesystem {
         Ok(shared)
     }
 
-    /// Promises that a range is written where the file has its space, if it has it for all of it. Until the
-    /// guard is dropped nobody shares it.
+    /// Promises that the front of a range is written where the file has its space, as far as it has. Until
+    /// the guard is dropped nobody shares it.
     ///
     /// # Errors
     /// Damage, or the device's error.
@@ -61,16 +61,17 @@ impl Filesystem {
         &self,
         io: &IoInode,
         range: FileRange,
-    ) -> Result<Option<RwLockWriteGuard<'_, ()>>> {
-        if !io.has_space(self, range)? {
+    ) -> Result<Option<(RwLockWriteGuard<'_, ()>, FileRange)>> {
+        if !io.has_space_at(self, range.start.bytes())? {
             return Ok(None);
         }
         let alone = self.lock_placing();
-        if !io.has_space(self, range)? {
+        let front = io.with_space(self, range)?;
+        if front.is_empty() {
             return Ok(None);
         }
-        self.inner.core.alloc.promise_placed_data(range.len_bytes());
-        Ok(Some(alone))
+        self.inner.core.alloc.promise_placed_data(front.len_bytes());
+        Ok(Some((alone, front)))
     }
 }
 
@@ -88,24 +89,24 @@ impl IoInode {
         Ok(self.space_from(fs, at)? > at)
     }
 
-    /// Whether all of a range is.
-    fn has_space(&self, fs: &Filesystem, range: FileRange) -> Result<bool> {
-        let mut at = range.start.bytes();
-        while at < range.end.bytes() {
-            let end = self.space_from(fs, at)?;
-            if end <= at {
-                return Ok(false);
+    /// The front of a range that is.
+    fn with_space(&self, fs: &Filesystem, range: FileRange) -> Result<FileRange> {
+        let mut front = FileRange::new(range.start, range.start);
+        while front.end < range.end {
+            let end = FileOffset::new(self.space_from(fs, front.end.bytes())?).min(range.end);
+            if end <= front.end {
+                break;
             }
-            at = end;
+            front.end = end;
         }
-        Ok(true)
+        Ok(front)
     }
 
     /// How far data from `at` on is written where the file has its space.
     fn space_from(&self, fs: &Filesystem, at: u64) -> Result<u64> {
         let inode = fs.disk_inode(self.id)?;
         let tree = fs.tree(self.id.root)?;
-        let mut walk = ExtentWalk::new(&tree, self.of(fs), FileOffset(at));
+        let mut walk = ExtentWalk::new(&tree, self.of(fs), ubtrfs_ondisk::FileOffset(at));
         let Some(mapping) = walk.next()? else { return Ok(at) };
         let stays = fs.is_written_in_place(self, &inode, &walk, &mapping)?;
         Ok(if stays { walk.position() } else { at })

@@ -82,6 +82,7 @@ impl Filesystem {
         }
         let options = file.write_options()?;
         file.outline_unless(0..end)?;
+        file.clear_old_tail(offset.0, &options)?;
         let mut at = offset.0;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -199,6 +200,20 @@ impl<'a> Locked<'a> {
         let mut extents = self.fs.file_extents(self.inode.id, FileOffset(start))?;
         let first = extents.next().transpose()?;
         Ok(first.is_some_and(|mapping| mapping.kind == crate::MappingKind::Data))
+    }
+
+    /// Before something is written from `at` on, in another sector than that in which the file ends: makes zeros of what that has
+    /// behind the end, where a crash may have left what was cut off.
+    fn clear_old_tail(&mut self, at: u64, options: &WriteOptions) -> Result<()> {
+        let end = self.inode.size_bytes;
+        let start = end / self.sector * self.sector;
+        if at < start + self.sector || end == start || !self.has_data_at(start)? {
+            return Ok(());
+        }
+        let kept = self.read(start..end)?;
+        // Beside others it cannot be inline.
+        let options = WriteOptions { max_inline_bytes: 0, ..*options };
+        self.replace(start, &kept, end, &options)
     }
 
     fn is_inline(&self) -> Result<bool> {

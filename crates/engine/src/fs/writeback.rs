@@ -50,6 +50,8 @@ pub(super) enum From {
 struct Part<'a> {
     offset: u64,
     buffers: Vec<&'a [u8]>,
+    /// It is written where the file has its space.
+    stays: bool,
 }
 
 impl Part<'_> {
@@ -77,51 +79,71 @@ struct Job<'a> {
 }
 
 impl Filesystem {
-    /// Writes runs of one file, ascending, and maps them. Space is promised for them; where all are
-    /// written it is so no more, and else still is.
+    /// Writes runs of one file from memory, ascending, and maps them. Space is promised for them; where
+    /// all are written it is so no more, and else still is.
     ///
     /// # Errors
     /// As [`Filesystem::write`]; nothing is mapped then but what was preallocated.
-    pub(super) fn write_runs(
-        &self,
-        io: &IoInode,
-        runs: &[WritebackRun<'_>],
-        from: From,
-    ) -> Result<()> {
+    pub(super) fn write_runs(&self, io: &IoInode, runs: &[WritebackRun<'_>]) -> Result<()> {
         let Some(last) = runs.last() else { return Ok(()) };
-        let inode = self.disk_inode(io.id)?;
-        let options = self.write_options_of(&inode)?;
-        let target = io.target(inode.has_csums());
-        let space = match from {
-            From::Memory => self.inner.open_files.find(io.id),
-            From::Caller => None,
-        };
-        let job =
-            Job { fs: self, io, inode, target, options, size: last.size.bytes(), from, space };
-        let core = &self.inner.core;
+        let job = Job::new(self, io, last.size.bytes(), From::Memory)?;
+        let alloc = &self.inner.core.alloc;
         if let [only] = runs
             && job.write_inline(only)?
         {
-            core.alloc.take_back_data(only.range.len_bytes());
+            alloc.take_back_data(only.range.len_bytes());
             return Ok(());
         }
-        let parts: Vec<Part<'_>> = runs
-            .iter()
-            .map(|run| Part { offset: run.range.start.bytes(), buffers: run.buffers.to_vec() })
-            .collect();
-        let (in_place, new) = job.split_in_place(parts)?;
-        let chunks = in_place.chunks(IN_PLACE_RANGES_MAX).map(|parts| (parts, true));
+        let mut parts = job.split_in_place(runs)?;
+        // All that is new together; first those of the kind of the block in which the file ends on the medium, behind
+        // which it must not end before that block is written.
+        let old_end = job.inode.size_bytes;
+        let tail_stays = parts.iter().find(|part| part.range().contains(&old_end));
+        let tail_stays = tail_stays.is_none_or(|part| part.stays);
+        parts.sort_by_key(|part| part.stays != tail_stays);
+        let (mut placed_bytes, mut new_bytes) = (0, 0);
+        for parts in steps(&parts) {
+            let stayed = job.write_parts(parts).inspect_err(|_| {
+                // Who fails half way is tried again as a whole.
+                alloc.promise_placed_data(placed_bytes);
+                alloc.promise_data_again(new_bytes);
+            })?;
+            let done_bytes = if stayed { &mut placed_bytes } else { &mut new_bytes };
+            *done_bytes += len_of(parts);
+        }
+        Ok(())
+    }
+
+    /// Writes a run of a caller's from its front on, and maps it. Space is promised for it; none of it is
+    /// afterwards. Returns how many bytes were written, and what kept it from the rest, of which nothing
+    /// is mapped.
+    pub(super) fn write_front(&self, io: &IoInode, run: &WritebackRun<'_>) -> (u64, Result<()>) {
         let mut done_bytes = 0;
-        for (parts, stays) in chunks.chain((!new.is_empty()).then_some((&new[..], false))) {
-            // Who fails half way is tried again as a whole.
-            let promise_again = |_: &Error| core.alloc.promise_placed_data(done_bytes);
-            let len_bytes: u64 = parts.iter().map(Part::len_bytes).sum();
-            let mut spent_bytes = 0;
-            if !stays || !job.write_in_place(parts).inspect_err(promise_again)? {
-                spent_bytes = job.write_new(parts).inspect_err(promise_again)?;
-            }
-            core.alloc.take_back_data(len_bytes.saturating_sub(spent_bytes));
-            done_bytes += len_bytes;
+        let result = self.write_front_counted(io, run, &mut done_bytes);
+        let left_bytes = run.range.len_bytes() - done_bytes;
+        if left_bytes > 0 {
+            self.inner.core.alloc.take_back_data(left_bytes);
+        }
+        (done_bytes, result)
+    }
+
+    fn write_front_counted(
+        &self,
+        io: &IoInode,
+        run: &WritebackRun<'_>,
+        done_bytes: &mut u64,
+    ) -> Result<()> {
+        let job = Job::new(self, io, run.size.bytes(), From::Caller)?;
+        if job.write_inline(run)? {
+            *done_bytes = run.range.len_bytes();
+            self.inner.core.alloc.take_back_data(*done_bytes);
+            return Ok(());
+        }
+        let parts = job.split_in_place(std::slice::from_ref(run))?;
+        // Each step is mapped whole or not at all, and only then comes the next.
+        for parts in steps(&parts) {
+            job.write_parts(parts)?;
+            *done_bytes += len_of(parts);
         }
         Ok(())
     }
@@ -155,14 +177,9 @@ impl Filesystem {
     ///
     /// # Errors
     /// As there; what is not written keeps its mapping, and space is promised for all of it.
-    pub(super) fn write_run_in_parts(
-        &self,
-        io: &IoInode,
-        run: &WritebackRun<'_>,
-        from: From,
-    ) -> Result<()> {
+    pub(super) fn write_run_in_parts(&self, io: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
         let block = self.sectorsize_bytes();
-        match self.write_runs(io, std::slice::from_ref(run), from) {
+        match self.write_runs(io, std::slice::from_ref(run)) {
             Err(Error::NoSpace { .. }) if run.range.len_bytes() > block => {}
             result => return result,
         }
@@ -171,15 +188,48 @@ impl Filesystem {
         let (front, back) = split_buffers(run.buffers, half);
         let write_part = |start, end, buffers: &[&[u8]]| {
             let range = ubtrfs_iomap::FileRange::new(start, end);
-            self.write_run_in_parts(io, &WritebackRun { range, buffers, size: run.size }, from)
+            self.write_run_in_parts(io, &WritebackRun { range, buffers, size: run.size })
         };
         write_part(run.range.start, middle, &front)?;
         write_part(middle, run.range.end, &back)
-            .inspect_err(|_| self.inner.core.alloc.promise_placed_data(half))
+            .inspect_err(|_| self.inner.core.alloc.promise_data_again(half))
     }
 }
 
-impl Job<'_> {
+/// Parts that are written together: those beside each other that are of one kind.
+fn steps<'p, 'a>(parts: &'p [Part<'a>]) -> impl Iterator<Item = &'p [Part<'a>]> {
+    let kinds = parts.chunk_by(|one, next| one.stays == next.stays);
+    kinds.flat_map(|same| {
+        let stay = same.first().is_some_and(|part| part.stays);
+        same.chunks(if stay { IN_PLACE_RANGES_MAX } else { same.len().max(1) })
+    })
+}
+
+fn len_of(parts: &[Part<'_>]) -> u64 {
+    parts.iter().map(Part::len_bytes).sum()
+}
+
+impl<'f> Job<'f> {
+    fn new(fs: &'f Filesystem, io: &'f IoInode, size: u64, from: From) -> Result<Self> {
+        let inode = fs.disk_inode(io.id)?;
+        let options = fs.write_options_of(&inode)?;
+        let target = io.target(inode.has_csums());
+        let space = match from {
+            From::Memory => fs.inner.open_files.find(io.id),
+            From::Caller => None,
+        };
+        Ok(Self { fs, io, inode, target, options, size, from, space })
+    }
+
+    /// Writes parts of one kind, all or none. The promise for them is used up. Returns whether they are
+    /// where the file had its space.
+    fn write_parts(&self, parts: &[Part<'_>]) -> Result<bool> {
+        let stays = parts.first().is_some_and(|part| part.stays) && self.write_in_place(parts)?;
+        let spent_bytes = if stays { 0 } else { self.write_new(parts)? };
+        self.fs.inner.core.alloc.take_back_data(len_of(parts).saturating_sub(spent_bytes));
+        Ok(stays)
+    }
+
     /// Writes the run as inline data, if it is the whole of a short file. Returns whether it was.
     fn write_inline(&self, run: &WritebackRun<'_>) -> Result<bool> {
         let (fs, sector) = (self.fs, self.options.sectorsize_bytes as u64);
@@ -225,14 +275,19 @@ impl Job<'_> {
         Ok(false)
     }
 
-    /// Parts that are written where the file has its space, and those that get other space.
-    fn split_in_place<'a>(&self, parts: Vec<Part<'a>>) -> Result<(Vec<Part<'a>>, Vec<Part<'a>>)> {
+    /// What of runs is written where the file has its space, and what gets other space, in order.
+    fn split_in_place<'a>(&self, runs: &[WritebackRun<'a>]) -> Result<Vec<Part<'a>>> {
+        let whole = runs.iter().map(|run| Part {
+            offset: run.range.start.bytes(),
+            buffers: run.buffers.to_vec(),
+            stays: false,
+        });
         if self.inode.flags & (flags::PREALLOC | flags::NODATACOW) == 0 {
-            return Ok((Vec::new(), parts));
+            return Ok(whole.collect());
         }
-        let (mut in_place, mut new) = (Vec::new(), Vec::new());
+        let mut split: Vec<Part<'a>> = Vec::new();
         let tree = self.fs.tree(self.io.id.root)?;
-        for mut part in parts {
+        for mut part in whole {
             let end = part.range().end;
             let mut walk = ExtentWalk::new(&tree, self.io.of(self.fs), FileOffset(part.offset));
             while part.offset < end {
@@ -241,17 +296,16 @@ impl Job<'_> {
                 let mapped_end = mapping.map_or(end, |_| walk.position()).min(end);
                 let len = mapped_end - part.offset;
                 let (front, back) = split_buffers(&part.buffers, len);
-                let list: &mut Vec<Part<'a>> = if stays { &mut in_place } else { &mut new };
-                match list.last_mut() {
-                    Some(last) if !stays && last.range().end == part.offset => {
+                match split.last_mut() {
+                    Some(last) if !stays && !last.stays && last.range().end == part.offset => {
                         last.buffers.extend(front);
                     }
-                    _ => list.push(Part { offset: part.offset, buffers: front }),
+                    _ => split.push(Part { offset: part.offset, buffers: front, stays }),
                 }
-                part = Part { offset: mapped_end, buffers: back };
+                part = Part { offset: mapped_end, buffers: back, stays: false };
             }
         }
-        Ok((in_place, new))
+        Ok(split)
     }
 
     /// Whether data may go where the mapping lies, at which the walk stands.
@@ -528,7 +582,10 @@ impl Handle<'_> {
 }
 
 /// The first `len_bytes` of buffers, and the rest.
-fn split_buffers<'a>(buffers: &[&'a [u8]], len_bytes: u64) -> (Vec<&'a [u8]>, Vec<&'a [u8]>) {
+pub(super) fn split_buffers<'a>(
+    buffers: &[&'a [u8]],
+    len_bytes: u64,
+) -> (Vec<&'a [u8]>, Vec<&'a [u8]>) {
     let mut left = usize::try_from(len_bytes).unwrap_or(usize::MAX);
     let (mut front, mut back) = (Vec::new(), Vec::new());
     for buffer in buffers {

@@ -294,6 +294,7 @@ impl Core {
 
     /// Only a commit changes what this counts.
     fn count_bookkeeping_bytes(&self) -> Result<u64> {
+        self.alloc.count_caches(&self.roots)?;
         let mut bytes = 0;
         for root in [RootId::EXTENT_TREE, RootId::FREE_SPACE_TREE] {
             match self.roots.tree(root) {

@@ -1,6 +1,9 @@
 //! What the engine's tests share; each uses a part of it.
 #![allow(dead_code)]
 
+pub mod failing;
+pub mod filefrag;
+pub mod full;
 pub mod kernel_log;
 pub mod simulated;
 

@@ -2,7 +2,7 @@
 
 use ubtrfs_iomap::{CacheOptions, FiemapSync, FileOffset, FileRange, Reach};
 
-use super::{DataFile, Harness, contents};
+use super::{DataFile, Harness, contents, judge_files};
 use crate::iomap_model::{at, range};
 
 /// Each extent: its blocks, and whether it is unwritten; what touches and is the same is one.
@@ -57,6 +57,8 @@ pub fn allocate_gives_holes_space_and_leaves_data<H: Harness>(make: impl Fn(Cach
     let after = [(blocks(0, 2), true), expected[1], expected[2], expected[3], (blocks(6, 9), true)];
     assert_eq!(extents(&file), after);
     assert!(contents(&file)[..before.len()] == before);
+    drop(file);
+    judge_files(&mut harness, &[inode]);
 }
 
 /// Space beyond the end stays when the file grows, and goes when it is cut, also where it is cut to the size that it has.
@@ -66,9 +68,10 @@ pub fn allocate_gives_holes_space_and_leaves_data<H: Harness>(make: impl Fn(Cach
 pub fn space_beyond_the_end_goes_with_truncation_down_only<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
-    let harness = make(CacheOptions::default());
+    let mut harness = make(CacheOptions::default());
     let block = harness.block_bytes();
-    let file = harness.open(&harness.create());
+    let inode = harness.create();
+    let file = harness.open(&inode);
     let blocks = |count: u64| vec![(range(0, count * block), true)];
     for (size, kept) in [(5000, 16), (4000, 1), (4000, 1)] {
         file.allocate(at(0), 16 * block, Reach::Stays).unwrap();
@@ -82,6 +85,8 @@ pub fn space_beyond_the_end_goes_with_truncation_down_only<H: Harness>(
     file.truncate(at(3 * block)).unwrap();
     file.fsync().unwrap();
     assert_eq!(extents(&file), [(range(0, 3 * block), false)]);
+    drop(file);
+    judge_files(&mut harness, &[inode]);
 }
 
 /// A mapped store behind the old end is not seen by those who read there then.
@@ -92,8 +97,9 @@ pub fn allocate_that_extends_reads_zeros_behind_the_old_end<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
     for is_zeroed in [false, true] {
-        let harness = make(CacheOptions::default());
-        let file = harness.open(&harness.create());
+        let mut harness = make(CacheOptions::default());
+        let inode = harness.create();
+        let file = harness.open(&inode);
         file.write(at(0), &[1; 1000]).unwrap();
         file.store(range(0, 4096), at(1000), &[2; 3096]).unwrap();
         if is_zeroed {
@@ -106,6 +112,8 @@ pub fn allocate_that_extends_reads_zeros_behind_the_old_end<H: Harness>(
         assert!(contents(&file) == expected);
         file.fsync().unwrap();
         assert!(contents(&file) == expected);
+        drop(file);
+        judge_files(&mut harness, &[inode]);
     }
 }
 
@@ -137,4 +145,6 @@ pub fn allocate_zeroed_makes_whole_blocks_unwritten_and_zeroes_the_edges<H: Harn
     let file = harness.open(&inode);
     assert_eq!(extents(&file), kinds);
     assert!(contents(&file) == expected);
+    drop(file);
+    judge_files(&mut harness, &[inode]);
 }

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ubtrfs_iomap::{CacheOptions, FiemapSync, FileOffset, FileRange};
 
-use super::{DataFile, Harness, contents, little_memory};
+use super::{DataFile, Harness, contents, judge_files, little_memory};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
 
 /// Runs `work` in threads, and `trouble` in one more until they are done.
-fn beside(threads: u64, work: impl Fn(u64) + Sync, trouble: impl Fn(u64) + Sync) {
+pub(super) fn beside(threads: u64, work: impl Fn(u64) + Sync, trouble: impl Fn(u64) + Sync) {
     let done = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -37,10 +37,10 @@ fn beside(threads: u64, work: impl Fn(u64) + Sync, trouble: impl Fn(u64) + Sync)
     });
 }
 
-fn disturb<H: Harness>(harness: &H, inode: &H::Inode, file: &H::File, round: u64) {
+pub(super) fn disturb<H: Harness>(harness: &H, inode: &H::Inode, file: &H::File, round: u64) {
     match round % 5 {
         0 => harness.background_pass(round * 10_000),
-        1 => file.flush(FileRange::from(FileOffset::ZERO)),
+        1 => file.flush(FileRange::from(FileOffset::ZERO)).unwrap(),
         2 => _ = harness.relocate(inode),
         3 => harness.reclaim(),
         _ => harness.commit(),
@@ -52,7 +52,7 @@ fn disturb<H: Harness>(harness: &H, inode: &H::Inode, file: &H::File, round: u64
 /// # Panics
 /// If it is not so.
 pub fn reads_and_writes_are_atomic_to_each_other<H: Harness>(make: impl Fn(CacheOptions) -> H) {
-    let harness = make(little_memory(4096));
+    let mut harness = make(little_memory(4096));
     let rounds = 20 * H::SEEDS;
     let inode = harness.create();
     let file = harness.open(&inode);
@@ -76,6 +76,8 @@ pub fn reads_and_writes_are_atomic_to_each_other<H: Harness>(make: impl Fn(Cache
     };
     beside(4, work, |round| disturb(&harness, &inode, &file, round));
     file.fsync().unwrap();
+    drop(file);
+    judge_files(&mut harness, &[inode]);
 }
 
 /// Nothing is lost, torn or written over.
@@ -109,6 +111,7 @@ pub fn appends_of_threads_are_all_there_and_whole<H: Harness>(make: impl Fn(Cach
         counts[usize::from(record[0])] += 1;
     }
     assert_eq!(counts, [0, records, records, records]);
+    judge_files(&mut harness, &[inode]);
 }
 
 /// A byte is what its offset says, or zero; never what lay there before a truncation, nor garbage from a place
@@ -175,6 +178,7 @@ pub fn reads_beside_truncation_and_holes_see_bytes_or_zeros<H: Harness>(
     drop(disturber);
     harness.reopen();
     assert!(contents(&harness.open(&inode)) == before);
+    judge_files(&mut harness, &[inode]);
 }
 
 fn check(bytes: &[u8], start: u64, expected: impl Fn(u64, u8) -> u8) {
@@ -191,9 +195,10 @@ fn check(bytes: &[u8], start: u64, expected: impl Fn(u64, u8) -> u8) {
 pub fn files_that_share_a_small_cache_keep_their_bytes<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
-    let harness = make(little_memory(4096));
+    let mut harness = make(little_memory(4096));
+    let inodes: Vec<H::Inode> = (0..3).map(|_| harness.create()).collect();
     let work = |thread: u64| {
-        let file = harness.open(&harness.create());
+        let file = harness.open(&inodes[usize::try_from(thread).unwrap()]);
         let mut random = Prng::new(thread);
         let mut model = vec![0; 64 * 4096];
         for _ in 0..30 * H::SEEDS {
@@ -212,4 +217,5 @@ pub fn files_that_share_a_small_cache_keep_their_bytes<H: Harness>(
         assert!(bytes == model[..bytes.len()]);
     };
     beside(3, work, |round| harness.background_pass(round * 1000));
+    judge_files(&mut harness, &inodes);
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use ubtrfs_iomap::extent_state::{ExtentStates, StateBits, Want};
 use ubtrfs_iomap::{FiemapExtent, FiemapSync, FileOffset, FileRange, FileSystem, OpenFile, Reach};
 
 /// What [`OpenFile`] does, for it and for what wraps it. Each is as there.
@@ -36,12 +37,23 @@ pub trait DataFile: Send + Sync {
         sync: FiemapSync,
     ) -> Result<Vec<FiemapExtent>, Self::Error>;
     fn fsync(&self) -> Result<(), Self::Error>;
-    /// Writes back what is dirty, and waits; an error is kept for [`DataFile::fsync()`].
-    fn flush(&self, range: FileRange);
+    /// Writes back what is dirty, and waits; an error with which data was lost is kept for [`DataFile::fsync()`].
+    ///
+    /// # Errors
+    /// One that passes: it is still dirty.
+    fn flush(&self, range: FileRange) -> Result<(), Self::Error>;
+    /// Bytes that writeback wrote of all files so far.
+    fn written_back_bytes(&self) -> u64;
+    /// Whether something of a range is on its way to the medium.
+    fn is_on_its_way(&self, range: FileRange) -> bool;
     /// A load through a map of `range`.
     fn load(&self, range: FileRange, at: FileOffset, buffer: &mut [u8]) -> Result<(), Self::Error>;
     /// A store through a map of `range`.
     fn store(&self, range: FileRange, at: FileOffset, bytes: &[u8]) -> Result<(), Self::Error>;
+    /// A fault for writing through a map of `range`.
+    fn fault_for_write(&self, range: FileRange, at: FileOffset) -> Result<(), Self::Error>;
+    /// Makes `part` durable through a map of `range`.
+    fn msync(&self, range: FileRange, part: FileRange) -> Result<(), Self::Error>;
 }
 
 impl<F: FileSystem> DataFile for OpenFile<F> {
@@ -116,8 +128,16 @@ impl<F: FileSystem> DataFile for OpenFile<F> {
         Self::fsync(self)
     }
 
-    fn flush(&self, range: FileRange) {
-        self.space().flush(range).expect("nothing keeps it from being written");
+    fn flush(&self, range: FileRange) -> Result<(), F::Error> {
+        self.space().flush(range)
+    }
+
+    fn written_back_bytes(&self) -> u64 {
+        self.space().cache().counts().bytes_written
+    }
+
+    fn is_on_its_way(&self, range: FileRange) -> bool {
+        is_on_its_way(self.space().states(), range)
     }
 
     fn load(&self, range: FileRange, at: FileOffset, buffer: &mut [u8]) -> Result<(), F::Error> {
@@ -127,6 +147,19 @@ impl<F: FileSystem> DataFile for OpenFile<F> {
     fn store(&self, range: FileRange, at: FileOffset, bytes: &[u8]) -> Result<(), F::Error> {
         self.map(range.start, range.len_bytes())?.store(at, bytes)
     }
+
+    fn fault_for_write(&self, range: FileRange, at: FileOffset) -> Result<(), F::Error> {
+        self.map(range.start, range.len_bytes())?.fault_for_write(at)
+    }
+
+    fn msync(&self, range: FileRange, part: FileRange) -> Result<(), F::Error> {
+        self.map(range.start, range.len_bytes())?.msync(part)
+    }
+}
+
+/// Whether something of a range is on its way to the medium, by a file's extent states.
+pub fn is_on_its_way(states: &ExtentStates, range: FileRange) -> bool {
+    states.test(range, Want::Any(StateBits::ORDERED))
 }
 
 /// All of a file.

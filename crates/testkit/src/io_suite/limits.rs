@@ -2,7 +2,7 @@
 
 use ubtrfs_iomap::{CacheOptions, Error, FileOffset, FileRange, Reach};
 
-use super::{DataFile, Harness, Refusal};
+use super::{DataFile, Harness, Look, Refusal, judge_files};
 use crate::iomap_model::at;
 
 fn too_large<T>(offset: FileOffset, len_bytes: u64) -> Result<T, Refusal> {
@@ -63,15 +63,21 @@ pub fn offsets_at_the_limits_are_answered_as_linux_does<H: Harness>(
     last(&file);
     assert_eq!(file.append(&[1]).map_err(refused), too_large(max, 1));
     file.fsync().unwrap();
-    file.flush(FileRange::from(at(0)));
+    file.flush(FileRange::from(at(0))).unwrap();
     drop(file);
     harness.reopen();
     let file = harness.open(&inode);
     assert_eq!(file.size(), max);
     last(&file);
+    // Too long to be read as a whole.
+    drop(file);
+    harness.judge(&[], Look::Full);
+    let file = harness.open(&inode);
     file.truncate(at(0)).unwrap();
     file.fsync().unwrap();
     assert_eq!(file.size(), at(0));
+    drop(file);
+    judge_files(&mut harness, &[inode]);
 }
 
 /// The same of space calls.
@@ -81,8 +87,9 @@ pub fn offsets_at_the_limits_are_answered_as_linux_does<H: Harness>(
 pub fn allocate_at_the_limits_is_answered_as_linux_does<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
-    let harness = make(CacheOptions::default());
-    let file = harness.open(&harness.create());
+    let mut harness = make(CacheOptions::default());
+    let inode = harness.create();
+    let file = harness.open(&inode);
     let max = FileOffset::MAX;
     for is_zeroed in [false, true] {
         let call = |offset, len_bytes, reach| {
@@ -103,6 +110,8 @@ pub fn allocate_at_the_limits_is_answered_as_linux_does<H: Harness>(
         assert!(file.seek_data(at(0)).is_err());
         file.truncate(at(0)).unwrap();
     }
+    drop(file);
+    judge_files(&mut harness, &[inode]);
 }
 
 /// As a bus error would say.
@@ -112,9 +121,10 @@ pub fn allocate_at_the_limits_is_answered_as_linux_does<H: Harness>(
 pub fn mapped_access_wholly_beyond_the_end_is_refused<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
-    let harness = make(CacheOptions::default());
+    let mut harness = make(CacheOptions::default());
     let block = harness.block_bytes();
-    let file = harness.open(&harness.create());
+    let inode = harness.create();
+    let file = harness.open(&inode);
     file.write(at(0), &vec![1; len_of(block + 904)]).unwrap();
     let size = file.size();
     let map = FileRange::new(at(0), at(10 * block));
@@ -129,4 +139,6 @@ pub fn mapped_access_wholly_beyond_the_end_is_refused<H: Harness>(
     file.truncate(at(100)).unwrap();
     assert!(file.load(map, at(block), &mut [0; 1]).is_err());
     file.fsync().unwrap();
+    drop(file);
+    judge_files(&mut harness, &[inode]);
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use ubtrfs_iomap::{AddressSpace, CacheOptions, FileOffset, FileRange, OpenFile, PageCache};
 
-use super::{Done, Expected, Harness, Refusal};
+use super::{Done, Expected, Harness, Look, Refusal};
 use crate::iomap_model::{BLOCK, Failure, MemoryFs, MemoryInode};
 
 /// A file of the filesystem in memory.
@@ -30,8 +30,11 @@ const UNPOISONED: &str = "no thread panicked with the lock";
 impl MemoryHarness {
     /// An empty one.
     pub fn new(options: CacheOptions) -> Self {
+        let fs = MemoryFs::new();
+        // Others have time to look at what is on its way.
+        fs.before_mapping(std::thread::yield_now);
         Self {
-            fs: MemoryFs::new(),
+            fs,
             cache: PageCache::new(options.clone()),
             options,
             spaces: Mutex::default(),
@@ -88,6 +91,14 @@ impl Harness for MemoryHarness {
         self.cache.background_pass(now_ms);
     }
 
+    fn sync(&self) -> Done {
+        let spaces = self.spaces.lock().expect(UNPOISONED);
+        for space in spaces.values().filter_map(Weak::upgrade) {
+            space.open().fsync().expect("nothing fails");
+        }
+        Done::Yes
+    }
+
     fn relocate(&self, file: &MemoryFile) -> Done {
         self.fs.relocate(&file.inode);
         Done::Yes
@@ -141,8 +152,12 @@ impl Harness for MemoryHarness {
         Done::Yes
     }
 
+    fn failures(&self) -> u64 {
+        self.fs.failure_count.load(Ordering::Relaxed)
+    }
+
     /// What is stored is what is expected, and nothing is left over.
-    fn judge(&mut self, files: &[Expected<MemoryFile>]) {
+    fn judge(&mut self, files: &[Expected<MemoryFile>], _look: Look) {
         for file in files {
             let size = MemoryFs::stored_size(&file.inode.inode);
             let mut stored = self.fs.stored(&file.inode.inode, size);

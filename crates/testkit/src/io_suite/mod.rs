@@ -8,15 +8,19 @@
 //! ```
 //!
 //! where `MyHarness::new` makes an empty filesystem with the [`CacheOptions`] that it is given. Random runs print their
-//! seed; `UBTRFS_IOMAP_SEEDS` asks for more of them.
+//! seed; `UBTRFS_IOMAP_SEEDS` asks for more of them, and `UBTRFS_IOMAP_OPERATIONS_MIN` fails a test run that did less.
 
 mod allocate;
+mod beside_change;
 mod concurrency;
+mod content;
+mod counts;
 mod file;
 mod limits;
 mod memory;
 mod model;
 mod random;
+mod random_events;
 mod seek;
 mod zeroing;
 
@@ -25,8 +29,10 @@ use std::fmt::Debug;
 use ubtrfs_iomap::{CacheOptions, FileRange};
 
 pub use allocate::*;
+pub use beside_change::*;
 pub use concurrency::*;
-pub use file::{DataFile, contents, walk};
+pub use counts::{Count, Running, count, counted, zz_counts_of_all_tests_are_what_was_asked_for};
+pub use file::{DataFile, contents, is_on_its_way, walk};
 pub use limits::*;
 pub use memory::MemoryHarness;
 pub use random::*;
@@ -55,6 +61,15 @@ pub enum Done {
     NotSupported,
 }
 
+/// How closely a filesystem is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// By some of the judges, and now and then by all.
+    Sampled,
+    /// By all.
+    Full,
+}
+
 /// What a file must be when nothing of it is dirty any more.
 #[derive(Clone, Debug)]
 pub struct Expected<I> {
@@ -79,6 +94,9 @@ pub trait Harness: Send + Sync {
     /// How many rounds of a race the default set runs.
     const RACE_ROUNDS: u64 = 100_000;
 
+    /// Whether it lies in an image, at which others look, too.
+    const IS_IMAGE: bool = false;
+
     /// The unit in which it allocates.
     fn block_bytes(&self) -> u64 {
         4096
@@ -101,6 +119,11 @@ pub trait Harness: Send + Sync {
 
     /// Makes durable what the filesystem has, dirty data of files excepted.
     fn commit(&self) {}
+
+    /// Makes durable all that was written so far.
+    fn sync(&self) -> Done {
+        Done::NotSupported
+    }
 
     /// Moves a file's data elsewhere without changing it.
     fn relocate(&self, _inode: &Self::Inode) -> Done {
@@ -127,14 +150,40 @@ pub trait Harness: Send + Sync {
         Done::NotSupported
     }
 
-    /// After so many more writes of data the device fails, or never again.
+    /// After so many more writes of data the device fails all, or none again.
     fn fail_data_writes(&self, _left: Option<u64>) -> Done {
         Done::NotSupported
     }
 
+    /// Writes of data that the device failed so far.
+    fn failures(&self) -> u64 {
+        0
+    }
+
     /// Looks at the filesystem with other eyes, when nothing is dirty and no file is open: what a checker says,
     /// what another implementation reads.
-    fn judge(&mut self, _files: &[Expected<Self::Inode>]) {}
+    fn judge(&mut self, _files: &[Expected<Self::Inode>], _look: Look) {}
+}
+
+/// Files as they are, none of them open, are judged, once they are durable.
+///
+/// # Panics
+/// If a judge finds them otherwise.
+pub fn judge_files<H: Harness>(harness: &mut H, inodes: &[H::Inode]) {
+    let expected: Vec<_> = inodes
+        .iter()
+        .map(|inode| {
+            let file = harness.open(inode);
+            file.fsync().expect("the file can be written");
+            let block = harness.block_bytes();
+            let blocks =
+                |data: &FileRange| data.start.bytes() / block..data.end.bytes().div_ceil(block);
+            let data_blocks = walk(&file).iter().flat_map(blocks).collect();
+            Expected { inode: inode.clone(), bytes: contents(&file), data_blocks }
+        })
+        .collect();
+    harness.reopen();
+    harness.judge(&expected, Look::Sampled);
 }
 
 /// Little enough that whatever is clean goes with the next read or write.
@@ -175,6 +224,7 @@ macro_rules! io_suite_tests {
             write_and_truncate_by_turns_keeps_all_but_the_cut_bytes
             zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all
             zero_range_over_hole_makes_no_data
+            bytes_cut_off_before_a_crash_stay_away_when_the_file_grows
             allocate_gives_holes_space_and_leaves_data
             space_beyond_the_end_goes_with_truncation_down_only
             allocate_that_extends_reads_zeros_behind_the_old_end
@@ -186,10 +236,12 @@ macro_rules! io_suite_tests {
             appends_of_threads_are_all_there_and_whole
             reads_beside_truncation_and_holes_see_bytes_or_zeros
             files_that_share_a_small_cache_keep_their_bytes
+            fiemap_and_seek_beside_change_hold_to_what_stays
             random_operations_same_as_arrays
             random_operations_with_little_memory_same_as_arrays
             random_operations_where_clean_folios_go_at_once_same_as_arrays
             random_operations_with_mechanisms_off_same_as_arrays
+            zz_counts_of_all_tests_are_what_was_asked_for
         );
     };
     (@each $make:expr; $($name:ident)*) => {

@@ -1,10 +1,11 @@
 //! Zeroing that knows the page cache.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ubtrfs_iomap::{BATCH_RUNS_MAX, CacheAblation, CacheOptions, FileOffset, FileRange, Reach};
 
-use super::{DataFile, Harness, contents};
+use super::counts::{Count, Running, asked, count};
+use super::{DataFile, Done, Harness, Look, contents, judge_files};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
 
@@ -40,6 +41,7 @@ pub fn mapped_store_beyond_end_then_extension_reads_zeros<H: Harness>(
         drop(file);
         harness.reopen();
         assert!(contents(&harness.open(&inode)) == expected);
+        judge_files(&mut harness, &[inode]);
     }
 }
 
@@ -68,45 +70,157 @@ pub fn mapped_store_beyond_end_after_writeback_then_extension_reads_zeros<H: Har
     drop(file);
     harness.reopen();
     assert!(contents(&harness.open(&inode)) == expected);
+    judge_files(&mut harness, &[inode]);
 }
 
-/// The race as it was found: fallocate 32 KiB, write 4 KiB, truncate to 2 KiB, against writeback and reclaim in a loop. The number
-/// of rounds is [`Harness::RACE_ROUNDS`], or UBTRFS_RACE_ROUNDS.
+/// What a file was cut off lies behind its end on the medium, where a crash kept the zeros in memory from getting there. When the file
+/// grew over it and the filesystem crashed once more, it came back as a part of the file.
 ///
 /// # Panics
-/// If a byte is stale or lost.
+/// If it is not so.
+pub fn bytes_cut_off_before_a_crash_stay_away_when_the_file_grows<H: Harness>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    for is_dirty in [false, true] {
+        let mut harness = make(CacheOptions::default());
+        let inode = harness.create();
+        let file = harness.open(&inode);
+        file.write(at(0), &[7; 8192]).unwrap();
+        file.fsync().unwrap();
+        file.truncate(at(5000)).unwrap();
+        harness.commit();
+        drop(file);
+        if harness.crash() == Done::NotSupported {
+            return;
+        }
+        let file = harness.open(&inode);
+        assert!(contents(&file) == [7; 5000]);
+        if is_dirty {
+            file.write(at(4096), &[7; 10]).unwrap();
+        }
+        file.truncate(at(20_000)).unwrap();
+        harness.commit();
+        let shown = contents(&file);
+        drop(file);
+        harness.crash();
+        let found = contents(&harness.open(&inode));
+        for bytes in [shown, found] {
+            assert!(bytes[..4096] == [7; 4096], "the block was written to: {is_dirty}");
+            assert!(bytes[5000..].iter().all(|byte| *byte == 0), "{} bytes", bytes.len());
+        }
+        judge_files(&mut harness, &[inode]);
+    }
+}
+
+/// Turns that a round of the race waits at most between the beginning of a writeback and its truncation, as a power of two: mostly
+/// few, as the first moments of a writeback are among them on any machine.
+const RACE_TURNS_POWER: u64 = 14;
+/// Of so many rounds some must have met writeback half way.
+const LONG_RACE_ROUNDS: u64 = 50_000;
+
+/// Turns after which who waits for another thread lets others run.
+const SPIN_TURNS: u64 = 10_000;
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let mut turns = 0;
+    while !is_so() {
+        turns += 1;
+        if turns > SPIN_TURNS {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// Whoever waits for a thread that has ended, well or not, waits no longer.
+struct Released<'a>([&'a AtomicU64; 2]);
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|turn| turn.store(u64::MAX, Ordering::SeqCst));
+    }
+}
+
+/// The race as it was found: fallocate 32 KiB, write 4 KiB, truncate to 2 KiB, against writeback and reclaim, which begin in each round
+/// some moment before the truncation. The number of rounds is [`Harness::RACE_ROUNDS`], or UBTRFS_RACE_ROUNDS. In half of them writeback
+/// must have written something, and in one of a thousand, where there are many, it must have begun with the block, and not ended, when that
+/// was about to be zeroed: else the two did not meet. Every other round waits for just that.
+///
+/// # Panics
+/// If a byte is stale or lost, or nothing raced.
 pub fn truncate_against_flush_and_reclaim_leaves_no_stale_bytes<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
-    let asked = std::env::var("UBTRFS_RACE_ROUNDS").ok().and_then(|count| count.parse().ok());
-    let rounds = asked.unwrap_or(H::RACE_ROUNDS);
-    let harness = make(CacheOptions::default());
+    const END: u64 = u64::MAX;
+    let _running = Running::new();
+    let rounds = asked("UBTRFS_RACE_ROUNDS").unwrap_or(H::RACE_ROUNDS);
+    let mut harness = make(CacheOptions::default());
     let inode = harness.create();
-    let stop = AtomicBool::new(false);
+    // The round that is to be written back, the one that is, and the one that was.
+    let [wanted, begun, ended] = [0; 3].map(AtomicU64::new);
+    let (mut flushed, mut met) = (0, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let file = harness.open(&inode);
-            while !stop.load(Ordering::Relaxed) {
-                file.flush(FileRange::from(FileOffset::ZERO));
+            let _released = Released([&begun, &ended]);
+            let mut done = 0;
+            while done != END {
+                wait_until(|| wanted.load(Ordering::SeqCst) != done);
+                let round = wanted.load(Ordering::SeqCst);
+                begun.store(round, Ordering::SeqCst);
+                file.flush(FileRange::from(FileOffset::ZERO)).unwrap();
+                ended.store(round, Ordering::SeqCst);
                 harness.reclaim();
+                done = round;
             }
         });
         let file = harness.open(&inode);
+        let block = range(0, 4096);
+        let mut random = Prng::new(rounds);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            for round in 0..rounds {
+            for round in 1..=rounds {
                 file.allocate(at(0), 32768, Reach::Stays).unwrap();
                 file.write(at(0), &[1; 4096]).unwrap();
+                let written_bytes = file.written_back_bytes();
+                wanted.store(round, Ordering::SeqCst);
+                wait_until(|| begun.load(Ordering::SeqCst) >= round);
+                if random.chance(1, 2) {
+                    let is_over = || ended.load(Ordering::SeqCst) >= round;
+                    wait_until(|| file.is_on_its_way(block) || is_over());
+                } else {
+                    let power = random.below(RACE_TURNS_POWER);
+                    for _ in 0..random.below(1 << power) {
+                        std::hint::spin_loop();
+                    }
+                }
+                met += u64::from(file.is_on_its_way(block));
                 file.truncate(at(2048)).unwrap();
                 file.truncate(at(6000)).unwrap();
                 let bytes = contents(&file);
                 assert!(bytes[..2048].iter().all(|byte| *byte == 1), "lost, round {round}");
                 assert!(bytes[2048..].iter().all(|byte| *byte == 0), "stale, round {round}");
-                file.truncate(at(0)).unwrap();
+                flushed += u64::from(file.written_back_bytes() > written_bytes);
+                if round < rounds {
+                    file.truncate(at(0)).unwrap();
+                }
             }
         }));
-        stop.store(true, Ordering::Relaxed);
+        wanted.store(END, Ordering::SeqCst);
         result.unwrap();
     });
+    println!(
+        "{rounds} rounds, in {flushed} of them writeback, in {met} not done before the truncation"
+    );
+    count(Count::RaceRounds, rounds);
+    count(Count::RaceFlushes, flushed);
+    count(Count::RacesMet, met);
+    assert!(flushed >= rounds / 2, "writeback in {flushed} of {rounds} rounds");
+    // Of few rounds, beside other tests on few processors, there may be none.
+    if rounds >= LONG_RACE_ROUNDS {
+        assert!(met >= rounds / 1000, "writeback was under way in {met} of {rounds} rounds");
+    }
+    judge_files(&mut harness, &[inode]);
 }
 
 /// Experiment 5 in small: a block is written, and the file cut to one byte less than its end.
@@ -136,6 +250,7 @@ pub fn write_and_truncate_by_turns_keeps_all_but_the_cut_bytes<H: Harness>(
         drop(file);
         harness.reopen();
         assert!(contents(&harness.open(&inode)) == expected);
+        judge_files(&mut harness, &[inode]);
     }
 }
 
@@ -159,7 +274,7 @@ pub fn zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all<H: Harness>
         for run in 0..runs {
             file.write(at(run * 2 * block), &bytes).unwrap();
             if is_flushed && random.chance(1, 4) {
-                file.flush(range(run * 2 * block, (run * 2 + 1) * block));
+                file.flush(range(run * 2 * block, (run * 2 + 1) * block)).unwrap();
             }
         }
         file.zero_range(at(100), runs * 2 * block).unwrap();
@@ -170,6 +285,7 @@ pub fn zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all<H: Harness>
         drop(file);
         harness.reopen();
         assert!(contents(&harness.open(&inode)) == bytes);
+        judge_files(&mut harness, &[inode]);
     }
 }
 
@@ -178,10 +294,15 @@ pub fn zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all<H: Harness>
 /// # Panics
 /// If it is not so.
 pub fn zero_range_over_hole_makes_no_data<H: Harness>(make: impl Fn(CacheOptions) -> H) {
-    let harness = make(CacheOptions::default());
-    let file = harness.open(&harness.create());
+    let mut harness = make(CacheOptions::default());
+    let inode = harness.create();
+    let file = harness.open(&inode);
     file.truncate(at(1 << 40)).unwrap();
     file.zero_range(at(10), 1 << 39).unwrap();
     file.fsync().unwrap();
     assert!(file.seek_data(at(0)).is_err());
+    // Too long to be read as a whole.
+    drop(file);
+    harness.reopen();
+    harness.judge(&[], Look::Full);
 }

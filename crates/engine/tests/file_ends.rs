@@ -1,0 +1,133 @@
+//! What lies behind the end of a file in its last block, after a power cut.
+
+use std::sync::Arc;
+
+use ubtrfs_engine::{
+    DataFile, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation, SetAttributes,
+    mkfs,
+};
+use ubtrfs_iomap::{FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_rt::{Runtime, Time};
+use ubtrfs_testkit::crash::SimArray;
+use ubtrfs_volume::{Volume, VolumeOptions};
+
+/// Where the file ended first, and where it was cut off: in the same block.
+const LONG: usize = 32_700;
+const SHORT: usize = 30_869;
+const BLOCK: u64 = 4096;
+
+/// Makes the file longer.
+type Grow = fn(&Filesystem, InodeId);
+
+const WAYS: [(&str, Grow); 11] = [
+    ("truncate, closed", |fs, id| fs.truncate(id, 50_000).unwrap()),
+    ("write, closed", |fs, id| {
+        fs.write(id, ubtrfs_ondisk::FileOffset(40_000), &[2; 3000]).unwrap();
+    }),
+    ("append, closed", |fs, id| {
+        fs.write(id, ubtrfs_ondisk::FileOffset(SHORT as u64), &[2; 12_000]).unwrap();
+    }),
+    ("truncate", |fs, id| fs.open_data(id).unwrap().truncate(at(50_000)).unwrap()),
+    ("truncate inside of the block", |fs, id| {
+        fs.open_data(id).unwrap().truncate(at(SHORT as u64 + 100)).unwrap();
+    }),
+    ("allocate", |fs, id| {
+        fs.open_data(id).unwrap().allocate(at(26_005), 20_000, Reach::Extends).unwrap();
+    }),
+    ("write", |fs, id| {
+        let file = fs.open_data(id).unwrap();
+        file.write(at(40_000), &[2; 3000]).unwrap();
+        flush(&file, 36_864..50_000);
+    }),
+    ("write in place", |fs, id| {
+        let file = fs.open_data(id).unwrap();
+        file.allocate(at(36_864), BLOCK, Reach::Stays).unwrap();
+        file.write(at(36_864), &[2; 3000]).unwrap();
+        flush(&file, 36_864..40_960);
+    }),
+    ("direct write", |fs, id| {
+        fs.open_data(id).unwrap().direct_write(at(40_960), &[2; 4096]).unwrap();
+    }),
+    ("clone", |fs, id| {
+        let file = fs.open_data(id).unwrap();
+        let other = create(fs, b"other", 0);
+        let disk = ubtrfs_ondisk::FileOffset;
+        let bits = fs.inode(file.id()).unwrap().flags;
+        set_flags(fs, other, bits);
+        fs.write(other, disk(0), &[2; 4096]).unwrap();
+        fs.clone_range(other, disk(0)..disk(4096), file.id(), disk(40_960)).unwrap();
+    }),
+    ("append", |fs, id| {
+        let file = fs.open_data(id).unwrap();
+        file.append(&[2; 12_000]).unwrap();
+        flush(&file, 36_864..40_960);
+    }),
+];
+
+fn at(offset: u64) -> FileOffset {
+    FileOffset::new(offset)
+}
+
+fn flush(file: &DataFile, range: std::ops::Range<u64>) {
+    file.space().flush(FileRange::new(at(range.start), at(range.end))).unwrap();
+}
+
+fn open(array: &SimArray) -> Filesystem {
+    let volume = Volume::open(array.devices(), &VolumeOptions::default()).unwrap();
+    let runtime = Arc::new(Runtime::simulated(1));
+    Filesystem::open(volume, OpenOptions { runtime, ..OpenOptions::default() }).unwrap()
+}
+
+fn set_flags(fs: &Filesystem, id: InodeId, bits: u64) {
+    let changes = SetAttributes { flags: Some(bits), ..SetAttributes::default() };
+    fs.begin(Reservation::create(0)).unwrap().set_attributes(id, &changes).unwrap();
+}
+
+fn create(fs: &Filesystem, name: &[u8], bits: u64) -> InodeId {
+    let new = NewInode::new(0o100_644, Time::default());
+    let top = fs.top_level();
+    let id = fs.begin(Reservation::create(0)).unwrap().create(top, name, &new).unwrap();
+    set_flags(fs, id, bits);
+    id
+}
+
+/// The image that a power cut leaves which loses all that was not flushed.
+fn cut(fs: Filesystem, array: &SimArray) -> SimArray {
+    drop(fs);
+    SimArray::of_images(array.images())
+}
+
+/// A file was cut off inside of a block, and the power went after the commit that said so, before the zeros behind the end were
+/// written: nobody sees what lies there. Then the file became longer, and the power went after the commit of that, again before the
+/// block was written: what had been cut off was shown.
+#[test]
+fn what_was_cut_off_stays_away_whatever_makes_the_file_longer_and_whenever_the_power_goes() {
+    for (kind, bits) in [("plain", 0), ("in place", flags::NODATACOW | flags::NODATASUM)] {
+        for (way, grow) in WAYS {
+            let array = SimArray::new(&[160 << 20]);
+            let runtime = Arc::new(Runtime::simulated(1));
+            drop(mkfs(array.devices(), &MkfsOptions::default(), &runtime).unwrap());
+            let fs = open(&array);
+            let id = create(&fs, b"file", bits);
+            let file = fs.open_data(id).unwrap();
+            file.write(at(0), &[1; LONG]).unwrap();
+            file.fsync().unwrap();
+            file.truncate(at(SHORT as u64)).unwrap();
+            fs.commit().unwrap();
+            drop(file);
+            let array = cut(fs, &array);
+            let fs = open(&array);
+            assert_eq!(fs.inode(id).unwrap().size_bytes, SHORT as u64, "{kind}, {way}");
+            grow(&fs, id);
+            fs.commit().unwrap();
+            let array = cut(fs, &array);
+            let fs = open(&array);
+            let len = usize::try_from(fs.inode(id).unwrap().size_bytes).unwrap();
+            let mut bytes = vec![0; len];
+            fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap();
+            assert!(bytes[..SHORT] == [1; SHORT], "{kind}, {way}: what it had");
+            assert!(!bytes[SHORT..].contains(&1), "{kind}, {way}: of {len} bytes some are back");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Hundreds of dirty runs of a file, over holes, preallocated space and data, of which the nth write fails: what fsync was silent
+//! about is stored, what it told of is old or new block by block, and other files are not touched.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::failing::{DataFaults, FailingDevice, Lasting};
+use common::full::{create, make};
+use common::judge;
+use ubtrfs_engine::{DataFile, Error, Filesystem, InodeId, OpenOptions};
+use ubtrfs_iomap::{FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::inode::flags;
+use ubtrfs_testkit::Prng;
+use ubtrfs_volume::{FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+const BLOCK: u64 = 4096;
+const BLOCK_LEN: usize = 4096;
+/// Dirty runs, each of one block or two, with a block between them.
+const RUNS: u64 = 300;
+const STRIDE: u64 = 3;
+const FILE_BYTES: u64 = RUNS * STRIDE * BLOCK;
+/// Failing writes that are tried of each kind of file; UBTRFS_WRITE_FAILURES asks for more.
+const TRIED: u64 = 16;
+
+/// What a run lies over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Below {
+    Hole,
+    Preallocated,
+    Data,
+}
+
+impl Below {
+    fn of(run: u64) -> Self {
+        [Self::Hole, Self::Preallocated, Self::Data][usize::try_from(run % 3).unwrap()]
+    }
+}
+
+/// Where a run is, in bytes.
+fn range_of(run: u64) -> FileRange {
+    let start = run * STRIDE * BLOCK;
+    // Those over holes touch no others on the medium, those over data and preallocation some.
+    FileRange::with_len(FileOffset::new(start), (1 + run / 3 % 2) * BLOCK)
+}
+
+/// What a version has in a run: no two blocks are the same, and every other run cannot be compressed.
+fn bytes_of(version: u64, run: u64) -> Vec<u8> {
+    let range = range_of(run);
+    let mut bytes = Vec::new();
+    while (bytes.len() as u64) < range.len_bytes() {
+        let at = range.start.bytes() + bytes.len() as u64;
+        if run.is_multiple_of(2) {
+            bytes.extend_from_slice(format!("{version:7} {:8}", at / BLOCK).as_bytes());
+        } else {
+            bytes.extend_from_slice(&Prng::new((version << 32) | at).next_u64().to_le_bytes());
+        }
+    }
+    bytes
+}
+
+fn open(image: &Path, faults: &Arc<DataFaults>) -> Filesystem {
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device = FailingDevice::new(device, Arc::clone(faults));
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
+}
+
+fn contents(file: &DataFile) -> Vec<u8> {
+    let mut bytes = vec![0xEE; usize::try_from(file.size().bytes()).unwrap()];
+    assert_eq!(file.read(FileOffset::ZERO, &mut bytes).unwrap(), bytes.len());
+    bytes
+}
+
+/// Each run lies over what it is to; returns what the file has then. All of it is durable.
+fn prepare(fs: &Filesystem, file: &DataFile, version: u64) -> Vec<u8> {
+    file.truncate(FileOffset::new(FILE_BYTES)).unwrap();
+    for run in 0..RUNS {
+        let range = range_of(run);
+        match Below::of(run) {
+            Below::Hole => file.punch_hole(range.start, range.len_bytes()).unwrap(),
+            Below::Preallocated => {
+                // Anew, and not what was written already.
+                file.punch_hole(range.start, range.len_bytes()).unwrap();
+                file.allocate(range.start, range.len_bytes(), Reach::Stays).unwrap();
+            }
+            Below::Data => write(file, version, run),
+        }
+    }
+    fs.sync().unwrap();
+    contents(file)
+}
+
+fn write(file: &DataFile, version: u64, run: u64) {
+    let bytes = bytes_of(version, run);
+    assert_eq!(file.write(range_of(run).start, &bytes).unwrap(), bytes.len());
+}
+
+/// Makes all runs dirty; returns what the file has then.
+fn dirty(file: &DataFile, version: u64) -> Vec<u8> {
+    (0..RUNS).for_each(|run| write(file, version, run));
+    contents(file)
+}
+
+fn blocks(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    bytes.chunks(BLOCK_LEN)
+}
+
+struct Files<'a> {
+    fs: &'a Filesystem,
+    struck: InodeId,
+    beside: InodeId,
+    version: u64,
+}
+
+/// What came of a round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Outcome {
+    writes: u64,
+    failures: u64,
+    is_told: bool,
+    lost_blocks: usize,
+}
+
+impl Files<'_> {
+    /// All runs are dirty, and then written while the device fails so.
+    fn round(&mut self, faults: &DataFaults, failing: Option<(u64, Lasting)>) -> Outcome {
+        let fs = self.fs;
+        let (file, twice) =
+            (fs.open_data(self.struck).unwrap(), fs.open_data(self.struck).unwrap());
+        let beside = fs.open_data(self.beside).unwrap();
+        self.version += 2;
+        let old = prepare(fs, &file, self.version);
+        prepare(fs, &beside, self.version);
+        let new = dirty(&file, self.version + 1);
+        let beside_new = dirty(&beside, self.version + 1);
+        let (writes, failures) = (faults.writes(), faults.failures());
+        if let Some((left, lasting)) = failing {
+            faults.fail_after(left, lasting);
+        }
+        let result = file.fsync();
+        faults.fail_no_more();
+        let (writes, failures) = (faults.writes() - writes, faults.failures() - failures);
+        let what = format!("{failing:?}, {failures} failed: {result:?}");
+        let is_told = match &result {
+            Ok(()) => false,
+            Err(Error::Volume(_)) => true,
+            Err(error) => panic!("{what}: {error}"),
+        };
+        assert!(failures > 0 || !is_told, "{what}");
+        // Each open file is told once.
+        assert_eq!(twice.fsync().is_err(), is_told, "{what}");
+        file.fsync().unwrap_or_else(|error| panic!("{what}: then {error}"));
+        twice.fsync().unwrap_or_else(|error| panic!("{what}: then {error}"));
+        let shown = contents(&file);
+        let mut lost_blocks = 0;
+        assert_eq!(shown.len(), new.len());
+        for (number, (have, (old, new))) in
+            blocks(&shown).zip(blocks(&old).zip(blocks(&new))).enumerate()
+        {
+            assert!(have == new || have == old, "{what}: block {number} is neither");
+            lost_blocks += usize::from(have != new);
+        }
+        assert!(is_told || lost_blocks == 0, "{what}: {lost_blocks} blocks lost, and nobody told");
+        // What another wrote meanwhile is not lost with it.
+        assert!(contents(&beside) == beside_new, "{what}: the other file");
+        beside.fsync().unwrap_or_else(|error| panic!("{what}: the other file: {error}"));
+        fs.sync().unwrap_or_else(|error| panic!("{what}: {error}"));
+        fs.drop_clean_data();
+        assert!(contents(&file) == shown, "{what}: read anew");
+        assert!(contents(&beside) == beside_new, "{what}: the other file read anew");
+        Outcome { writes, failures, is_told, lost_blocks }
+    }
+}
+
+fn tried() -> u64 {
+    match std::env::var("UBTRFS_WRITE_FAILURES") {
+        Ok(text) => text.parse().expect("UBTRFS_WRITE_FAILURES is a number"),
+        Err(_) => TRIED,
+    }
+}
+
+fn fail_nth(bits: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let faults = Arc::<DataFaults>::default();
+    let fs = open(&image, &faults);
+    let [struck, beside] = ["struck", "beside"].map(|name| create(&fs, name, bits).unwrap().id());
+    fs.sync().unwrap();
+    let mut files = Files { fs: &fs, struck, beside, version: 0 };
+    let Outcome { writes, .. } = files.round(&faults, None);
+    assert!(writes > 100, "{writes} writes");
+    let mut random = Prng::of_test(bits + 1);
+    let (mut told, mut lost, mut silent) = (0, 0, 0);
+    for round in 0..tried() {
+        // The first and the last, and what chance says between them.
+        let nth = match round {
+            0..3 => 0,
+            3..6 => writes - 1,
+            _ => random.below(writes),
+        };
+        let lasting = match round % 3 {
+            0 => Lasting::UntilTold,
+            1 => Lasting::Once,
+            _ => Lasting::Again(random.below(2 * RUNS)),
+        };
+        let outcome = files.round(&faults, Some((nth, lasting)));
+        assert!(outcome.failures > 0, "{nth}, {lasting:?}: {outcome:?}");
+        assert!(outcome.is_told || lasting != Lasting::UntilTold, "{nth}: {outcome:?}");
+        told += u64::from(outcome.is_told);
+        lost += outcome.lost_blocks;
+        silent += u64::from(!outcome.is_told);
+    }
+    println!("{writes} writes; {told} told, {silent} written anew, {lost} blocks lost");
+    assert!(told > 0 && lost > 0);
+    drop(fs);
+    judge(&image);
+}
+
+#[test]
+fn nth_write_of_many_runs_that_fails_is_told_once_and_harms_nothing_else() {
+    fail_nth(0);
+}
+
+#[test]
+fn nth_write_in_place_of_many_runs_that_fails_is_told_once_and_harms_nothing_else() {
+    fail_nth(flags::NODATACOW | flags::NODATASUM);
+}
+
+#[test]
+fn nth_write_of_many_compressed_runs_that_fails_is_told_once_and_harms_nothing_else() {
+    fail_nth(flags::COMPRESS);
+}

@@ -1,0 +1,162 @@
+//! What happens to a filesystem between the operations of a random run: it is closed and opened, crashes, its device fails.
+
+use std::collections::BTreeSet;
+
+use ubtrfs_iomap::{Error, FiemapSync, FileOffset, FileRange};
+
+use super::content::assert_same;
+use super::counts::{Count, count};
+use super::model::Model;
+use super::random::{Run, Subject};
+use super::{DataFile, Done, Expected, Harness, Look, Refusal, contents};
+use crate::iomap_model::{at, range};
+
+impl<H: Harness> Run<H> {
+    /// Everything is written and closed; another look is had at it, and it is opened again.
+    pub(super) fn reopen(&mut self, look: Look) {
+        let mut files = Vec::new();
+        for subject in &mut self.subjects {
+            subject.fsync();
+            subject.file = None;
+            files.push(Expected {
+                inode: subject.inode.clone(),
+                bytes: subject.model.bytes.clone(),
+                data_blocks: subject.model.data.iter().copied().collect(),
+            });
+        }
+        self.harness.reopen();
+        self.harness.judge(&files, look);
+        self.open_all();
+    }
+
+    fn open_all(&mut self) {
+        for subject in &mut self.subjects {
+            subject.file = Some(self.harness.open(&subject.inode));
+        }
+    }
+
+    /// All that was written so far is durable.
+    pub(super) fn sync(&mut self) {
+        if self.harness.sync() == Done::Yes {
+            self.subjects.iter_mut().for_each(|subject| subject.model.synced());
+        }
+    }
+
+    /// All that is in memory only is gone.
+    pub(super) fn crash(&mut self) {
+        self.subjects.iter_mut().for_each(|subject| subject.file = None);
+        let has_crashed = self.harness.crash();
+        self.open_all();
+        if has_crashed == Done::NotSupported {
+            return;
+        }
+        count(Count::Crashes, 1);
+        for (number, subject) in self.subjects.iter_mut().enumerate() {
+            println!("file {number} after a crash");
+            let found = Model::of_file(subject.file(), self.block);
+            subject.model.assert_may_crash_to(&found.bytes);
+            subject.model = found;
+        }
+    }
+
+    /// The device fails some writes of data. Whoever asks is told so, once, and no byte is anything that was never written there.
+    pub(super) fn fail_writes(&mut self, chosen: usize) {
+        // Nothing of the others is to be written while the device fails.
+        self.subjects.iter_mut().for_each(Subject::fsync);
+        let failures = self.harness.failures();
+        let left = self.random.below(4);
+        if self.harness.fail_data_writes(Some(left)) == Done::NotSupported {
+            return;
+        }
+        self.subjects[chosen].model.begin_losing();
+        for _ in 0..self.random.below(4) + 1 {
+            let (start, len) = self.range();
+            match self.random.below(6) {
+                0 => {
+                    self.now_ms += 40_000;
+                    self.harness.background_pass(self.now_ms);
+                }
+                // What fsync tells in any case.
+                1 => _ = self.subjects[chosen].file().flush(range(start, start + len)),
+                2 => self.store_mapped(chosen, start, len),
+                _ => self.write(chosen, start, len),
+            }
+        }
+        let result = self.subjects[chosen].file().fsync();
+        self.harness.fail_data_writes(None);
+        let failed = self.harness.failures() - failures;
+        self.failures += failed;
+        count(Count::FailuresInjected, failed);
+        assert_eq!(result.is_err(), failed > 0, "{failed} writes failed, and fsync: {result:?}");
+        if result.is_err() {
+            count(Count::FailuresTold, 1);
+            assert_eq!(self.refused(result), Err(Refusal::Io));
+            assert!(self.subjects[chosen].file().fsync().is_ok(), "said once only");
+            let shown = contents(self.subjects[chosen].file());
+            let model = &self.subjects[chosen].model;
+            assert_eq!(shown.len(), model.bytes.len(), "where it ends is not data");
+            model.assert_blocks_were(&shown);
+            self.subjects.iter_mut().for_each(|subject| subject.file = None);
+            self.harness.reopen();
+            self.open_all();
+            let found = Model::of_file(self.subjects[chosen].file(), self.block);
+            assert_same(&found.bytes, &shown, 0, self.block);
+            self.subjects[chosen].model = found;
+        }
+        self.subjects[chosen].model.synced();
+        (0..self.subjects.len()).for_each(|index| self.check(index));
+    }
+
+    /// All that is seen of a file is as the model says.
+    pub(super) fn check(&self, chosen: usize) {
+        let Subject { model, .. } = &self.subjects[chosen];
+        let file = self.subjects[chosen].file();
+        assert_eq!(file.size(), at(model.size()));
+        assert_same(&contents(file), &model.bytes, 0, self.block);
+        // At other places of blocks each time, and of a long file not everywhere.
+        let step = (model.size() / 64 / 2 * 2 + 1).max(1111);
+        for from in (0..=model.size() + 1).step_by(usize::try_from(step).expect("small")) {
+            let no_data = || Err(Refusal::Request(Error::NoData { offset: at(from) }));
+            let expected = |found: Option<u64>| found.map_or_else(no_data, |found| Ok(at(found)));
+            let data = self.refused(file.seek_data(at(from)));
+            assert_eq!(data, expected(model.seek(from, true)), "data from {from}");
+            let hole = self.refused(file.seek_hole(at(from)));
+            assert_eq!(hole, expected(model.seek(from, false)), "hole from {from}");
+        }
+        let (data, space) = blocks_of(file, self.block);
+        assert_eq!(data, model.data);
+        assert_eq!(space, model.space);
+    }
+}
+
+impl Model {
+    /// What a file that was just opened is, all of it durable.
+    fn of_file(file: &impl DataFile, block: u64) -> Self {
+        let bytes = contents(file);
+        let (data, space) = blocks_of(file, block);
+        for (number, bytes) in (0_u64..).zip(bytes.chunks(super::model::index(block))) {
+            let is_zeros = bytes.iter().all(|byte| *byte == 0);
+            assert!(is_zeros || data.contains(&number), "block {number} has bytes and is no data");
+        }
+        Self::durable(block, bytes, data, space)
+    }
+}
+
+/// The blocks that fiemap says are data, and those that have space.
+fn blocks_of(file: &impl DataFile, block: u64) -> (BTreeSet<u64>, BTreeSet<u64>) {
+    let all = FileRange::from(FileOffset::ZERO);
+    let extents = file.fiemap(all, usize::MAX, FiemapSync::AsIs).unwrap();
+    let blocks = |range: FileRange| range.start.bytes() / block..range.end.bytes().div_ceil(block);
+    for (index, extent) in extents.iter().enumerate() {
+        assert_eq!(extent.flags.is_last, index + 1 == extents.len());
+        let has_no_place = extent.flags.is_delalloc || extent.flags.is_inline;
+        assert!(has_no_place || extent.address.is_some());
+        assert!(!extent.flags.is_delalloc || extent.address.is_none());
+    }
+    for pair in extents.windows(2) {
+        assert!(pair[0].range.end <= pair[1].range.start);
+    }
+    let data = extents.iter().filter(|extent| !extent.flags.is_unwritten);
+    let data = data.flat_map(|extent| blocks(extent.range)).collect();
+    (data, extents.iter().flat_map(|extent| blocks(extent.range)).collect())
+}
