@@ -21,12 +21,16 @@ explore:
 	scripts/setup build
 	scripts/explore
 
-# Two million random operations on open files beside arrays, and the stale-data race, 100,000 rounds.
+# Two million random operations on open files beside arrays, and the stale-data race, 100,000 rounds of each
+# kind of file; then failing writes of many runs. It fails without the judges, and where less was done.
 .PHONY: io-suite
+io-suite: export UBTRFS_REQUIRE_ORACLES = 1
 io-suite:
 	scripts/setup test
-	UBTRFS_IOMAP_SEEDS=215 UBTRFS_RACE_ROUNDS=100000 \
+	UBTRFS_IOMAP_SEEDS=140 UBTRFS_RACE_ROUNDS=100000 UBTRFS_IOMAP_OPERATIONS_MIN=2000000 \
 		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2
+	UBTRFS_WRITE_FAILURES=1000 \
+		cargo test --release -p ubtrfs-engine --test file_write_failures -- --test-threads 2
 
 # A mount judged by pjdfstest and fsx, which are fetched and built; by programs that check what they write; and killed fifty times under
 # load. First by /dev/fuse alone, then a part of it with FUSE over io_uring, where the kernel has that.
@@ -45,7 +49,8 @@ mount-suites:
 
 # A million random operations beside a model, a fifth of them with the power cuts of each commit, millions
 # of states, cuts of what follows a cut, and failing devices; the kernel and `btrfs check` judge a sample
-# of more than 500. Then several threads at one filesystem. SIM_SEED is the first seed. It fails without
+# of more than 500. Then several threads at one filesystem, and files that are open through memory, each
+# with their power cuts. SIM_SEED is the first seed. It fails without
 # the judges, and where less was covered than is said here: what a first seed leaves to chance may come
 # out a third lower than it was for the first.
 SIM_SEED ?= 1
@@ -62,6 +67,11 @@ sim:
 	cargo run --release -p ubtrfs-sim -- --seed $(SIM_SEED) --workers 3 --runs 60 --operations 300 \
 		--crash-states 100 --at-least-operations 54000 --at-least-crash-states 100000 \
 		--at-least-opened 2500 --at-least-checked 100
+	cargo run --release -p ubtrfs-sim -- --open-files --seed $(SIM_SEED) --runs 1500 --operations 300 \
+		--commit-one-in 12 --crash-states 20 --check-one-in 100 --mount-one-in 150 --fault-one-in 3 \
+		--go-on-one-in 20 --threads 2 --at-least-operations 450000 --at-least-crash-states 5000000 \
+		--at-least-opened 120000 --at-least-cut-again 2000 --at-least-struck 4000 \
+		--at-least-mounted 800 --at-least-checked 2000
 
 # Debian's linux-source, 84,000 files, there and back, judged on the way: minutes and gigabytes.
 acceptance:

@@ -20,7 +20,7 @@ pub(crate) struct Opened {
     pub(crate) images: Vec<Image>,
     /// Blocks that were read by who opened, compared and checked it.
     pub(crate) reads: Vec<BlockSet>,
-    /// The commit that it showed.
+    /// The commit that it showed; or whatever else must be the same where the blocks are.
     pub(crate) generation: u64,
 }
 
@@ -35,6 +35,12 @@ impl Known {
     /// The commit that a state shows, where it is the same as a known one in all that is read.
     pub(crate) fn generation_of(&self, images: &[Image]) -> Option<u64> {
         self.opened.iter().find(|known| known.is_same(images)).map(|known| known.generation)
+    }
+
+    /// Whether a state is the same as a known one of that commit in all that is read.
+    pub(crate) fn has(&self, images: &[Image], generation: u64) -> bool {
+        let mut of_it = self.opened.iter().filter(|known| known.generation == generation);
+        of_it.any(|known| known.is_same(images))
     }
 
     /// Remembers one, and forgets the oldest.

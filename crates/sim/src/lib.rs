@@ -19,6 +19,7 @@ mod judge;
 mod known;
 mod nested;
 mod op;
+mod open_files;
 mod opening;
 mod report;
 mod run;
@@ -30,6 +31,7 @@ mod world;
 
 pub use config::Config;
 pub use op::{Data, Effect, How, Last, Op};
+pub use open_files::{OpenFilesConfig, OpenFilesFailure, OpenFilesReport, run_open_files};
 pub use opening::{OpeningConfig, OpeningReport, judge_opening};
 pub use report::{Count, Cuts, Faults, Nested, Report};
 pub use run::{Failure, run};

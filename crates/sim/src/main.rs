@@ -2,12 +2,16 @@
 
 mod verdict;
 
+use std::fmt::Display;
+use std::ops::AddAssign;
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use ubtrfs_sim::{Config, Failure, Report, ThreadsConfig, ThreadsReport, run, run_threads};
+use ubtrfs_sim::{
+    Config, OpenFilesConfig, ThreadsConfig, ThreadsReport, run, run_open_files, run_threads,
+};
 
 use crate::verdict::{AtLeast, Covered};
 
@@ -54,6 +58,13 @@ struct Args {
     /// the seeds, operations and crash states say what they do
     #[arg(long, value_name = "N", default_value = "0")]
     workers: usize,
+    /// Runs with files open through memory, instead. Of the options above all say what they do but that
+    /// for workers; a commit is here a look at the crash states since the last
+    #[arg(long, conflicts_with = "workers")]
+    open_files: bool,
+    /// With --open-files: on one opened crash state in so many the engine goes on; 0 for none
+    #[arg(long, value_name = "N", default_value = "40")]
+    go_on_one_in: u64,
     /// Threads, each with runs of its own
     #[arg(long, value_name = "N", default_value = "1")]
     threads: usize,
@@ -74,6 +85,20 @@ impl Args {
             nested_one_in: self.nested_one_in,
         }
     }
+
+    fn open_files_config(&self, seed: u64) -> OpenFilesConfig {
+        OpenFilesConfig {
+            seed,
+            operations: self.operations,
+            window_one_in: self.commit_one_in.max(1),
+            crash_states: self.crash_states,
+            check_one_in: self.check_one_in,
+            mount_one_in: self.mount_one_in,
+            fault_one_in: self.fault_one_in,
+            go_on_one_in: self.go_on_one_in,
+            nested_one_in: self.nested_one_in,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -88,13 +113,16 @@ fn main() -> ExitCode {
         let (report, failed) = run_workers(&args);
         println!("{report}");
         (Covered::from(&report), failed)
-    } else {
-        let (report, failures) = run_all(&args);
+    } else if args.open_files {
+        let run_one = |seed| run_open_files(&args.open_files_config(seed));
+        let (report, failed) = run_all(&args, run_one, |report| report.line());
         println!("{report}");
-        for failure in &failures {
-            eprintln!("ubtrfs-sim: {failure}");
-        }
-        (Covered::from(&report), failures.len())
+        (Covered::from(&report), failed)
+    } else {
+        let run_one = |seed| run(&args.config(seed));
+        let (report, failed) = run_all(&args, run_one, |report| report.line());
+        println!("{report}");
+        (Covered::from(&report), failed)
     };
     println!("{failed} runs failed; {:.0} s", begin.elapsed().as_secs_f64());
     let missed = args.at_least.missed(&covered);
@@ -124,10 +152,15 @@ fn run_workers(args: &Args) -> (ThreadsReport, usize) {
     (sum, failures)
 }
 
-/// Hands the seeds out to the threads; stops after some failures.
-fn run_all(args: &Args) -> (Report, Vec<Failure>) {
+/// Hands the seeds out to the threads; stops after some failures, which it tells as they come and once
+/// more in the end. Returns how many there were.
+fn run_all<R: AddAssign + Default + Send, F: Display + Send>(
+    args: &Args,
+    run_one: impl Fn(u64) -> Result<R, F> + Sync,
+    line: impl Fn(&R) -> String + Sync,
+) -> (R, usize) {
     let seeds = Mutex::new(args.seed..args.seed.saturating_add(args.runs));
-    let done = Mutex::new((Report::default(), Vec::new(), Instant::now()));
+    let done = Mutex::new((R::default(), Vec::new(), Instant::now()));
     let begin = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..args.threads.max(1) {
@@ -135,7 +168,7 @@ fn run_all(args: &Args) -> (Report, Vec<Failure>) {
                 loop {
                     let is_over = lock(&done).1.len() >= FAILURES_MAX;
                     let Some(seed) = lock(&seeds).next().filter(|_| !is_over) else { break };
-                    let result = run(&args.config(seed));
+                    let result = run_one(seed);
                     let (sum, failures, told) = &mut *lock(&done);
                     match result {
                         Ok(report) => *sum += report,
@@ -145,7 +178,7 @@ fn run_all(args: &Args) -> (Report, Vec<Failure>) {
                         }
                     }
                     if args.progress > 0 && told.elapsed().as_secs() >= args.progress {
-                        eprintln!("{:.0} s: {}", begin.elapsed().as_secs_f64(), sum.line());
+                        eprintln!("{:.0} s: {}", begin.elapsed().as_secs_f64(), line(sum));
                         *told = Instant::now();
                     }
                 }
@@ -153,7 +186,10 @@ fn run_all(args: &Args) -> (Report, Vec<Failure>) {
         }
     });
     let (sum, failures, _) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    (sum, failures)
+    for failure in &failures {
+        eprintln!("ubtrfs-sim: {failure}");
+    }
+    (sum, failures.len())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

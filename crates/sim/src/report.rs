@@ -183,7 +183,10 @@ impl AddAssign for Nested {
     }
 }
 
-fn add_all<K: Ord, V: AddAssign + Default>(sum: &mut BTreeMap<K, V>, other: BTreeMap<K, V>) {
+pub(crate) fn add_all<K: Ord, V: AddAssign + Default>(
+    sum: &mut BTreeMap<K, V>,
+    other: BTreeMap<K, V>,
+) {
     for (key, value) in other {
         *sum.entry(key).or_default() += value;
     }

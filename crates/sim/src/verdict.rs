@@ -1,6 +1,6 @@
 //! Whether what was run covered what was promised.
 
-use ubtrfs_sim::{Report, ThreadsReport};
+use ubtrfs_sim::{OpenFilesReport, Report, ThreadsReport};
 use ubtrfs_testkit::oracle::{Oracle, available};
 
 /// What a run, or several together, must have looked at: else it proves less than it is run for,
@@ -50,6 +50,20 @@ impl From<&Report> for Covered {
             opened: report.opened_state_count(),
             cut_again: report.nested.all,
             struck: report.fault_sum().struck,
+            mounted: report.mounted,
+            checked: report.checked,
+        }
+    }
+}
+
+impl From<&OpenFilesReport> for Covered {
+    fn from(report: &OpenFilesReport) -> Self {
+        Self {
+            operations: report.operation_count(),
+            crash_states: report.crash_state_count(),
+            opened: report.opened_state_count(),
+            cut_again: report.cut_again,
+            struck: report.struck,
             mounted: report.mounted,
             checked: report.checked,
         }

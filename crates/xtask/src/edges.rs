@@ -17,7 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("archive", &["engine", "ondisk", "rt"]),
     ("fuse", &["engine", "iomap", "ondisk", "rt"]),
     ("testkit", &["volume", "ondisk", "iomap"]),
-    ("sim", &["engine", "check", "testkit", "volume", "ondisk", "rt"]),
+    ("sim", &["engine", "check", "testkit", "volume", "iomap", "ondisk", "rt"]),
     (
         "bench",
         &["engine", "archive", "fuse", "check", "testkit", "volume", "iomap", "ondisk", "rt"],
