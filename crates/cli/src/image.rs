@@ -11,7 +11,7 @@ use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window}
 use crate::epoch;
 use crate::failure::{self, Exit, Failure, Result};
 use crate::live::{self, Live};
-use crate::mounts;
+use crate::mounts::{self, Holder};
 use crate::output::quote;
 use crate::walk::Child;
 
@@ -325,15 +325,20 @@ pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDe
         return Err(Failure::at_mount(mounted));
     }
     let mut leaving = mounts::Leaving::default();
-    let opened = loop {
-        match FileDevice::open(path, mode, window) {
-            Err(ubtrfs_volume::Error::Busy { .. }) if leaving.wait(path) => {}
-            opened => break opened,
+    let (opened, holders) = loop {
+        let opened = FileDevice::open(path, mode, window);
+        if !matches!(opened, Err(ubtrfs_volume::Error::Busy { .. })) {
+            break (opened, None);
+        }
+        match leaving.wait(path) {
+            Holder::Leaves => {}
+            Holder::Serves(mounted) => break (opened, Some(mounted)),
+            Holder::Stays => break (opened, None),
         }
     };
     opened.map_err(|error| {
         let failure = Failure::volume("opening", &error).at_path(path);
-        match mounts::of_image(path) {
+        match holders.or_else(|| mounts::of_image(path)) {
             Some(mounted)
                 if matches!(
                     error,

@@ -1,7 +1,8 @@
 //! What this command has mounted on the machine, as the system tells.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,16 @@ const SILENT_MAX: Duration = Duration::from_secs(1);
 const UNSEEN_MAX: u32 = 3;
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// Who has an image open that somebody else wants.
+pub enum Holder {
+    /// He served a mount that was taken away, and is about to let go: it can be tried again.
+    Leaves,
+    /// It is mounted here.
+    Serves(Mounted),
+    /// Somebody who is not waited for, or was for too long.
+    Stays,
+}
+
 /// Waiting for who serves a mount that has ended.
 #[derive(Default)]
 pub struct Leaving {
@@ -52,17 +63,23 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// Waits a little where the process that has `image` open served a mount of it, which has been taken away by now. Returns `false` where
-    /// there is nothing to wait for, or it has lasted too long.
-    pub fn wait(&mut self, image: &Path) -> bool {
-        let Ok(image) = std::fs::canonicalize(image) else { return false };
+    /// Waits a little where the process that has `image` open served a mount, which has been taken away by now.
+    pub fn wait(&mut self, image: &Path) -> Holder {
+        let Ok(image) = std::fs::canonicalize(image) else { return Holder::Stays };
         let Some(pid) = ubtrfs_volume::lock_holder(&image) else {
             // It has let go meanwhile, or is not to be seen.
             self.unseen_count += 1;
-            return self.unseen_count <= UNSEEN_MAX;
+            let is_seldom = self.unseen_count <= UNSEEN_MAX;
+            return if is_seldom { Holder::Leaves } else { Holder::Stays };
         };
-        if !serves(pid) || is_mounted_by(pid, &image) {
-            return false;
+        // Who names an image twice has it open himself.
+        if pid == std::process::id() || !serves(pid) {
+            return Holder::Stays;
+        }
+        match mount_of(pid, &image) {
+            Served::Nothing => {}
+            Served::Here(mounted) => return Holder::Serves(mounted),
+            Served::Unknown => return Holder::Stays,
         }
         let waited = self.begun.get_or_insert_with(Instant::now).elapsed();
         if waited > SILENT_MAX && !self.has_told {
@@ -73,7 +90,7 @@ impl Leaving {
             ));
         }
         std::thread::sleep(LOOK_EVERY);
-        waited < LEAVING_MAX
+        if waited < LEAVING_MAX { Holder::Leaves } else { Holder::Stays }
     }
 }
 
@@ -92,10 +109,61 @@ fn serves(pid: u32) -> bool {
     }
 }
 
-/// Whether the process sees a mount of an image, be it where only its own namespace shows it. One that may not be asked does, for all
-/// that is known.
-fn is_mounted_by(pid: u32, image: &Path) -> bool {
-    table_of(&pid.to_string()).is_none_or(|table| of_image_in(&table, image).is_some())
+/// What a process serves.
+enum Served {
+    Nothing,
+    Here(Mounted),
+    /// It may not be asked.
+    Unknown,
+}
+
+/// The mount that a process serves, be it where only its own namespace shows it. The image may have been mounted by another name than `image`.
+fn mount_of(pid: u32, image: &Path) -> Served {
+    let Some(table) = table_of(&pid.to_string()) else { return Served::Unknown };
+    let connections = connections_of(pid);
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let file = file_of(image);
+    let is_his = |mounted: &Mounted| match &connections {
+        Some(connections) => connections.contains(&mounted.device),
+        // Not all kernels tell of connections, and one is gone a little before the image is free.
+        None => match file_of(&mounted.source) {
+            Some(source) => Some(source) == file,
+            None => mounted.source == image || names_directory(&words, &mounted.directory),
+        },
+    };
+    let found = lines(&table).filter_map(of_line).find(is_his);
+    found.map_or(Served::Nothing, Served::Here)
+}
+
+/// The device numbers of the mounts whose `/dev/fuse` a process has open, as the system's table has them; `None` where the kernel does
+/// not tell.
+fn connections_of(pid: u32) -> Option<Vec<String>> {
+    /// Bits of the minor number in the kernel's device number.
+    const MINOR_BITS: u32 = 20;
+    let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
+    let texts = files.flatten().filter_map(|file| std::fs::read_to_string(file.path()).ok());
+    let found: Vec<String> = texts
+        .filter_map(|text| {
+            let value = text.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
+            let number: u64 = value.trim().parse().ok()?;
+            Some(format!("{}:{}", number >> MINOR_BITS, number & ((1 << MINOR_BITS) - 1)))
+        })
+        .collect();
+    (!found.is_empty()).then_some(found)
+}
+
+/// A file, whatever it is called.
+fn file_of(path: &Path) -> Option<(u64, u64)> {
+    let about = std::fs::metadata(path).ok()?;
+    Some(match about.file_type().is_block_device() {
+        true => (0, about.rdev()),
+        false => (about.dev(), about.ino()),
+    })
+}
+
+/// Whether a command line names a directory, from the root on.
+fn names_directory(line: &[u8], directory: &Path) -> bool {
+    line.split(|byte| *byte == 0).any(|word| Path::new(OsStr::from_bytes(word)) == directory)
 }
 
 /// The mounts that a process sees. A place's name may be any bytes.

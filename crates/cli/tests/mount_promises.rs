@@ -5,7 +5,7 @@
 mod place;
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -405,21 +405,27 @@ fn capabilities_that_a_command_gave_go_with_a_write() {
     }
 }
 
-/// A process that has a file mapped and has stored to it. It ends when its input does.
+/// A process that has a file mapped and has stored to it.
 struct Mapper(Child);
 
 impl Mapper {
-    fn new(path: &Path, bytes: u64, letter: char) -> Self {
-        let mut child = Command::new("xfs_io")
+    /// All of a file of so many bytes is this letter, and only the kernel knows: it would write what was stored when anybody closes the file, as does
+    /// each process that is started while it is open here.
+    fn new(path: &Path, bytes: usize, letter: char) -> Self {
+        let mut child = Command::new("stdbuf")
+            .args(["-oL", "xfs_io"])
             .arg(path)
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut input = child.stdin.take().unwrap();
-        let letter = u32::from(letter);
-        writeln!(input, "mmap -rw 0 {bytes}\nmwrite -S {letter} 0 {bytes}").unwrap();
-        child.stdin = Some(input);
+        let number = u32::from(letter);
+        let input = child.stdin.as_mut().unwrap();
+        let store = format!("mwrite -S {number} 0 {bytes}\nmread -v {} 16", bytes - 16);
+        writeln!(input, "mmap -rw 0 {bytes}\n{store}").unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+        assert!(said.trim_end().ends_with(&letter.to_string().repeat(16)), "{said}");
         Self(child)
     }
 }
@@ -443,9 +449,8 @@ fn snapshot_and_sync_have_what_was_stored_to_a_map() {
         file.write_all(&[b'a'; LEN]).unwrap();
         file.sync_all().unwrap();
         for (round, letter) in ['b', 'c'].into_iter().enumerate() {
-            let mapper = Mapper::new(&path, LEN as u64, letter);
+            let mapper = Mapper::new(&path, LEN, letter);
             let stored = vec![letter as u8; LEN];
-            wait_until("stored", || fs::read(&path).unwrap() == stored);
             let name = format!("snapshot{round}");
             let inside = PathBuf::from(format!("/{name}"));
             let words = ["subvolume", "snapshot", "-r"];
@@ -456,8 +461,7 @@ fn snapshot_and_sync_have_what_was_stored_to_a_map() {
             );
             drop(mapper);
         }
-        let mapper = Mapper::new(&path, LEN as u64, 'd');
-        wait_until("stored", || fs::read(&path).unwrap() == [b'd'; LEN]);
+        let mapper = Mapper::new(&path, LEN, 'd');
         place.done(&["filesystem", "sync"], &[&place.directory]);
         cut_off(&place);
         drop((mapper, file));
@@ -475,13 +479,11 @@ fn commands_that_change_files_come_behind_what_was_stored_to_a_map() {
     place.mount(&[]);
     let path = place.directory.join("file");
     fs::write(&path, [b'a'; LEN]).unwrap();
-    let mapper = Mapper::new(&path, LEN as u64, 'b');
-    wait_until("stored", || fs::read(&path).unwrap() == [b'b'; LEN]);
+    let mapper = Mapper::new(&path, LEN, 'b');
     place.done(&["reflink"], &[&place.directory, Path::new("/file"), Path::new("/copy")]);
     assert!(fs::read(place.directory.join("copy")).unwrap() == [b'b'; LEN]);
     drop(mapper);
-    let mapper = Mapper::new(&path, LEN as u64, 'c');
-    wait_until("stored", || fs::read(&path).unwrap() == [b'c'; LEN]);
+    let mapper = Mapper::new(&path, LEN, 'c');
     place.done(&["truncate", "-s", "5000"], &[&place.directory, Path::new("/file")]);
     drop(mapper);
     assert!(fs::read(&path).unwrap() == [b'c'; 5000]);
@@ -502,6 +504,7 @@ fn what_was_stored_behind_the_end_is_not_there_when_the_file_grows() {
         ("truncate", "truncate 10000"),
         ("allocate", "falloc 8192 4096"),
         ("copy", "copy_range -s 0 -d 8192 -l 4096 source"),
+        ("direct", "open -d direct\npwrite -S 98 8192 4096"),
     ];
     let Some(place) = Place::new(true) else { return };
     place.mount(&[]);
@@ -512,17 +515,20 @@ fn what_was_stored_behind_the_end_is_not_there_when_the_file_grows() {
             let path = place.directory.join(name);
             let script = format!(
                 "truncate 4096\nmmap -rw 0 4096\ntruncate 0\npwrite -S 97 0 {OLD}\n\
-                 mwrite -S 88 {OLD} 3072\n{grow}\nmsync -s\nfsync\nquit\n"
+                 mwrite -S 88 {OLD} 3072\nmread -v 2000 16\n{grow}\nmsync -s\nfsync\nquit\n"
             );
             let mut child = Command::new("xfs_io")
                 .args(["-f", "-t", name])
                 .current_dir(&place.directory)
                 .stdin(Stdio::piped())
-                .stdout(Stdio::null())
+                .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
             child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-            assert!(child.wait().unwrap().success());
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            // It ends well whether or not it could store that.
+            assert!(output.status.success() && said.contains("58 58 58 58"), "{name}: {said}");
             let bytes = fs::read(&path).unwrap();
             assert!(bytes.len() >= 4096 && bytes[..OLD] == [b'a'; OLD], "{name}: {}", bytes.len());
             assert!(!bytes.contains(&b'X'), "{name}, round {round}");
@@ -568,30 +574,43 @@ fn commands_take_nothing_off_that_is_mounted_inside() {
 #[test]
 fn what_was_stored_to_a_map_is_kept_where_changes_are_forbidden_then() {
     const LEN: usize = 50_000;
-    let Some(place) = Place::new(true) else { return };
-    place.mount(&[]);
-    let top = &place.directory;
-    place.done(&["subvolume", "create"], &[top, Path::new("/sub")]);
-    for name in ["immutable", "append", "sub/file"] {
-        let path = top.join(name);
-        fs::write(&path, [b'a'; LEN]).unwrap();
-        let mapper = Mapper::new(&path, LEN as u64, 'b');
-        wait_until("stored", || fs::read(&path).unwrap() == [b'b'; LEN]);
-        match name {
-            "immutable" => run("chattr", &["+i"], &path),
-            "append" => run("chattr", &["+a"], &path),
-            _ => drop(place.done(
-                &["property", "set"],
-                &[top, Path::new("/sub"), Path::new("ro"), Path::new("true")],
-            )),
+    for options in ["commit=3600", "commit=3600,writeback"] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", options]);
+        let top = &place.directory;
+        for name in ["sub", "other"] {
+            place.done(&["subvolume", "create"], &[top, &Path::new("/").join(name)]);
         }
-        drop(mapper);
+        // With writeback the kernel would say yet when it was stored, which the subvolume does not take any more.
+        let by_ioctl = (!options.contains("writeback")).then_some("other/file");
+        let names = ["immutable", "append", "sub/file"].into_iter().chain(by_ioctl);
+        for name in names.clone() {
+            let path = top.join(name);
+            fs::write(&path, [b'a'; LEN]).unwrap();
+            let mapper = Mapper::new(&path, LEN, 'b');
+            match name {
+                "immutable" => run("chattr", &["+i"], &path),
+                "append" => run("chattr", &["+a"], &path),
+                "sub/file" => drop(place.done(
+                    &["property", "set"],
+                    &[top, Path::new("/sub"), Path::new("ro"), Path::new("true")],
+                )),
+                _ => set_read_only(&top.join("other")),
+            }
+            drop(mapper);
+        }
+        place.umount();
+        for name in names {
+            let stored = place.done(&["cat"], &[&place.image, &Path::new("/").join(name)]);
+            assert!(stored.as_bytes() == [b'b'; LEN], "{name} {options}");
+        }
     }
-    place.umount();
-    for name in ["/immutable", "/append", "/sub/file"] {
-        let stored = place.done(&["cat"], &[&place.image, Path::new(name)]);
-        assert!(stored.as_bytes() == [b'b'; LEN], "{name}");
-    }
+}
+
+/// As `btrfs property set` does it: BTRFS_IOC_SUBVOL_SETFLAGS.
+fn set_read_only(subvolume: &Path) {
+    let script = "open(F, '<', $ARGV[0]) or die $!; my $b = pack('Q', 2); ioctl(F, 0x4008941a, $b) or die $!";
+    run("perl", &["-e", script], subvolume);
 }
 
 /// Who serves makes all durable after the mount is gone, and the next one was told that the image is in use.
@@ -624,6 +643,31 @@ fn next_opener_waits_for_who_served_a_mount_that_has_ended() {
     }
 }
 
+/// Who named a mounted image otherwise than it was named there waited for two minutes, and so did who named one twice.
+#[test]
+fn image_that_is_in_use_by_another_name_is_not_waited_for() {
+    const SOON: Duration = Duration::from_secs(30);
+    let Some(place) = Place::new(true) else { return };
+    let linked = place.image.with_file_name("linked");
+    fs::hard_link(&place.image, &linked).unwrap();
+    let begun = Instant::now();
+    let twice = place.run(&["mount", "--device"], &[&place.image, &place.image, &place.directory]);
+    assert!(!twice.status.success());
+    place.mount(&[]);
+    let renamed = place.image.with_file_name("renamed");
+    for name in [&linked, &renamed] {
+        if name == &renamed {
+            fs::rename(&place.image, &renamed).unwrap();
+        }
+        let refused = place.run(&["ls"], &[name]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("It is mounted on"), "{said}");
+        assert!(said.contains(&place.directory.display().to_string()), "{said}");
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    place.umount();
+}
+
 #[test]
 fn synchronous_mount_has_each_change_when_it_returns() {
     for option in ["sync", "dirsync"] {
@@ -646,26 +690,31 @@ fn synchronous_mount_has_each_change_when_it_returns() {
     }
 }
 
-/// It was taken off its directory, and nothing became durable as long as a program had a file open.
+/// It was taken off its directory, and nothing became durable as long as a program had a file open; nor where somebody had taken it off before.
 #[test]
 fn process_that_is_asked_to_end_while_in_use_makes_durable_what_there_is() {
-    let Some(place) = Place::new(true) else { return };
-    place.mount(&["-o", "commit=3600"]);
-    let mut file = File::create(place.directory.join("file")).unwrap();
-    file.write_all(b"not synced").unwrap();
-    place.signal("-TERM");
-    wait_until("taken off", || !place.is_mounted());
-    // By the first superblock; who reads so gets what was committed last.
-    let read = || {
-        let copy = place.image.with_extension("copy");
-        fs::copy(&place.image, &copy).unwrap();
-        let output = place.run(&["cat"], &[&copy, Path::new("/file")]);
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
-    wait_until("durable", || read() == "not synced");
-    kill(&place);
-    drop(file);
-    assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
+    for is_taken_off in [false, true] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", "commit=3600"]);
+        let mut file = File::create(place.directory.join("file")).unwrap();
+        file.write_all(b"not synced").unwrap();
+        if is_taken_off {
+            run("umount", &["-l"], &place.directory);
+        }
+        place.signal("-TERM");
+        wait_until("taken off", || !place.is_mounted());
+        // By the first superblock; who reads so gets what was committed last.
+        let read = || {
+            let copy = place.image.with_extension("copy");
+            fs::copy(&place.image, &copy).unwrap();
+            let output = place.run(&["cat"], &[&copy, Path::new("/file")]);
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        wait_until("durable", || read() == "not synced");
+        kill(&place);
+        drop(file);
+        assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
+    }
 }
 
 /// A mount anywhere on the machine whose name is not UTF-8 hid all of ours.
@@ -682,6 +731,20 @@ fn mounts_are_found_beside_one_with_a_name_of_any_bytes() {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     assert!(place.directory.join("made").is_dir());
     place.umount();
+}
+
+/// It was stored, and told to be lost: when it was written could not be noted of a file that is immutable by then.
+#[test]
+fn what_the_kernel_held_back_is_stored_and_told_to_be_when_the_file_has_become_immutable() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "writeback,commit=3600"]);
+    let path = place.directory.join("file");
+    // By one that keeps the file open (chattr looks first): where it is closed the kernel writes what it holds. FS_IOC_SETFLAGS.
+    let script = "use IO::Handle; open(F, '+>', $ARGV[0]) or die $!; syswrite(F, 'first'); F->sync or die $!; \
+        syswrite(F, ' second'); my $b = pack('LL', 0x10, 0); ioctl(F, 0x40086602, $b) or die $!; F->sync or die $!";
+    run("perl", &["-e", script], &path);
+    place.umount();
+    assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "first second");
 }
 
 /// When it was written the kernel knows, with `-o writeback`; the request that says so could come before the data.

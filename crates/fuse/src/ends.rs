@@ -201,6 +201,13 @@ impl Ends {
         self.note(&state);
     }
 
+    /// The kernel is about to believe that a file ends at a place where it did a moment ago, and may not any more.
+    pub(crate) fn note_late(&self, id: InodeId, end: MovedEnd) {
+        let mut state = self.state.lock();
+        state.moved.entry(id).or_insert(Moved::of(end, false));
+        self.note(&state);
+    }
+
     /// The kernel knows nothing of the file any more.
     pub(crate) fn forget(&self, id: InodeId) {
         if self.are_some.load(Ordering::Acquire) {
@@ -259,6 +266,20 @@ mod tests {
         ends.forget(id(257));
         ends.forget(id(258));
         assert!(!ends.are_some.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn appends_go_to_the_end_once_the_kernel_may_hear_late_of_another() {
+        let ends = Ends::default();
+        ends.note_late(id(257), OLD);
+        assert_eq!(ends.place(id(257), 100, Append::Cached), Place::End);
+        assert_eq!(ends.place(id(257), 100, Append::Direct), Place::AsAsked);
+        ends.note_appended(id(257), MovedEnd { known_bytes: 7, true_bytes: 7 });
+        assert_eq!(ends.place(id(257), 10, Append::Cached), Place::AsAsked);
+        // What is known of a file is kept.
+        ends.note_appended(id(257), OLD);
+        ends.note_late(id(257), MovedEnd { known_bytes: 50, true_bytes: 60 });
+        assert_eq!(ends.place(id(257), 100, Append::Direct), Place::At(7));
     }
 
     #[test]

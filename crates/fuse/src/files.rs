@@ -25,8 +25,6 @@ pub(crate) struct UsedFile {
     is_immutable: AtomicBool,
     /// Since its last fsync.
     is_written: AtomicBool,
-    /// The kernel may have what was read of it, and maps.
-    may_be_cached: AtomicBool,
     /// With `-o writeback`: when its data and it were changed last, as the kernel has said.
     times: Mutex<Option<(Time, Time)>>,
 }
@@ -50,16 +48,6 @@ impl UsedFile {
     /// What the kernel said of that.
     pub(crate) fn times(&self) -> Option<(Time, Time)> {
         *self.times.lock()
-    }
-
-    /// The kernel is about to have what it reads.
-    pub(crate) fn note_cached(&self) {
-        self.may_be_cached.store(true, Ordering::Release);
-    }
-
-    /// Whether the kernel may have whole pages of it. Of one that was only ever written it has those that were written whole.
-    pub(crate) fn may_be_cached(&self) -> bool {
-        self.may_be_cached.load(Ordering::Acquire)
     }
 
     /// Refuses to change one that is immutable. Linux does so where it is opened, which the kernel does not tell here; so who
@@ -124,8 +112,6 @@ impl Files {
             is_without_capabilities: AtomicBool::new(false),
             is_immutable: AtomicBool::new(inode.flags & flags::IMMUTABLE != 0),
             is_written: AtomicBool::new(false),
-            // Of one that was used before.
-            may_be_cached: AtomicBool::new(inode.size_bytes > 0),
             times: Mutex::default(),
         });
         let mut table = self.table.lock();

@@ -76,7 +76,7 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
                 let (answers, transport) = (&answers, &transport);
                 scope.spawn(move || {
                     if let Some(device) = transport.device() {
-                        rings.run_queue(number, device, answers);
+                        rings.run_queue(number, device, answers, &|_| false);
                         if rings.failure().is_some() {
                             transport.stop();
                         }

@@ -4,7 +4,7 @@
 //! leader answers what it takes itself, and looks for the next for a short time ([`Leaders::new`]) before it sleeps. A follower
 //! takes over
 //!
-//! - while the leader answers what may take long, or more requests wait;
+//! - while the leader answers what may take long, or what waited for it beside others;
 //! - when the leader has been at one request for some milliseconds, which the first of the followers watches while requests come.
 //!
 //! Nothing here is O(requests), and nobody wakes while no requests come.
@@ -46,6 +46,15 @@ struct State {
     is_watched: bool,
     /// The last request was taken.
     has_ended: bool,
+}
+
+/// A request that the leader found.
+struct Found {
+    /// In bytes.
+    len: usize,
+    /// The leader was looking when it came. So it is not one of several that were waiting, and who makes one after the other is
+    /// spared a system call for each that would ask for more.
+    was_looked_for: bool,
 }
 
 /// Threads that serve one mount.
@@ -112,8 +121,8 @@ impl Leaders {
             let Some(term) = self.lead() else { return Ok(()) };
             while let Some(request) = self.begin(term.number) {
                 let received = self.receive(transport, buffer).map_err(ServeError::Transport)?;
-                let Some(len) = received else { return Ok(()) };
-                let bytes = &buffer[..len];
+                let Some(found) = received else { return Ok(()) };
+                let bytes = &buffer[..found.len];
                 // Nobody else takes over while it leads and answers nothing yet.
                 if is_last(bytes) {
                     self.end();
@@ -124,7 +133,9 @@ impl Leaders {
                 let opcode = Request::parse(bytes).map(|request| request.header.opcode);
                 match opcode.map_or(Length::Short, length_of) {
                     Length::Long => self.give_up(term.number),
-                    Length::Any if transport.has_request() => self.give_up(term.number),
+                    Length::Any if !found.was_looked_for && transport.has_request() => {
+                        self.give_up(term.number);
+                    }
                     Length::Any | Length::Short => {}
                 }
                 answer(bytes)?;
@@ -214,11 +225,15 @@ impl Leaders {
         &self,
         transport: &dyn Transport,
         buffer: &mut [u8],
-    ) -> Result<Option<usize>, Errno> {
+    ) -> Result<Option<Found>, Errno> {
         let mut began = None;
+        let mut has_slept = false;
         loop {
             match transport.receive(buffer)? {
-                Received::Request(len) => return Ok(Some(len)),
+                Received::Request(len) => {
+                    let was_looked_for = began.is_some() && !has_slept;
+                    return Ok(Some(Found { len, was_looked_for }));
+                }
                 Received::End => return Ok(None),
                 Received::Nothing => {}
             }
@@ -230,6 +245,7 @@ impl Leaders {
             // Only the leader changes it, and nobody takes over from one that does not answer.
             self.state.lock().doing = Doing::Sleeps;
             transport.wait()?;
+            has_slept = true;
             let mut state = self.state.lock();
             state.doing = Doing::Looks;
             self.ask_for_watcher(&state);

@@ -15,6 +15,14 @@ struct Node {
     /// How often the kernel was told of it, and has not forgotten it yet.
     count: u64,
     has_no_name: bool,
+    /// Of a file: behind this the kernel has no pages whose contents it knows.
+    cached_bytes: u64,
+}
+
+impl Node {
+    fn new(id: InodeId) -> Self {
+        Self { id, count: 1, has_no_name: false, cached_bytes: 0 }
+    }
 }
 
 #[derive(Debug)]
@@ -33,7 +41,7 @@ pub(crate) struct Nodes {
 impl Nodes {
     /// With the directory that is mounted.
     pub(crate) fn new(root: InodeId) -> Self {
-        let node = Node { id: root, count: 1, has_no_name: false };
+        let node = Node::new(root);
         let mut table = Table {
             by_number: FxHashMap::default(),
             by_inode: FxHashMap::default(),
@@ -54,6 +62,23 @@ impl Nodes {
         self.table.lock().by_inode.get(&id).copied()
     }
 
+    /// The kernel is about to know what pages of a file hold, up to `end`. It forgets them with the node, or before.
+    pub(crate) fn note_cached(&self, id: InodeId, end: u64) {
+        let mut table = self.table.lock();
+        let number = table.by_inode.get(&id).copied();
+        if let Some(node) = number.and_then(|number| table.by_number.get_mut(&number)) {
+            node.cached_bytes = node.cached_bytes.max(end);
+        }
+    }
+
+    /// The node of a file, and up to where the kernel may know what its pages hold. Of one that was only ever written it knows those that
+    /// were written whole.
+    pub(crate) fn cached_bytes(&self, id: InodeId) -> Option<(u64, u64)> {
+        let table = self.table.lock();
+        let number = table.by_inode.get(&id).copied()?;
+        table.by_number.get(&number).map(|node| (number, node.cached_bytes))
+    }
+
     /// All that the kernel knows, with their nodes.
     pub(crate) fn all(&self) -> Vec<(u64, InodeId)> {
         let table = self.table.lock();
@@ -71,7 +96,7 @@ impl Nodes {
         }
         let number = table.next;
         table.next += 1;
-        table.by_number.insert(number, Node { id, count: 1, has_no_name: false });
+        table.by_number.insert(number, Node::new(id));
         table.by_inode.insert(id, number);
         number
     }
@@ -139,5 +164,19 @@ mod tests {
         assert_ne!(nodes.remember(id(5, 257)), one);
         assert_eq!(nodes.forget(ROOT_NODE, 7), None);
         assert_eq!(nodes.inode(ROOT_NODE), Some(id(5, 256)));
+    }
+
+    #[test]
+    fn what_the_kernel_has_of_a_file_goes_with_its_node() {
+        let nodes = Nodes::new(id(5, 256));
+        nodes.note_cached(id(5, 257), 4096);
+        assert_eq!(nodes.cached_bytes(id(5, 257)), None);
+        let one = nodes.remember(id(5, 257));
+        nodes.note_cached(id(5, 257), 8192);
+        nodes.note_cached(id(5, 257), 4096);
+        assert_eq!(nodes.cached_bytes(id(5, 257)), Some((one, 8192)));
+        nodes.forget(one, 1);
+        let next = nodes.remember(id(5, 257));
+        assert_eq!(nodes.cached_bytes(id(5, 257)), Some((next, 0)));
     }
 }

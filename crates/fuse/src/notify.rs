@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use ubtrfs_engine::{ChangedName, InodeId};
+use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering};
 
@@ -20,6 +21,10 @@ use crate::server::Server;
 const NOTIFICATION_BYTES_MAX: usize = 512;
 /// For so long a request waits until the kernel has taken what it is told: it may wait for others who wait for this server.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// An answer that tells the kernel of a node is under way for so long at most: one of a large directory on a slow medium.
+const ON_ITS_WAY_MAX: Duration = Duration::from_secs(60);
+/// So long after the first look whether it has come is the second one, and each time twice as long.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What was changed beside the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,10 +65,17 @@ struct Told {
 pub(crate) struct ChangedNames {
     /// Changes under way.
     change_count: AtomicUsize,
+    /// Changes that were done, of which the kernel has not been told before.
+    done_count: AtomicUsize,
     names: Mutex<Vec<Told>>,
 }
 
 impl ChangedNames {
+    /// So many changes were done: of those that follow the kernel is told for each node that is known now.
+    pub(crate) fn done_count(&self) -> usize {
+        self.done_count.load(Ordering::Acquire)
+    }
+
     /// To be called where the filesystem changes a name.
     pub(crate) fn note(&self, nodes: &Nodes, changed: ChangedName<'_>) {
         if ANSWERS.get() || self.change_count.load(Ordering::Acquire) == 0 {
@@ -81,7 +93,8 @@ impl Server {
     /// The kernel believes attributes of an inode that a request changed besides: it is to ask again.
     pub(crate) fn forget_attributes(&self, id: InodeId) {
         if let Some(node) = self.nodes.number(id) {
-            self.invalidate(node, Known::Attributes);
+            // One that it does not know needs no telling.
+            let _ = self.invalidate(node, Known::Attributes);
         }
     }
 
@@ -95,11 +108,13 @@ impl Server {
             Changed::Anything => self.change_anything(change),
         };
         self.changed_names.change_count.fetch_sub(1, Ordering::AcqRel);
+        self.changed_names.done_count.fetch_add(1, Ordering::AcqRel);
         let names = std::mem::take(&mut *self.changed_names.names.lock());
         for told in names {
             self.forget_changed(&told);
         }
-        self.forget_all(changed);
+        let unknown = self.forget_all(changed);
+        self.tell_later(unknown);
         result
     }
 
@@ -128,7 +143,9 @@ impl Server {
             .map(|inode| (inode.id, inode.size_bytes))
     }
 
-    fn forget_all(&self, changed: Changed) {
+    /// Returns the nodes that the kernel does not know: it is about to, or has forgotten them.
+    pub(crate) fn forget_all(&self, changed: Changed) -> Vec<u64> {
+        let mut unknown = Vec::new();
         for (node, id) in self.nodes.all() {
             let is_directory = self.fs.inode(id).is_ok_and(|inode| inode.is_dir());
             let known = match changed {
@@ -136,7 +153,35 @@ impl Server {
                 Changed::Names if !is_directory => Known::Attributes,
                 _ => Known::Everything,
             };
-            self.invalidate(node, known);
+            if self.invalidate(node, known) == Err(Errno::NOENT) {
+                unknown.push(node);
+            }
+        }
+        unknown
+    }
+
+    /// The kernel may be about to hear of these nodes what was looked up before a change: has it ask again as soon as it has heard. The
+    /// wait for that ends after a while.
+    fn tell_later(&self, mut unknown: Vec<u64>) {
+        let Some(transport) = self.transport().filter(|_| !unknown.is_empty()) else { return };
+        let (transport, nodes) = (Arc::clone(transport), Arc::clone(&self.nodes));
+        let (is_told, told) = mpsc::channel();
+        let begun = std::thread::Builder::new().spawn(move || {
+            let (begun, mut pause) = (Instant::now(), LOOK_AGAIN);
+            while !unknown.is_empty() && begun.elapsed() < ON_ITS_WAY_MAX {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PATIENCE);
+                unknown.retain(|node| {
+                    let mut message = invalidated(*node, Known::Attributes);
+                    let message = message.finish_notification(abi::NOTIFY_INVAL_INODE);
+                    // Forgotten here, it is so there, too.
+                    nodes.inode(*node).is_some() && transport.send(message) == Err(Errno::NOENT)
+                });
+            }
+            let _ = is_told.send(());
+        });
+        if begun.is_ok() {
+            let _ = told.recv_timeout(PATIENCE);
         }
     }
 
@@ -175,18 +220,40 @@ impl Server {
     /// told to forget it writes before. syncfs(2) alone begins to write, and does not wait for a server of type `fuse`. Called as
     /// [`Server::change`] is.
     pub fn bring_back(&self) {
-        for (node, id) in self.nodes.all() {
+        self.bring_back_where(|_| true);
+    }
+
+    fn bring_back_where(&self, is_meant: impl Fn(InodeId) -> bool) {
+        for (node, id) in self.nodes.all().into_iter().filter(|(_, id)| is_meant(*id)) {
             if self.fs.inode(id).is_ok_and(|inode| inode.file_type() == FileType::Regular) {
-                self.invalidate(node, Known::Everything);
+                let _ = self.invalidate(node, Known::Everything);
             }
         }
+    }
+
+    /// As [`Server::bring_back`], of the files of a subvolume, for a request of which the kernel holds no inode's lock. Its thread waits for the
+    /// others: so one request at a time does so.
+    ///
+    /// # Errors
+    /// `BUSY` where another one waits for long.
+    pub(crate) fn bring_back_subvolume(&self, root: RootId) -> Result {
+        let begun = Instant::now();
+        while self.brings_back.swap(true, Ordering::AcqRel) {
+            if begun.elapsed() > PATIENCE {
+                return Err(Errno::BUSY);
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        self.bring_back_where(|id| id.root == root);
+        self.brings_back.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// A request that is none for names made or took one away: the kernel is to know when that is answered.
     pub(crate) fn forget_name(&self, dir: InodeId, name: &[u8]) {
         let Some(node) = self.nodes.number(dir) else { return };
         // What a directory holds the kernel keeps as it does data.
-        self.invalidate(node, Known::Everything);
+        let _ = self.invalidate(node, Known::Everything);
         if let Some(told) =
             self.notify_later(abi::NOTIFY_INVAL_ENTRY, invalidated_entry(node, name))
         {
@@ -194,11 +261,17 @@ impl Server {
         }
     }
 
+    /// As [`Server::forget_name`], for a request of which the kernel holds the directory's lock: it knows soon after the answer.
+    pub(crate) fn forget_name_later(&self, dir: InodeId, name: &[u8]) {
+        if let Some(node) = self.nodes.number(dir) {
+            drop(self.notify_later(abi::NOTIFY_INVAL_ENTRY, invalidated_entry(node, name)));
+        }
+    }
+
     /// The kernel may have old data of a file.
     pub(crate) fn forget_data_later(&self, id: InodeId) {
         if let Some(node) = self.nodes.number(id) {
-            let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
-            message.put(&abi::NotifyInvalInode { node, offset: 0, len: 0 });
+            let message = invalidated(node, Known::Everything);
             drop(self.notify_later(abi::NOTIFY_INVAL_INODE, message));
         }
     }
@@ -219,18 +292,23 @@ impl Server {
         begun.is_ok().then_some(told)
     }
 
-    fn invalidate(&self, node: u64, known: Known) {
-        let offset = if known == Known::Everything { 0 } else { -1 };
-        let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
-        message.put(&abi::NotifyInvalInode { node, offset, len: 0 });
-        // One that it does not know needs no telling.
-        let _ = self.notify(abi::NOTIFY_INVAL_INODE, message);
+    /// # Errors
+    /// `NOENT` where the kernel does not know the node.
+    fn invalidate(&self, node: u64, known: Known) -> Result {
+        self.notify(abi::NOTIFY_INVAL_INODE, invalidated(node, known))
     }
 
     fn notify(&self, code: i32, mut message: Answer) -> Result {
         let transport = self.transport().ok_or(Errno::NOTCONN)?;
         transport.send(message.finish_notification(code))
     }
+}
+
+fn invalidated(node: u64, known: Known) -> Answer {
+    let offset = if known == Known::Everything { 0 } else { -1 };
+    let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
+    message.put(&abi::NotifyInvalInode { node, offset, len: 0 });
+    message
 }
 
 fn invalidated_entry(parent: u64, name: &[u8]) -> Answer {

@@ -48,6 +48,8 @@ const ARGUMENT_BYTES: usize = 128;
 
 /// Does what a request asks for; `None` where nobody waits for an answer.
 pub(crate) type Answers<'a> = &'a (dyn Fn(Request<'_>, &mut Answer) -> Option<Answered> + Sync);
+/// Whether a request may have to wait for the answers to others.
+pub(crate) type Waits<'a> = &'a (dyn Fn(Request<'_>) -> bool + Sync);
 
 /// What the kernel and the server tell each other of a request, beside its data.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -235,12 +237,19 @@ impl Rings {
     }
 
     /// Serves one processor's queue until the filesystem is unmounted, or another queue fails.
-    pub(crate) fn run_queue(&self, number: usize, device: BorrowedFd<'_>, answers: Answers<'_>) {
+    pub(crate) fn run_queue(
+        &self,
+        number: usize,
+        device: BorrowedFd<'_>,
+        answers: Answers<'_>,
+        waits: Waits<'_>,
+    ) {
         // One that is not there, or not for us, has its requests answered elsewhere.
         let mut processors = CpuSet::new();
         processors.set(number);
         let _ = sched_setaffinity(None, &processors);
-        let served = Queue::new(number, device, self).and_then(|mut queue| queue.serve(answers));
+        let served =
+            Queue::new(number, device, self).and_then(|mut queue| queue.serve(answers, waits));
         if let Err(errno) = served.or_else(|errno| match has_ended(device) {
             // Who registers while the filesystem is unmounted is told all kinds of things.
             true => Ok(()),
@@ -361,7 +370,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Answers until the kernel has given up all entries, or the queue is stopped.
-    fn serve(&mut self, answers: Answers<'_>) -> Result<(), Errno> {
+    fn serve(&mut self, answers: Answers<'_>, waits: Waits<'_>) -> Result<(), Errno> {
         let mut answer = Answer::with_room(DATA_BYTES_MAX);
         for entry in 0..ENTRY_COUNT {
             self.push_command(REGISTER, entry)?;
@@ -389,7 +398,7 @@ impl<'a> Queue<'a> {
                     }
                 } else {
                     let entry = usize::try_from(what).map_err(|_| Errno::INVAL)?;
-                    self.answer(entry, rest > 0, answers, &mut answer)?;
+                    self.answer(entry, rest > 0, (answers, waits), &mut answer)?;
                 }
                 if rest > 0 {
                     // Nobody waits for what is answered after him.
@@ -412,21 +421,21 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Answers what the kernel has put into an entry, or has it answered: what may take long, and, where others wait, what may
-    /// read or write much.
+    /// Answers what the kernel has put into an entry, or has it answered: what may take long or wait for other answers, and, where others
+    /// wait, what may read or write much.
     fn answer(
         &mut self,
         index: usize,
         others_wait: bool,
-        answers: Answers<'_>,
+        (answers, waits): (Answers<'_>, Waits<'_>),
         answer: &mut Answer,
     ) -> Result<(), Errno> {
         let place = self.entries.get_mut(index).ok_or(Errno::INVAL)?;
         let is_for_pool = |entry: &mut Entry| {
-            let operation = entry.request().map(|request| request.header.opcode);
-            operation.is_some_and(|operation| {
+            entry.request().is_some_and(|request| {
+                let operation = request.header.opcode;
                 let has_data = matches!(operation, opcode::READ | opcode::WRITE);
-                length_of(operation) == Length::Long || has_data && others_wait
+                length_of(operation) == Length::Long || has_data && others_wait || waits(request)
             })
         };
         if let Some(entry) = place.take_if(is_for_pool) {

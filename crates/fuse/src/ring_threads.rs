@@ -53,7 +53,8 @@ impl RingThreads {
                     let answers = |request: Request<'_>, answer: &mut Answer| {
                         server.count_and_answer(request, answer)
                     };
-                    rings.run_queue(number, device, &answers);
+                    let waits = |request: Request<'_>| server.waits_for_kernel(request);
+                    rings.run_queue(number, device, &answers, &waits);
                     if rings.failure().is_some() {
                         transport.stop();
                     }

@@ -54,27 +54,6 @@ pub enum Syncs {
     All,
 }
 
-impl Syncs {
-    fn includes(self, operation: u32) -> bool {
-        match operation {
-            opcode::SYMLINK
-            | opcode::MKNOD
-            | opcode::MKDIR
-            | opcode::CREATE
-            | opcode::LINK
-            | opcode::UNLINK
-            | opcode::RMDIR
-            | opcode::RENAME
-            | opcode::RENAME2
-            | opcode::SETATTR
-            | opcode::SETXATTR
-            | opcode::REMOVEXATTR => self >= Self::Names,
-            opcode::WRITE | opcode::FALLOCATE | opcode::COPY_FILE_RANGE => self == Self::All,
-            _ => false,
-        }
-    }
-}
-
 /// How a filesystem is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServeOptions {
@@ -87,7 +66,7 @@ pub struct ServeOptions {
     /// [`default_permissions`](crate::MountOptions::fake_root).
     pub fake_root: Option<(u32, u32)>,
     /// What is written stays with the kernel until it is synced, closed or old: then it decides on sizes and times of what it knows, and
-    /// asks for no holes. See [`ServeOptions::asks_for_holes`].
+    /// asks for no holes.
     pub writeback: bool,
     /// To measure against: the kernel is told of nothing that saves it requests. It opens and closes each file, asks for each attribute
     /// anew and for those of a directory's entries one by one.
@@ -144,6 +123,8 @@ pub struct Server {
     /// Held by who looks at an inode's flags to set them: another would be undone.
     pub(crate) flags: Mutex<()>,
     pub(crate) listed: Listed,
+    /// A request waits until the kernel has written what it holds of files.
+    pub(crate) brings_back: AtomicBool,
     before_end: Mutex<Option<Hook>>,
     farewell: Mutex<Option<Farewell>>,
 }
@@ -214,6 +195,7 @@ impl Server {
             ends: Ends::default(),
             flags: Mutex::new(()),
             listed: Listed::default(),
+            brings_back: AtomicBool::new(false),
             before_end: Mutex::new(None),
             farewell: Mutex::new(None),
         })
@@ -299,7 +281,7 @@ impl Server {
             }
         }
         let server = Arc::clone(self);
-        match executor.spawn("ubtrfs-settle", move || server.settle()) {
+        match executor.spawn("ubtrfs-settle", move || server.settle_spaces()) {
             Ok(Some(service)) => threads.push(service),
             Ok(None) | Err(_) => self.unsettled.end(),
         }
@@ -317,7 +299,7 @@ impl Server {
     }
 
     /// Has the kernel ask again for files that took another space than it was told, until the end.
-    fn settle(&self) {
+    fn settle_spaces(&self) {
         while let Some(mut told) = self.unsettled.wait() {
             told.retain(|id, blocks| {
                 let unstored_bytes = self.fs.unstored_bytes(*id);
@@ -393,10 +375,7 @@ impl Server {
             self.ends.note_touched(id);
         }
         let operation = request.header.opcode;
-        let mut result = self.answer_of(id, request, answer);
-        if result.is_ok() && self.options.syncs.includes(operation) {
-            result = self.fs.sync().map_err(|error| errno(&error));
-        }
+        let result = self.answer_of(id, request, answer).and_then(|()| self.settle(id, operation));
         if may_change_size {
             self.ends.note_done(id, since);
         }
@@ -405,6 +384,25 @@ impl Server {
             self.forget_attributes(id);
         }
         Some(result)
+    }
+
+    /// Makes durable what an operation has changed of an inode, where that is promised ([`Syncs`]). Of names, and what is copied, it is where
+    /// that is done.
+    fn settle(&self, id: InodeId, operation: u32) -> Result {
+        match operation {
+            // With an error of this file, and of no other.
+            opcode::WRITE | opcode::FALLOCATE if self.options.syncs == Syncs::All => self.fsync(id),
+            opcode::SETATTR | opcode::SETXATTR | opcode::REMOVEXATTR
+                if self.options.syncs >= Syncs::Names =>
+            {
+                let committed = self.fs.commit().map_err(|error| errno(&error));
+                if committed.is_err() {
+                    self.forget_attributes(id);
+                }
+                committed
+            }
+            _ => Ok(()),
+        }
     }
 
     fn answer_of(&self, id: InodeId, request: Request<'_>, answer: &mut Answer) -> Result {
@@ -559,14 +557,19 @@ impl Server {
     }
 
     /// Tells the kernel of an inode, which it knows once more then.
-    pub(crate) fn entry(&self, shown: &Shown) -> EntryOut {
-        EntryOut {
-            node: self.nodes.remember(shown.inode.id),
+    pub(crate) fn entry(&self, id: InodeId) -> Result<EntryOut> {
+        let change_count = self.changed_names.done_count();
+        let shown = self.shown(id)?;
+        let node = self.nodes.remember(id);
+        // Of what was changed since the look the kernel is told for nodes that were known by then.
+        let is_new = self.changed_names.done_count() == change_count;
+        Ok(EntryOut {
+            node,
             entry_valid: self.options.valid_seconds(),
-            attr_valid: shown.valid_seconds,
+            attr_valid: if is_new { shown.valid_seconds } else { 0 },
             attr: shown.attr,
             ..EntryOut::default()
-        }
+        })
     }
 
     fn forget(&self, node: u64, mut request: Request<'_>) -> Result {

@@ -94,6 +94,29 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
         assert!(!output.status.success() && said.contains(why), "{number:#x}: {said}");
     }
     done(&top, 0x5000_940f, "q a4088", "0, 'writable'");
+    // What is in a directory of a subvolume, for who may not search trees.
+    fs::create_dir_all(inside.join("deep/er")).unwrap();
+    done(&inside.join("deep/er"), 0x5000_940e, "q a4088", "0, 'low'");
+    let children = |path: &Path| done(path, 0xd000_943d, "Q a4088", "0, ''");
+    let found = children(&inside);
+    let word = |at: usize| u64::from_ne_bytes(found[at * 8..][..8].try_into().unwrap());
+    let (low, dir) = (word(1), word(2));
+    assert_eq!((found[4088], word(0)), (1, low + 1));
+    assert_eq!(children(&inside.join("deep/er/low"))[4088], 0);
+    let place_of = |path: &Path, dir: u64, child: u64| {
+        let said = done(path, 0xd000_943e, "Q Q a4080", &format!("{dir}, {child}, ''"));
+        let until_zero = |bytes: &[u8]| bytes.split(|byte| *byte == 0).next().unwrap().to_vec();
+        [until_zero(&said[16..272]), until_zero(&said[272..])]
+    };
+    let from = ["source", "source/deep/er"].map(|name| place_of(&top.join(name), dir, low));
+    assert_eq!(from[0], [&b"low"[..], b"deep/er/"]);
+    for (words, why) in [
+        (format!("257, {low}, ''"), "Invalid argument"),
+        (format!("{dir}, 999, ''"), "No such file"),
+    ] {
+        let said = ioctl(&inside, 0xd000_943e, "Q Q a4080", &words).unwrap_err();
+        assert!(said.contains(why), "{words}: {said}");
+    }
     let names: BTreeSet<_> =
         fs::read_dir(&top).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["fixed", "source"].map(Into::into).into());
@@ -109,6 +132,7 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
     let info = |path: &Path| done(path, 0x81f8_943c, "a504", "''");
     fs::File::open(&top).unwrap().sync_all().unwrap();
     let ours = ["source/file", "fixed"].map(|name| info(&top.join(name)));
+    let ours_of = ["", "source"].map(|name| children(&top.join(name)));
     mounted.judge_by(&Compare { inodes: false, subvolumes: false, ..Compare::same_filesystem() });
     // Who asks of a subvolume is told the same by the kernel.
     let kernel = KernelMount::read_only(&mounted.image, "");
@@ -116,4 +140,9 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
         let theirs = info(&kernel.path().join(name));
         assert!(ours == theirs, "{name}: {ours:?}, {theirs:?}");
     }
+    let theirs_of = ["", "source"].map(|name| children(&kernel.path().join(name)));
+    assert!(ours_of == theirs_of);
+    let theirs =
+        ["source", "source/deep/er"].map(|name| place_of(&kernel.path().join(name), dir, low));
+    assert_eq!(from, theirs);
 }

@@ -415,9 +415,9 @@ fn watch_signals(
 ) {
     let _ = std::thread::Builder::new().spawn(move || {
         for _ in signals.forever() {
-            if leave(&directory, &source) == Left::InUse
-                && let Some(fs) = &*open.lock()
-            {
+            leave(&directory, &source);
+            // Also where others had taken it off before, and who uses it goes on.
+            if let Some(fs) = &*open.lock() {
                 // What is lost is told where it is asked for, too.
                 let _ = fs.sync();
             }
@@ -425,24 +425,12 @@ fn watch_signals(
     });
 }
 
-/// What became of a mount.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Left {
-    /// It ends.
-    Now,
-    /// It ends when nobody uses it any more.
-    InUse,
-}
-
-/// Unmounts the image from the directory, if it is what lies there.
-fn leave(directory: &Path, source: &Path) -> Left {
-    if mounts::on(directory).is_none_or(|mounted| mounted.source != source)
-        || ubtrfs_fuse::unmount(directory).is_ok()
-    {
-        return Left::Now;
+/// Unmounts the image from the directory, if it is what lies there; it ends when nobody uses it any more.
+fn leave(directory: &Path, source: &Path) {
+    let is_there = mounts::on(directory).is_some_and(|mounted| mounted.source == source);
+    if is_there && ubtrfs_fuse::unmount(directory).is_err() {
+        let _ = ubtrfs_fuse::unmount_when_unused(directory);
     }
-    let _ = ubtrfs_fuse::unmount_when_unused(directory);
-    Left::InUse
 }
 
 /// The directory that is mounted.

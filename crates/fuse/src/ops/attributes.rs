@@ -10,6 +10,7 @@ use crate::errno::errno;
 use crate::files::UsedFile;
 use crate::message::{Answer, Request, Result};
 use crate::server::{Server, Shown, offset};
+use crate::tail::{By, Growth};
 
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
@@ -76,10 +77,11 @@ impl Server {
                 self.drop_privileges(id)?;
             }
             self.drop_capabilities(id)?;
-            self.clear_tail(id, &file, size.bytes());
             // A page that was written whole may lie on the end then.
-            file.note_cached();
-            file.data.truncate(size).map_err(|error| errno(&error))?;
+            self.note_cached(id, size.bytes());
+            let growth = Growth { from: size.bytes(), by: By::Change };
+            let cut = self.growing(id, &file, Some(growth), || file.data.truncate(size));
+            cut.map_err(|error| errno(&error))?;
         }
         let now = self.now();
         let time = |bit: u32, now_bit: u32, sec: u64, nsec: u32| match has(bit) {
@@ -116,11 +118,11 @@ impl Server {
         self.getattr(id, answer)
     }
 
-    /// With `-o writeback` the kernel says when what it held back was written; that is no change that the flag APPEND forbids.
+    /// With `-o writeback` the kernel says when what it held back was written; that is no change that the flags APPEND and IMMUTABLE forbid.
     fn set_times_of_writes(&self, id: InodeId, mut times: SetAttributes) -> Result {
         let _lock = self.flags.lock();
         let bits = self.inode(id)?.flags;
-        times.flags = (bits & flags::APPEND != 0).then_some(bits);
+        times.flags = (bits & (flags::APPEND | flags::IMMUTABLE) != 0).then_some(bits);
         if times == SetAttributes::default() {
             return Ok(());
         }
@@ -128,11 +130,12 @@ impl Server {
     }
 
     /// Data of a file has changed as the kernel asked. With `-o writeback` it may have said before when that was, and not say it again: its
-    /// request for times goes past those for data that wait, and within a tick of its clock all is at one time.
-    pub(crate) fn keep_times_of_writes(&self, id: InodeId, file: &UsedFile) -> Result {
-        let Some((mtime, ctime)) = file.times() else { return Ok(()) };
+    /// request for times goes past those for data that wait, and within a tick of its clock all is at one time. What is wrong with that is nothing
+    /// wrong with the data.
+    pub(crate) fn keep_times_of_writes(&self, id: InodeId, file: &UsedFile) {
+        let Some((mtime, ctime)) = file.times() else { return };
         let times = SetAttributes { mtime: Some(mtime), ctime: Some(ctime), ..Default::default() };
-        self.set_times_of_writes(id, times)
+        let _ = self.set_times_of_writes(id, times);
     }
 
     pub(crate) fn set_attributes(&self, id: InodeId, attributes: &SetAttributes) -> Result {

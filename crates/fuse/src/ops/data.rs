@@ -12,7 +12,8 @@ use crate::ends::{Append, MovedEnd, Place};
 use crate::errno::errno;
 use crate::files::UsedFile;
 use crate::message::{Answer, Request, Result};
-use crate::server::{DATA_BYTES_MAX, Server, offset};
+use crate::server::{DATA_BYTES_MAX, Server, Syncs, offset};
+use crate::tail::{By, Growth};
 
 /// Modes of `fallocate`.
 mod falloc {
@@ -38,7 +39,7 @@ impl Server {
         let wanted: abi::ReadIn = request.take()?;
         let len = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
         let (file, at) = (self.file(id)?, offset(wanted.offset)?);
-        file.note_cached();
+        self.note_cached(id, wanted.offset.saturating_add(u64::from(wanted.size)));
         if self.options.notes_access {
             self.note_access(id);
         }
@@ -82,27 +83,34 @@ impl Server {
         file.note_written();
         let place = if is_cached { Place::AsAsked } else { self.append_place(id, wanted) };
         let at = if let Place::At(place) = place { offset(place)? } else { at };
-        if place == Place::AsAsked && !is_cached {
-            self.clear_tail(id, &file, at.bytes());
-        }
-        let mut done = 0;
-        while done < bytes.len() {
-            let (rest, at) = (&bytes[done..], at.saturating_add(len_bytes(done)));
-            let written = match place {
-                Place::End => self.append(id, &file, at, rest),
-                _ if is_cached => file.data.write_cached(at, rest),
-                _ => file.data.write(at, rest),
-            };
-            match written {
-                Ok(0) => break,
-                Ok(len) => done += len,
-                // Of what comes from a map the kernel takes a short answer for a whole one.
-                Err(_) if done > 0 && !is_cached => break,
-                Err(error) => return Err(errno(&error)),
+        let is_direct = wanted.flags & OFlags::DIRECT.bits() != 0;
+        let by = match is_direct {
+            true => By::Direct,
+            false => By::Cached(at.bytes().saturating_add(len_bytes(bytes.len()))),
+        };
+        let growth =
+            (place == Place::AsAsked && !is_cached).then_some(Growth { from: at.bytes(), by });
+        let done = self.growing(id, &file, growth, || {
+            let mut done = 0;
+            while done < bytes.len() {
+                let (rest, at) = (&bytes[done..], at.saturating_add(len_bytes(done)));
+                let written = match place {
+                    Place::End => self.append(id, &file, at, rest),
+                    _ if is_cached => file.data.write_cached(at, rest),
+                    _ => file.data.write(at, rest),
+                };
+                match written {
+                    Ok(0) => break,
+                    Ok(len) => done += len,
+                    // Of what comes from a map the kernel takes a short answer for a whole one.
+                    Err(_) if done > 0 && !is_cached => break,
+                    Err(error) => return Err(errno(&error)),
+                }
             }
-        }
+            Ok(done)
+        })?;
         if is_cached {
-            self.keep_times_of_writes(id, &file)?;
+            self.keep_times_of_writes(id, &file);
         }
         // An fsync may have come between.
         file.note_written();
@@ -164,19 +172,23 @@ impl Server {
             0 => Reach::Extends,
             _ => Reach::Stays,
         };
-        if reach == Reach::Extends {
-            self.clear_tail(id, &file, wanted.offset + len);
-        }
+        let growth = (reach == Reach::Extends)
+            .then_some(Growth { from: wanted.offset + len, by: By::Change });
         let data = &file.data;
-        let done = match wanted.mode & !falloc::KEEP_SIZE {
-            0 => data.allocate(at, len, reach),
-            falloc::PUNCH_HOLE if reach == Reach::Stays => data.punch_hole(at, len),
-            falloc::ZERO_RANGE => data.allocate_zeroed(at, len, reach),
-            falloc::UNSHARE => data.unshare(at, len).and_then(|()| data.allocate(at, len, reach)),
-            _ => return Err(Errno::OPNOTSUPP),
-        };
-        done.map_err(|error| errno(&error))?;
-        self.keep_times_of_writes(id, &file)
+        self.growing(id, &file, growth, || {
+            let done = match wanted.mode & !falloc::KEEP_SIZE {
+                0 => data.allocate(at, len, reach),
+                falloc::PUNCH_HOLE if reach == Reach::Stays => data.punch_hole(at, len),
+                falloc::ZERO_RANGE => data.allocate_zeroed(at, len, reach),
+                falloc::UNSHARE => {
+                    data.unshare(at, len).and_then(|()| data.allocate(at, len, reach))
+                }
+                _ => return Err(Errno::OPNOTSUPP),
+            };
+            done.map_err(|error| errno(&error))
+        })?;
+        self.keep_times_of_writes(id, &file);
+        Ok(())
     }
 
     pub(crate) fn lseek(
@@ -235,14 +247,19 @@ impl Server {
         self.drop_capabilities(target)?;
         let (range, to) =
             (DiskOffset(wanted.offset_in)..DiskOffset(end), DiskOffset(wanted.offset_out));
-        self.clear_tail(target, &target_file, wanted.offset_out);
-        let copied = self.fs.copy_range(id, range, target, to);
+        let growth = Growth { from: wanted.offset_out, by: By::Change };
+        let copied = self.growing(target, &target_file, Some(growth), || {
+            self.fs.copy_range(id, range, target, to)
+        });
         if copied.is_err() {
             // Some of it may be there.
             self.forget_data_later(target);
         }
         let done = copied.map_err(|error| errno(&error))?;
-        self.keep_times_of_writes(target, &target_file)?;
+        self.keep_times_of_writes(target, &target_file);
+        if self.options.syncs == Syncs::All {
+            self.fsync(target)?;
+        }
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
     }

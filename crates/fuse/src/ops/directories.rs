@@ -94,7 +94,7 @@ impl Server {
         }
         // Told without its attributes, the kernel asks for those itself, and is told what is wrong.
         let told = match room.is_plus {
-            true => self.shown(*target).map_or(EntryOut::default(), |shown| self.entry(&shown)),
+            true => self.entry(*target).unwrap_or_default(),
             false => EntryOut::default(),
         };
         let number = self.shown_number(*target);

@@ -67,8 +67,10 @@ impl Server {
             }
             SET_FLAGS => {
                 let asked: u32 = request.take()?;
-                let _lock = self.flags.lock();
+                let lock = self.flags.lock();
                 self.set_flags(id, asked, Form::Words)?;
+                drop(lock);
+                self.forget_attributes(id);
                 answer.put(&abi::IoctlOut::default());
                 Ok(())
             }
@@ -79,7 +81,7 @@ impl Server {
                 if xflags & !known != 0 || [extent_size_hint, project, copy_hint] != [0; 3] {
                     return Err(Errno::OPNOTSUPP);
                 }
-                let _lock = self.flags.lock();
+                let lock = self.flags.lock();
                 // Those that this form does not know stay.
                 let kept = shown(self.inode(id)?.flags, |(flag, xflag, _)| match xflag {
                     0 => *flag,
@@ -88,6 +90,8 @@ impl Server {
                 let set = FLAGS.iter().filter(|(_, xflag, _)| xflags & xflag != 0);
                 let set = set.map(|(flag, _, _)| flag).sum::<u32>();
                 self.set_flags(id, kept | set, Form::Xfs)?;
+                drop(lock);
+                self.forget_attributes(id);
                 answer.put(&abi::IoctlOut::default());
                 Ok(())
             }
@@ -95,6 +99,7 @@ impl Server {
         }
     }
 
+    /// The kernel is to be told when nobody waits for it any more with the lock on flags.
     fn set_flags(&self, id: InodeId, asked: u32, form: Form) -> Result {
         let known: u32 = FLAGS.iter().map(|(flag, _, _)| flag).sum();
         if asked & !known != 0 {
@@ -126,7 +131,6 @@ impl Server {
             _ => Property::Removed,
         };
         self.change_flags(id, new, property).map_err(|error| errno(&error))?;
-        self.forget_attributes(id);
         if let Some(file) = self.files.find(id) {
             file.note_flags(new);
         }

@@ -7,7 +7,8 @@ use ubtrfs_ondisk::InodeNo;
 use crate::abi::{self, EntryOut, InHeader, fopen, opcode};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
-use crate::server::{Server, decode_device};
+use crate::notify::Changed;
+use crate::server::{Server, Syncs, decode_device};
 
 /// Attributes that a new inode takes over at most: two access control lists and how it is compressed.
 const INHERITED_XATTRS: u64 = 3;
@@ -46,8 +47,7 @@ impl Server {
     }
 
     fn put_entry(&self, id: InodeId, answer: &mut Answer) -> Result {
-        let shown = self.shown(id)?;
-        answer.put(&self.entry(&shown));
+        answer.put(&self.entry(id)?);
         Ok(())
     }
 
@@ -66,6 +66,23 @@ impl Server {
             .begin(Reservation::create(INHERITED_XATTRS))
             .and_then(|mut handle| handle.create(dir, name, new))
             .map_err(|error| errno(&error))
+            .and_then(|id| self.settle_names(&[(dir, name)]).map(|()| id))
+    }
+
+    /// Names were changed: makes that durable, where it is promised. If that fails they are changed all the same, and the kernel, which is
+    /// told of the failure only, is to ask again.
+    fn settle_names(&self, names: &[(InodeId, &[u8])]) -> Result {
+        if self.options.syncs < Syncs::Names {
+            return Ok(());
+        }
+        let committed = self.fs.commit().map_err(|error| errno(&error));
+        if committed.is_err() {
+            for (dir, name) in names {
+                self.forget_name_later(*dir, name);
+            }
+            let _ = self.forget_all(Changed::Names);
+        }
+        committed
     }
 
     pub(crate) fn mknod(
@@ -152,6 +169,7 @@ impl Server {
             .begin(Reservation::create(INHERITED_XATTRS))
             .and_then(|mut handle| handle.symlink(dir, name, target, &new))
             .map_err(|error| errno(&error))?;
+        self.settle_names(&[(dir, name)])?;
         self.put_entry(id, answer)
     }
 
@@ -174,6 +192,7 @@ impl Server {
             .begin(Reservation::create(0))
             .and_then(|mut handle| handle.link(dir, name, id))
             .map_err(|error| errno(&error))?;
+        self.settle_names(&[(dir, name)])?;
         self.put_entry(id, answer)
     }
 
@@ -181,7 +200,7 @@ impl Server {
         let name = request.take_entry_name()?;
         let gone = self.fs.unlink_deferred(dir, name).map_err(|error| errno(&error))?;
         self.let_go(gone);
-        Ok(())
+        self.settle_names(&[(dir, name)])
     }
 
     /// Removes a directory, or a subvolume if it is empty, as Linux does.
@@ -194,13 +213,13 @@ impl Server {
                 return Err(Errno::NOTEMPTY);
             }
             return match self.fs.delete_subvolume(dir, name) {
-                Ok(_) => Ok(()),
+                Ok(_) => self.settle_names(&[(dir, name)]),
                 Err(error) => Err(errno(&error)),
             };
         }
         let gone = self.fs.rmdir_deferred(dir, name).map_err(|error| errno(&error))?;
         self.let_go(gone);
-        Ok(())
+        self.settle_names(&[(dir, name)])
     }
 
     pub(crate) fn rename(&self, dir: InodeId, mut request: Request<'_>) -> Result {
@@ -227,6 +246,6 @@ impl Server {
         };
         let replaced = self.fs.rename_deferred(dir, name, new_dir, new_name, mode);
         self.let_go(replaced.map_err(|error| errno(&error))?);
-        Ok(())
+        self.settle_names(&[(dir, name), (new_dir, new_name)])
     }
 }

@@ -22,6 +22,8 @@ const CREATE_V2: u32 = 0x5000_9418;
 const GET_FLAGS: u32 = 0x8008_9419;
 const SET_FLAGS: u32 = 0x4008_941a;
 const GET_INFO: u32 = 0x81f8_943c;
+const GET_CHILDREN: u32 = 0xd000_943d;
+const LOOK_UP_CHILD: u32 = 0xd000_943e;
 const DELETE_V2: u32 = 0x5000_943f;
 
 /// Of `BTRFS_IOC_SUBVOL_GETFLAGS` and `BTRFS_IOC_SNAP_CREATE_V2`.
@@ -32,6 +34,10 @@ const LOOK_UP_BYTES: usize = 4096;
 /// Words of `struct btrfs_ioctl_vol_args_v2` that say nothing here.
 const UNUSED_WORDS: usize = 4;
 const NAME_BYTES_MAX: usize = 255;
+/// Entries of `struct btrfs_ioctl_get_subvol_rootref_args`.
+const CHILD_COUNT_MAX: usize = 255;
+/// `path` in `struct btrfs_ioctl_ino_lookup_user_args`.
+const CHILD_PATH_BYTES: usize = 3824;
 /// Words of `struct btrfs_ioctl_get_subvol_info_args` that say nothing yet.
 const INFO_UNUSED_WORDS: usize = 8;
 
@@ -49,6 +55,9 @@ impl Server {
         let is_change = is_commit(command) || matches!(command, DELETE | DELETE_V2);
         if is_change && header.uid != 0 && header.uid != rustix::process::geteuid().as_raw() {
             return Err(Errno::PERM);
+        }
+        if command == GET_CHILDREN {
+            return self.put_children(id, request.take()?, answer);
         }
         answer.put(&abi::IoctlOut::default());
         match command {
@@ -116,6 +125,10 @@ impl Server {
                     return Err(Errno::OPNOTSUPP);
                 }
                 let root = subvolume(id)?;
+                if flags & READ_ONLY != 0 {
+                    // Nothing can be brought to it then.
+                    self.bring_back_subvolume(root)?;
+                }
                 self.fs
                     .set_subvolume_read_only(root, flags & READ_ONLY != 0)
                     .map_err(|error| errno(&error))?;
@@ -129,6 +142,13 @@ impl Server {
                 let info = self.fs.subvolume(id.root).map_err(|error| errno(&error))?;
                 put_info(&info, answer);
             }
+            LOOK_UP_CHILD => {
+                let [dir, child]: [u64; 2] = request.take()?;
+                let (name, path) = self.place_of_child(id, &header, dir, child)?;
+                answer.put(&[dir, child]);
+                put_padded(&name, NAME_BYTES_MAX + 1, answer);
+                put_padded(&path, CHILD_PATH_BYTES, answer);
+            }
             _ => return Err(Errno::NOTTY),
         }
         if is_commit(command) {
@@ -136,6 +156,64 @@ impl Server {
             self.fs.commit().map_err(|error| errno(&error))?;
         }
         Ok(())
+    }
+
+    /// The subvolumes in that of `id`, from `first` on, each with the directory that it is in. Where there are more than fit, who asks goes on
+    /// behind the last one, as with Linux.
+    fn put_children(&self, id: InodeId, first: u64, answer: &mut Answer) -> Result {
+        let infos = self.fs.subvolumes().map_err(|error| errno(&error))?;
+        let children = infos.iter().filter_map(|info| {
+            let dir = info.parent.filter(|dir| dir.root == id.root && info.id.0 >= first)?;
+            Some([info.id.0, dir.inode.0])
+        });
+        let mut children: Vec<_> = children.take(CHILD_COUNT_MAX + 1).collect();
+        let are_more = children.len() > CHILD_COUNT_MAX;
+        children.truncate(CHILD_COUNT_MAX);
+        let next = children.last().map_or(first, |[child, _]| child.saturating_add(1));
+        let result = if are_more { -Errno::OVERFLOW.raw_os_error() } else { 0 };
+        answer.put(&abi::IoctlOut { result, ..abi::IoctlOut::default() });
+        answer.put(&next);
+        children.iter().for_each(|child| answer.put(child));
+        answer.put_bytes(&vec![0; (CHILD_COUNT_MAX - children.len()) * size_of::<[u64; 2]>()]);
+        answer.put_bytes(&[u8::try_from(children.len()).unwrap_or(0), 0, 0, 0, 0, 0, 0, 0]);
+        Ok(())
+    }
+
+    /// The name of a subvolume in the directory `dir`, and the way there from `top`, in the same subvolume, each name followed by `/`.
+    fn place_of_child(
+        &self,
+        top: InodeId,
+        header: &InHeader,
+        dir: u64,
+        child: u64,
+    ) -> Result<(Vec<u8>, Vec<u8>)> {
+        let info = self.fs.subvolume(RootId(child)).map_err(|error| errno(&error))?;
+        let parent = info.parent.filter(|parent| parent.root == top.root).ok_or(Errno::NOENT)?;
+        if parent.inode.0 != dir {
+            return Err(Errno::INVAL);
+        }
+        let (mut here, mut path) = (parent, Vec::new());
+        while here != top {
+            // Not below the top, or not for who asks to know.
+            if here.inode == InodeNo::SUBVOLUME_ROOT || !self.may_list(here, header)? {
+                return Err(Errno::ACCESS);
+            }
+            let whole = self.fs.path_of(here).map_err(|error| errno(&error))?;
+            path = [last_name(&whole), b"/", &path].concat();
+            if path.len() >= CHILD_PATH_BYTES {
+                return Err(Errno::NAMETOOLONG);
+            }
+            here = self.fs.parent(here).map_err(|error| errno(&error))?;
+        }
+        Ok((last_name(info.path.as_deref().unwrap_or_default()).to_owned(), path))
+    }
+
+    /// Whether who asks may list a directory, for certain: in which groups he is the kernel does not say.
+    fn may_list(&self, dir: InodeId, header: &InHeader) -> Result<bool> {
+        let inode = self.inode(dir)?;
+        let needed = if header.uid == inode.uid { 0o500 } else { 0o055 };
+        let is_mounter = header.uid == 0 || header.uid == rustix::process::geteuid().as_raw();
+        Ok(is_mounter || inode.mode & needed == needed)
     }
 
     /// Of the subvolume whose top the calling process has open as `file`.
@@ -195,14 +273,9 @@ fn is_commit(command: u32) -> bool {
 
 /// `struct btrfs_ioctl_get_subvol_info_args`.
 fn put_info(info: &SubvolumeInfo, answer: &mut Answer) {
-    let mut name = [0; NAME_BYTES_MAX + 1];
-    let path = info.path.as_deref().unwrap_or_default();
-    let last = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    let len = last.len().min(NAME_BYTES_MAX);
-    name[..len].copy_from_slice(&last[..len]);
     let (parent, dir) = info.parent.map_or((0, 0), |dir| (dir.root.0, dir.inode.0));
     answer.put(&info.id.0);
-    answer.put_bytes(&name);
+    put_padded(last_name(info.path.as_deref().unwrap_or_default()), NAME_BYTES_MAX + 1, answer);
     answer.put(&[parent, dir, info.generation.0, u64::from(info.read_only)]);
     for uuid in [info.uuid, info.parent_uuid, info.received_uuid] {
         answer.put_bytes(&uuid.0);
@@ -213,6 +286,17 @@ fn put_info(info: &SubvolumeInfo, answer: &mut Answer) {
         answer.put(&[time.nsec, 0]);
     }
     answer.put(&[0_u64; INFO_UNUSED_WORDS]);
+}
+
+fn last_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+/// Bytes in an array of so many, of which the last is a zero.
+fn put_padded(bytes: &[u8], len: usize, answer: &mut Answer) {
+    let bytes = &bytes[..bytes.len().min(len - 1)];
+    answer.put_bytes(bytes);
+    answer.put_bytes(&vec![0; len - bytes.len()]);
 }
 
 /// The number of the subvolume whose top this is.

@@ -1,0 +1,220 @@
+//! What is answered, and told beside, in an order that a kernel makes seldom; and on a medium that fails.
+
+#[path = "support/fake.rs"]
+mod fake;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fake::{Fake, INVAL_ENTRY, INVAL_INODE, LOOKUP, MKDIR, READ, ROOT_NODE, STORE, Served, WRITE};
+use ubtrfs_engine::{InodeId, MkfsOptions, NewInode, Reservation, SetAttributes, mkfs};
+use ubtrfs_fuse::{Changed, ServeOptions, Syncs};
+use ubtrfs_iomap::FileOffset;
+use ubtrfs_ondisk::PhysicalAddr;
+use ubtrfs_rt::Runtime;
+use ubtrfs_volume::{Device, MemDevice};
+
+const EIO: i32 = 5;
+
+/// In memory; what is written fails where it is told to.
+#[derive(Debug)]
+struct Medium {
+    inner: MemDevice,
+    /// Data, of which here all else but the filler's letters is none.
+    fails_data: AtomicBool,
+    fails_all: AtomicBool,
+}
+
+/// Data that is written begins so.
+const DATA: &[u8] = &[b'd'; 64];
+
+impl Medium {
+    fn new() -> Arc<Self> {
+        let inner = MemDevice::new(256 << 20);
+        let medium = Arc::new(Self {
+            inner,
+            fails_data: AtomicBool::new(false),
+            fails_all: AtomicBool::new(false),
+        });
+        let device: Arc<dyn Device> = Arc::<Self>::clone(&medium);
+        mkfs(vec![device], &MkfsOptions::default(), &ubtrfs_rt::Arc::new(Runtime::system()))
+            .unwrap();
+        medium
+    }
+
+    fn check(&self, bytes: &[u8]) -> std::io::Result<()> {
+        let is_data = self.fails_data.load(Ordering::SeqCst) && bytes.starts_with(DATA);
+        match is_data || self.fails_all.load(Ordering::SeqCst) {
+            true => Err(std::io::Error::other("made to fail")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Device for Medium {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
+        self.inner.read_at(at, buf)
+    }
+    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
+        self.check(buf)?;
+        self.inner.write_at(at, buf)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.discard(at, len_bytes)
+    }
+    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.resize(len_bytes)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+}
+
+fn served(medium: &Arc<Medium>, syncs: Syncs) -> Served {
+    Served::new(Arc::<Medium>::clone(medium), ServeOptions { syncs, ..ServeOptions::default() })
+}
+
+fn made(served: &Served, name: &[u8]) -> InodeId {
+    let fs = &served.fs;
+    let new = NewInode::new(0o100_644, fs.runtime().clock.now());
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    handle.create(fs.default_subvolume().unwrap(), name, &new).unwrap()
+}
+
+fn node_of(fake: &Fake, name: &[u8]) -> u64 {
+    let answered = fake.done(LOOKUP, ROOT_NODE, &[name, b"\0"].concat()).unwrap();
+    u64::from_ne_bytes(answered[..8].try_into().unwrap())
+}
+
+/// What READ and WRITE begin with.
+fn place(at: u64, len: usize, flags: u32) -> Vec<u8> {
+    let mut body = [0, at].map(u64::to_ne_bytes).concat();
+    let words = [u32::try_from(len).unwrap(), 0, 0, 0, flags, 0];
+    body.extend(words.map(u32::to_ne_bytes).concat());
+    body
+}
+
+fn write(fake: &Fake, node: u64, bytes: &[u8]) -> fake::Answered {
+    write_at(fake, node, 0, bytes, 0)
+}
+
+fn write_at(fake: &Fake, node: u64, at: u64, bytes: &[u8], flags: u32) -> fake::Answered {
+    fake.done(WRITE, node, &[&place(at, bytes.len(), flags), bytes].concat())
+}
+
+fn make_directory(fake: &Fake, name: &[u8]) -> fake::Answered {
+    let mode = [0o755_u32, 0].map(u32::to_ne_bytes).concat();
+    fake.done(MKDIR, ROOT_NODE, &[&mode, name, b"\0"].concat())
+}
+
+/// The kernel had not heard of the node when it was told that its attributes were old, and believed them ever after.
+#[test]
+fn attributes_that_were_on_their_way_during_a_change_are_asked_for_again() {
+    let served = served(&Medium::new(), Syncs::Asked);
+    let id = made(&served, b"file");
+    let fake = &served.fake;
+    let lookup = fake.ask_and_hold(LOOKUP, ROOT_NODE, b"file\0");
+    fake.wait_on_its_way(lookup);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            served.server.change(Changed::Names, || {
+                let mode = Some(0o600);
+                let mut handle = served.fs.begin(Reservation::items(3)).unwrap();
+                handle.set_attributes(id, &SetAttributes { mode, ..SetAttributes::default() })
+            })
+        });
+        fake.wait_told("too early", |told| told.code == INVAL_INODE && !told.is_known);
+        fake.let_through(lookup);
+        let answered = fake.answer(lookup).unwrap();
+        let node = u64::from_ne_bytes(answered[..8].try_into().unwrap());
+        fake.wait_told("told again", |told| {
+            told.code == INVAL_INODE && told.node == node && told.is_known
+        });
+    });
+}
+
+/// It was answered that all was well, as the file was open and would tell of that at its next fsync.
+#[test]
+fn write_whose_data_is_lost_fails_on_a_synchronous_mount() {
+    let medium = Medium::new();
+    let served = served(&medium, Syncs::All);
+    made(&served, b"file");
+    let node = node_of(&served.fake, b"file");
+    assert!(write(&served.fake, node, &[b'd'; 100_000]).is_ok());
+    medium.fails_data.store(true, Ordering::SeqCst);
+    assert_eq!(write(&served.fake, node, &[b'd'; 100_000]), Err(EIO));
+    medium.fails_data.store(false, Ordering::SeqCst);
+    assert!(write(&served.fake, node, &[b'd'; 100_000]).is_ok());
+}
+
+/// It was made, and answered with the error of a file that somebody else had written: the kernel took it for missing ever after.
+#[test]
+fn name_that_is_made_is_not_answered_with_what_was_lost_of_another_file() {
+    let medium = Medium::new();
+    let served = served(&medium, Syncs::Names);
+    let id = made(&served, b"file");
+    let file = served.fs.open_data(id).unwrap();
+    file.write(FileOffset::new(0), &[b'd'; 100_000]).unwrap();
+    medium.fails_data.store(true, Ordering::SeqCst);
+    drop(file);
+    // Whoever asks for all is told so.
+    let _ = served.fs.flush_files();
+    let file = served.fs.open_data(id).unwrap();
+    file.write(FileOffset::new(0), &[b'd'; 100_000]).unwrap();
+    drop(file);
+    assert!(make_directory(&served.fake, b"made").is_ok());
+    assert!(served.fs.flush_files().is_err());
+}
+
+/// What was changed and could not be made durable is there all the same, and the kernel is to ask again.
+#[test]
+fn name_that_is_made_and_not_durable_is_asked_for_again() {
+    let medium = Medium::new();
+    let served = served(&medium, Syncs::Names);
+    medium.fails_all.store(true, Ordering::SeqCst);
+    let answered = make_directory(&served.fake, b"made");
+    assert!(answered.is_err(), "{answered:?}");
+    served.fake.wait_told("told", |told| told.code == INVAL_ENTRY && told.name == b"made");
+}
+
+/// What was put late into the kernel's memory, when the write was answered, stayed there over what others had written by then; and what was
+/// appended went to where the kernel believed the file to end.
+#[test]
+fn page_that_is_cleared_too_late_is_forgotten() {
+    const O_APPEND: u32 = 0o2000;
+    let served = served(&Medium::new(), Syncs::Asked);
+    let id = made(&served, b"file");
+    let fake = &served.fake;
+    let node = node_of(fake, b"file");
+    let size = || served.fs.inode(id).unwrap().size_bytes;
+    let is_forgotten =
+        |told: &fake::Told| told.code == INVAL_INODE && told.node == node && told.at == 1000;
+    write(fake, node, &[b'd'; 1000]).unwrap();
+    // Nothing is cleared of what was never read.
+    fake.hold_stores(true);
+    write_at(fake, node, 1100, b"x", 0).unwrap();
+    let cut = served.fs.open_data(id).unwrap();
+    cut.truncate(FileOffset::new(1000)).unwrap();
+    fake.done(READ, node, &place(0, 4096, 0)).unwrap();
+    write_at(fake, node, 1500, b"x", 0).unwrap();
+    assert!(!fake.has_told(is_forgotten));
+    write_at(fake, node, 4096, b"appended", O_APPEND).unwrap();
+    assert_eq!(size(), 1501 + 8);
+    fake.hold_stores(false);
+    fake.wait_told("forgotten", is_forgotten);
+    assert!(fake.has_told(|told| told.code == STORE && told.at == 1000));
+    // What is in time is not forgotten.
+    write_at(fake, node, 2000, b"x", 0).unwrap();
+    assert!(fake.has_told(|told| told.code == STORE && told.at == 1509));
+    assert!(!fake.has_told(|told| told.code == INVAL_INODE && told.at == 1509));
+    assert_eq!(size(), 2001);
+}

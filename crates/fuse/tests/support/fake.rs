@@ -1,0 +1,256 @@
+//! A kernel of the test's own: it makes requests, and sees what is answered and told.
+#![allow(dead_code)] // Each test file uses its part.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use ubtrfs_engine::{Filesystem, OpenOptions};
+use ubtrfs_fuse::{Received, ServeOptions, Server, Transport};
+use ubtrfs_volume::{Device, Volume, VolumeOptions};
+
+pub const LOOKUP: u32 = 1;
+pub const MKDIR: u32 = 9;
+pub const READ: u32 = 15;
+pub const WRITE: u32 = 16;
+const INIT: u32 = 26;
+pub const INVAL_INODE: i32 = 2;
+pub const INVAL_ENTRY: i32 = 3;
+pub const STORE: i32 = 4;
+pub const ROOT_NODE: u64 = 1;
+/// Bytes in front of what is sent.
+const HEADER_BYTES: usize = 16;
+/// For so long something may take to come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What was sent without a request, and whether the kernel knew what it is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Told {
+    pub code: i32,
+    pub node: u64,
+    /// Of data: where.
+    pub at: u64,
+    pub name: Vec<u8>,
+    pub is_known: bool,
+}
+
+/// An answer: an error of the system's, or what there is.
+pub type Answered = Result<Vec<u8>, i32>;
+
+#[derive(Default)]
+struct State {
+    requests: VecDeque<Vec<u8>>,
+    answers: BTreeMap<u64, Answered>,
+    told: Vec<Told>,
+    known: BTreeSet<u64>,
+    /// Answers that are held on their way, and whether they are there.
+    held: BTreeMap<u64, bool>,
+    holds_stores: bool,
+    next: u64,
+    is_ended: bool,
+}
+
+#[derive(Default)]
+pub struct Fake {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Fake {
+    fn wait_until<T>(&self, what: &str, mut is_so: impl FnMut(&mut State) -> Option<T>) -> T {
+        let begun = Instant::now();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(value) = is_so(&mut state) {
+                return value;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{what}");
+            state = self
+                .changed
+                .wait_timeout(state, Duration::from_millis(50))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Makes a request; returns its number.
+    pub fn ask(&self, operation: u32, node: u64, body: &[u8]) -> u64 {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let unique = self.put(&mut state, operation, node, body);
+        self.changed.notify_all();
+        unique
+    }
+
+    /// As [`Fake::ask`]; the answer stays on its way until [`Fake::let_through`].
+    pub fn ask_and_hold(&self, operation: u32, node: u64, body: &[u8]) -> u64 {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let unique = self.put(&mut state, operation, node, body);
+        state.held.insert(unique, false);
+        self.changed.notify_all();
+        unique
+    }
+
+    fn put(&self, state: &mut State, operation: u32, node: u64, body: &[u8]) -> u64 {
+        state.next += 1;
+        let unique = state.next;
+        let len = u32::try_from(40 + body.len()).unwrap();
+        let mut bytes = [len.to_ne_bytes(), operation.to_ne_bytes()].concat();
+        bytes.extend([unique.to_ne_bytes(), node.to_ne_bytes()].concat());
+        // Of root, by process 1.
+        bytes.extend([0, 0, 1, 0].map(u32::to_ne_bytes).concat());
+        bytes.extend(body);
+        state.requests.push_back(bytes);
+        unique
+    }
+
+    /// Whether it waits with what it is to put into its memory.
+    pub fn hold_stores(&self, holds: bool) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).holds_stores = holds;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the answer is on its way.
+    pub fn wait_on_its_way(&self, unique: u64) {
+        self.wait_until("on its way", |state| {
+            (state.held.get(&unique) == Some(&true)).then_some(())
+        });
+    }
+
+    pub fn let_through(&self, unique: u64) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).held.remove(&unique);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the answer.
+    pub fn answer(&self, unique: u64) -> Answered {
+        self.wait_until("answered", |state| state.answers.remove(&unique))
+    }
+
+    /// Makes a request and waits for its answer.
+    pub fn done(&self, operation: u32, node: u64, body: &[u8]) -> Answered {
+        self.answer(self.ask(operation, node, body))
+    }
+
+    /// Waits until something like that was told.
+    pub fn wait_told(&self, what: &str, is_it: impl Fn(&Told) -> bool) {
+        self.wait_until(what, |state| state.told.iter().any(&is_it).then_some(()));
+    }
+
+    /// Whether something like that was told.
+    pub fn has_told(&self, is_it: impl Fn(&Told) -> bool) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).told.iter().any(is_it)
+    }
+
+    fn end(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).is_ended = true;
+        self.changed.notify_all();
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+impl Transport for Fake {
+    fn receive(&self, buffer: &mut [u8]) -> Result<Received, Errno> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match state.requests.pop_front() {
+            Some(bytes) => {
+                buffer[..bytes.len()].copy_from_slice(&bytes);
+                Ok(Received::Request(bytes.len()))
+            }
+            None if state.is_ended => Ok(Received::End),
+            None => Ok(Received::Nothing),
+        }
+    }
+
+    fn wait(&self) -> Result<(), Errno> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.requests.is_empty() && !state.is_ended {
+            drop(self.changed.wait_timeout(state, Duration::from_millis(50)));
+        }
+        Ok(())
+    }
+
+    fn has_request(&self) -> bool {
+        !self.state.lock().unwrap_or_else(PoisonError::into_inner).requests.is_empty()
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<(), Errno> {
+        let error = i32::from_ne_bytes(bytes[4..8].try_into().unwrap());
+        let (unique, body) = (number(bytes, 8), &bytes[HEADER_BYTES..]);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if unique == 0 {
+            let (node, at) = (number(body, 0), number(body, 8));
+            while error == STORE && state.holds_stores && !state.is_ended {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let name =
+                if error == INVAL_ENTRY { body[16..body.len() - 1].to_vec() } else { Vec::new() };
+            let is_known = node == ROOT_NODE || state.known.contains(&node);
+            state.told.push(Told { code: error, node, at, name, is_known });
+            self.changed.notify_all();
+            return if is_known { Ok(()) } else { Err(Errno::NOENT) };
+        }
+        if let Some(is_there) = state.held.get_mut(&unique) {
+            *is_there = true;
+            self.changed.notify_all();
+            while state.held.contains_key(&unique) && !state.is_ended {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        let answered = if error == 0 { Ok(body.to_vec()) } else { Err(-error) };
+        // What tells of a node is as long as one that tells of an entry.
+        if let Ok(body) = &answered
+            && body.len() == 128
+        {
+            state.known.insert(number(body, 0));
+        }
+        state.answers.insert(unique, answered);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn stop(&self) {
+        self.end();
+    }
+}
+
+/// A filesystem that is served to a kernel of the test's own.
+pub struct Served {
+    pub fake: Arc<Fake>,
+    pub fs: Filesystem,
+    pub server: Arc<Server>,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    /// One on a device that has a filesystem.
+    pub fn new(device: Arc<dyn Device>, options: ServeOptions) -> Self {
+        let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
+        let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
+        let root = fs.default_subvolume().unwrap();
+        let server = Server::new(fs.clone(), root, options);
+        let fake = Arc::new(Fake::default());
+        let init = [7_u32, 39, 1 << 17, 0].map(u32::to_ne_bytes).concat();
+        let first = fake.ask(INIT, 0, &init);
+        let transport: Arc<dyn Transport> = Arc::<Fake>::clone(&fake);
+        let serving = Arc::clone(&server);
+        // What cannot be made durable at the end is the tests' own doing.
+        let serving = std::thread::spawn(move || drop(serving.run(&transport, || {})));
+        fake.answer(first).unwrap();
+        Self { fake, fs, server, serving: Some(serving) }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.fake.end();
+        if let Some(serving) = self.serving.take() {
+            let served = serving.join();
+            assert!(served.is_ok() || std::thread::panicking());
+        }
+    }
+}
