@@ -76,6 +76,18 @@ pub(super) fn with_file<T>(
     Ok(done)
 }
 
+/// Opens or makes a plain file, and does `work` on it.
+///
+/// # Errors
+/// If it cannot be opened; as `work`.
+pub(super) fn with_plain_file<T>(
+    directory: &Path,
+    is_new: bool,
+    work: impl FnOnce(&mut dyn Data) -> Result<T>,
+) -> Result<T> {
+    work(&mut System::open(directory, is_new)?)
+}
+
 /// The engine in process.
 struct Engine {
     /// As a mount has it.

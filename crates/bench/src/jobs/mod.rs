@@ -132,6 +132,10 @@ pub enum Phase {
     List,
     /// Makes all of the filesystem durable.
     Sync,
+    /// Copies a plain file into the file.
+    Into,
+    /// Copies the file to a plain file.
+    Out,
 }
 
 impl Phase {
@@ -149,6 +153,8 @@ impl Phase {
             Self::Stat => "stat",
             Self::List => "list",
             Self::Sync => "sync",
+            Self::Into => "into",
+            Self::Out => "out",
         }
     }
 }
@@ -279,6 +285,9 @@ pub(crate) struct Args {
     /// Of jobs that take several processes
     #[arg(long, value_enum, default_value = "make")]
     phase: Phase,
+    /// Where the plain file lies that is copied from or to
+    #[arg(long, value_name = "DIRECTORY")]
+    plain: Option<PathBuf>,
     /// A mechanism to turn off
     #[arg(long, value_enum)]
     ablate: Option<Ablate>,

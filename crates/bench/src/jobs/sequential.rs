@@ -2,7 +2,7 @@
 
 use ubtrfs_testkit::Prng;
 
-use super::data::{Data, with_file};
+use super::data::{Data, with_file, with_plain_file};
 use super::{Args, Outcome, Phase, Timing, require, timed};
 use crate::error::{Error, Result};
 
@@ -18,8 +18,20 @@ const RANDOM_MIB: u64 = 64;
 const RANDOM_READS: u64 = 100_000;
 
 /// With [`Phase::Make`] a new file of `count` MiB is written and made durable; with [`Phase::Look`] it is read, with
-/// [`Phase::Random`] by blocks and after its beginning was read once.
+/// [`Phase::Random`] by blocks and after its beginning was read once. With [`Phase::Into`] it is made by copying a plain
+/// file, with [`Phase::Out`] copied to one; both durable.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
+    if let Some(plain) = &args.plain {
+        return match args.phase {
+            Phase::Into => with_plain_file(plain, false, |from| {
+                with_file(args, true, |to| copy("write", args.count, from, to))
+            }),
+            Phase::Out => with_file(args, false, |from| {
+                with_plain_file(plain, true, |to| copy("read", args.count, from, to))
+            }),
+            _ => Err(Error::Input { what: "no such phase of a copy".to_owned() }),
+        };
+    }
     let text = Prng::new(1).text(TEXT);
     match args.phase {
         Phase::Make => with_file(args, true, |file| write(args.count, &text, file)),
@@ -60,6 +72,21 @@ fn read(count: u64, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
     })?;
     outcome.timings.push(Timing::new("read", count, spent));
     outcome.note_counts("read", file.counts());
+    Ok(outcome)
+}
+
+/// Called `what`, as it is beside the writing or reading of the same file.
+fn copy(what: &'static str, count: u64, from: &mut dyn Data, to: &mut dyn Data) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut buffer = vec![0; CHUNK];
+    let (spent, ()) = timed(|| {
+        (0..count).try_for_each(|number| {
+            require(from.read(number * CHUNK as u64, &mut buffer)? == CHUNK)?;
+            to.write(number * CHUNK as u64, &buffer)
+        })?;
+        to.fsync()
+    })?;
+    outcome.timings.push(Timing::new(what, count, spent));
     Ok(outcome)
 }
 

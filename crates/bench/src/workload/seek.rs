@@ -19,9 +19,9 @@ const COPY_WARM_MS_MAX: f64 = 150.0;
 const COPY_COLD_MS_MAX: f64 = 400.0;
 const GROWTH_MAX: f64 = 1.3;
 const OURS: &str = "ubtrfs";
-/// Extents of the file on which the mechanism is off: each seek then takes time for each extent, minutes for all of
+/// Extents of the files on which the mechanism is off: each seek then takes time for each extent, minutes for all of
 /// the smallest size.
-const BEFORE_EXTENTS: u64 = 1_638;
+const BEFORE_SIZES: [u64; 3] = [410, 1_365, 4_096];
 /// The mechanism off, and what is off of it.
 const BEFORE: [(&str, &str); 3] = [
     ("ubtrfs, before: no hint, ranges locked in the tree", "seek"),
@@ -49,8 +49,12 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         ("fiemap_reopened_ms", "reopened"),
     ]);
     let mut table = Table::new("seek", title, &columns);
-    let before = (BEFORE_EXTENTS, measure(context, BEFORE_EXTENTS, true)?);
-    push(&mut table, before.0, &before.1);
+    let mut befores = Vec::new();
+    for extents in BEFORE_SIZES {
+        let series = measure(context, extents, true)?;
+        push(&mut table, extents, &series);
+        befores.push((extents, series));
+    }
     let mut sizes = Vec::new();
     for extents in SIZES {
         let extents = context.scaled(extents);
@@ -58,9 +62,9 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         push(&mut table, extents, &series);
         sizes.push((extents, series));
     }
-    draw(&mut table, &before, &sizes);
+    draw(&mut table, &befores, &sizes);
     note(context, &mut table, &sizes);
-    Ok(vec![table, counts(&before, &sizes)])
+    Ok(vec![table, counts(&befores, &sizes)])
 }
 
 /// How many extents, and what was measured.
@@ -132,8 +136,10 @@ fn push(table: &mut Table, extents: u64, series: &[Series<Kept>]) {
     }
 }
 
-fn draw(table: &mut Table, before: &Size, sizes: &[Size]) {
-    let ((first, smallest), Some((last, largest))) = (before, sizes.last()) else { return };
+fn draw(table: &mut Table, befores: &[Size], sizes: &[Size]) {
+    let (Some((first, smallest)), Some((last, largest))) = (befores.last(), sizes.last()) else {
+        return;
+    };
     let groups = |series: &[Series<Kept>], value: &dyn Fn(&Series<Kept>, &str) -> f64| {
         let bars = |state: &str| {
             let bar =
@@ -242,7 +248,7 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
 }
 
 /// What does not depend on the machine, of ours.
-fn counts(before: &Size, sizes: &[Size]) -> Table {
+fn counts(befores: &[Size], sizes: &[Size]) -> Table {
     const COUNTS: [&str; 6] = [
         "state searches",
         "mappings",
@@ -272,8 +278,10 @@ fn counts(before: &Size, sizes: &[Size]) -> Table {
     let done: Vec<String> =
         ["write".to_owned(), "fsync".to_owned()].into_iter().chain(looked).collect();
     let done = &done[..];
-    let off = before.1.iter().filter(|one| one.name.starts_with(OURS));
-    let off = off.map(|one| (before.0, one, &done[2..3]));
+    let off = befores.iter().flat_map(|(extents, series)| {
+        let ours = series.iter().filter(|one| one.name.starts_with(OURS));
+        ours.map(|one| (*extents, one, &done[2..3]))
+    });
     let ours = sizes
         .last()
         .into_iter()

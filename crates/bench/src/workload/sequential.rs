@@ -1,6 +1,8 @@
 //! A large file written and read from its beginning to its end: beside a plain file where the image lies, and the
 //! kernel's filesystems; and compressed.
 
+use std::path::{Path, PathBuf};
+
 use super::files::{self, Kept};
 use super::{Context, verdict_at_least};
 use crate::chart::{Bar, Chart, Shape};
@@ -39,11 +41,63 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     let mut table = Table::new("sequential", title, &columns);
     let plain = measure(context, mib, "", &[])?;
     let packed = measure(context, mib, "compress=zstd:1", &["--compress", "1"])?;
+    let copied = copies(context, mib)?;
     push(&mut table, "plain", mib, &plain);
+    push(&mut table, "copy", mib, &copied);
     push(&mut table, "zstd:1", mib, &packed);
     table.charts = ["write", "read"].map(|what| chart(what, mib, &plain, &packed)).to_vec();
-    note(context, &mut table, &plain, &packed);
+    note(context, &mut table, &plain, &packed, &copied);
     Ok(vec![table])
+}
+
+/// A plain file copied into an image, and out of it to another; beside a plain file copied twice.
+fn copies(context: &Context<'_>, mib: u64) -> Result<Vec<Series<Kept>>> {
+    let source = new_directory(context, "source")?;
+    let mut command = context.job("sequential");
+    command.arg(&source).arg(mib.to_string()).args(["--system", "--phase", "make"]);
+    Kept::default().add(&mut command)?;
+    let ours = Contestant::new(OURS, || {
+        let kept = copy(context, mib, &context.scratch.absent("image")?, false, &source)?;
+        context.check("image", 1)?;
+        context.scratch.absent("image")?;
+        Ok(kept)
+    });
+    let plain = Contestant::new(PLAIN, || {
+        copy(context, mib, &new_directory(context, "plain")?, true, &source)
+    });
+    let series = alternate(vec![ours, plain], context.options.round_count)?;
+    for name in ["source", "plain", "other"] {
+        new_directory(context, name)?;
+    }
+    Ok(series)
+}
+
+fn copy(
+    context: &Context<'_>,
+    mib: u64,
+    path: &Path,
+    is_plain: bool,
+    source: &Path,
+) -> Result<Kept> {
+    let other = new_directory(context, "other")?;
+    let mut kept = Kept::default();
+    for (phase, plain) in [("into", source), ("out", &other)] {
+        let mut command = context.job("sequential");
+        command.arg(path).arg(mib.to_string()).args(["--phase", phase, "--plain"]).arg(plain);
+        command.args(is_plain.then_some("--system"));
+        kept.add(&mut command)?;
+    }
+    Ok(kept)
+}
+
+/// An empty one.
+fn new_directory(context: &Context<'_>, name: &str) -> Result<PathBuf> {
+    let path = context.scratch.path(name);
+    if path.exists() {
+        std::fs::remove_dir_all(&path).map_err(Error::io("remove a directory"))?;
+    }
+    std::fs::create_dir(&path).map_err(Error::io("make a directory"))?;
+    Ok(path)
 }
 
 fn measure<'a>(
@@ -73,8 +127,7 @@ fn measure<'a>(
 
 /// The same calls on a file that lies where the images do.
 fn plain_file(context: &Context<'_>, mib: u64) -> Result<Kept> {
-    let directory = context.scratch.path("plain");
-    std::fs::create_dir(&directory).map_err(Error::io("make a directory"))?;
+    let directory = new_directory(context, "plain")?;
     let mut kept = Kept::default();
     for phase in PHASES {
         let mut command = context.job("sequential");
@@ -129,7 +182,13 @@ fn chart(what: &str, mib: u64, plain: &[Series<Kept>], packed: &[Series<Kept>]) 
     }
 }
 
-fn note(context: &Context<'_>, table: &mut Table, plain: &[Series<Kept>], packed: &[Series<Kept>]) {
+fn note(
+    context: &Context<'_>,
+    table: &mut Table,
+    plain: &[Series<Kept>],
+    packed: &[Series<Kept>],
+    copied: &[Series<Kept>],
+) {
     let times = |series: &[Series<Kept>], who: &str, what: &str| {
         let other = series.iter().find(|one| one.name == who)?;
         Some(seconds(other, what) / seconds(&series[0], what))
@@ -140,6 +199,13 @@ fn note(context: &Context<'_>, table: &mut Table, plain: &[Series<Kept>], packed
         if let Some(share) = times(plain, PLAIN, what) {
             verdicts.push(verdict_at_least(&goal, share, SHARE_OF_PLAIN_MIN, "times as fast"));
         }
+        if let Some(share) = times(copied, PLAIN, what) {
+            let goal = match what {
+                "write" => "a copy of a plain file into the image against one to a plain file",
+                _ => "a copy out of the image to a plain file against one of a plain file",
+            };
+            verdicts.push(verdict_at_least(goal, share, SHARE_OF_PLAIN_MIN, "times as fast"));
+        }
         let goal = format!("{what} with zstd:1 against the kernel");
         if let Some(share) = times(packed, Kernel::Btrfs.name(), what) {
             verdicts.push(verdict_at_least(&goal, share, TIMES_KERNEL_ZSTD_MIN, "times as fast"));
@@ -147,5 +213,6 @@ fn note(context: &Context<'_>, table: &mut Table, plain: &[Series<Kept>], packed
     }
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
+    table.note("Copy: a plain file that lies where the image does is read by 1 MiB and written, durable in the end; then back.");
     table.note("Write: with the fsync behind it. Ours with the default cache; the kernel's with all free memory.");
 }
