@@ -234,3 +234,26 @@ fn foreground_process_ends_with_its_mount() {
     assert!(child.wait().unwrap().success());
     assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "written");
 }
+
+/// The kernel asks for 128 KiB at once and no more, unless root says otherwise; it asked of us no more than of any.
+#[test]
+fn large_files_are_read_by_large_requests_where_root_mounts() {
+    let Some(place) = Place::new(true) else { return };
+    let bytes = Prng::new(5).bytes(8 << 20);
+    place.mount(&[]);
+    fs::write(place.directory.join("large"), &bytes).unwrap();
+    place.umount();
+    let counts = place.image.with_extension("counts");
+    let mut mount = place.command(env!("CARGO_BIN_EXE_ubtrfs"));
+    mount.env("UBTRFS_REQUEST_COUNTS", &counts).arg("mount");
+    mount.args([&place.image, &place.directory]);
+    assert!(mount.status().unwrap().success());
+    assert!(fs::read(place.directory.join("large")).unwrap() == bytes);
+    place.umount();
+    let counts = fs::read_to_string(counts).unwrap();
+    // By the number of READ.
+    let reads = counts.lines().find_map(|line| line.strip_prefix("15 ")).unwrap();
+    let reads: u64 = reads.parse().unwrap();
+    // By 128 KiB they are 64.
+    assert!((1..=32).contains(&reads), "{counts}");
+}
