@@ -20,7 +20,18 @@ const BLOCK: u64 = 4096;
 /// Makes the file longer.
 type Grow = fn(&Filesystem, InodeId);
 
-const WAYS: [(&str, Grow); 11] = [
+const WAYS: [(&str, Grow); 14] = [
+    ("clone, closed", |fs, id| clone_behind(fs, id)),
+    ("truncate to less than in memory", |fs, id| {
+        let file = fs.open_data(id).unwrap();
+        file.write(at(1 << 20), &[2; 1]).unwrap();
+        file.truncate(at(500_050)).unwrap();
+    }),
+    ("punch", |fs, id| {
+        let file = fs.open_data(id).unwrap();
+        file.write(at(1 << 20), &[2; 1]).unwrap();
+        file.punch_hole(at(65_536), BLOCK).unwrap();
+    }),
     ("truncate, closed", |fs, id| fs.truncate(id, 50_000).unwrap()),
     ("write, closed", |fs, id| {
         fs.write(id, ubtrfs_ondisk::FileOffset(40_000), &[2; 3000]).unwrap();
@@ -51,12 +62,7 @@ const WAYS: [(&str, Grow); 11] = [
     }),
     ("clone", |fs, id| {
         let file = fs.open_data(id).unwrap();
-        let other = create(fs, b"other", 0);
-        let disk = ubtrfs_ondisk::FileOffset;
-        let bits = fs.inode(file.id()).unwrap().flags;
-        set_flags(fs, other, bits);
-        fs.write(other, disk(0), &[2; 4096]).unwrap();
-        fs.clone_range(other, disk(0)..disk(4096), file.id(), disk(40_960)).unwrap();
+        clone_behind(fs, file.id());
     }),
     ("append", |fs, id| {
         let file = fs.open_data(id).unwrap();
@@ -90,6 +96,14 @@ fn create(fs: &Filesystem, name: &[u8], bits: u64) -> InodeId {
     let id = fs.begin(Reservation::create(0)).unwrap().create(top, name, &new).unwrap();
     set_flags(fs, id, bits);
     id
+}
+
+/// Clones a block of another file to behind the end.
+fn clone_behind(fs: &Filesystem, id: InodeId) {
+    let disk = ubtrfs_ondisk::FileOffset;
+    let other = create(fs, b"other", fs.inode(id).unwrap().flags);
+    fs.write(other, disk(0), &[2; 4096]).unwrap();
+    fs.clone_range(other, disk(0)..disk(4096), id, disk(40_960)).unwrap();
 }
 
 /// The image that a power cut leaves which loses all that was not flushed.

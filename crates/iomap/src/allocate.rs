@@ -54,6 +54,7 @@ impl<F: FileSystem> OpenFile<F> {
             space.zero_in_file(edge)?;
         }
         if !inner.is_empty() {
+            space.flush_old_tail(inner.end)?;
             space.replace_locked(inner, || space.filesystem.make_unwritten(&space.inode, inner))?;
         }
         space.reach_locked(range.end, reach)

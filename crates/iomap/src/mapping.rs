@@ -192,17 +192,6 @@ pub struct WritebackRun<'a> {
     pub size: FileOffset,
 }
 
-impl WritebackRun<'_> {
-    /// Whether the block in which a file ends on the medium, inside of it, is written by this: if that were lost, what is behind
-    /// that end on the medium would be shown. So an error of such a run passes.
-    pub fn holds_tail(&self, stored_size: Option<FileOffset>) -> bool {
-        stored_size.is_some_and(|end| {
-            // Runs are whole blocks; an end at the border of one has no block.
-            self.range.contains(end) && end > self.range.start && end < self.size
-        })
-    }
-}
-
 /// What becomes of space beyond a file's new end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beyond {
@@ -280,7 +269,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// # Errors
     /// The run that failed. Those before it are written. Its own mappings are unchanged in at least the part that was not
     /// written. Those behind it were not begun and keep their reservations; they will come again. So does the one that failed, if
-    /// the error passes, as it does of one that [holds the tail](WritebackRun::holds_tail()); else its data is lost.
+    /// the error passes; else its data is lost.
     fn write_back(
         &self,
         inode: &Self::Inode,

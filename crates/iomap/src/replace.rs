@@ -48,8 +48,8 @@ impl<F: FileSystem> AddressSpace<F> {
         prepare()?;
         if size_min > self.size() {
             self.zero_old_tail(size_min)?;
-            self.flush_old_tail(size_min)?;
         }
+        self.flush_old_tail(reach.end)?;
         let result = self.replace_locked(range, change)?;
         let pages = self.pages.lock();
         self.set_size(&pages, self.size().max(size_min));

@@ -35,10 +35,10 @@ impl<F: FileSystem> AddressSpace<F> {
     /// Makes the file longer; from its old end on it is locked by the caller.
     pub(crate) fn grow(&self, new: FileOffset) -> Result<(), F::Error> {
         self.zero_old_tail(new)?;
+        self.flush_old_tail(new)?;
         let pages = self.pages.lock();
         self.set_size(&pages, new);
         drop(pages);
-        self.flush_old_tail(new)?;
         self.filesystem.set_size(&self.inode, new, Beyond::Kept)
     }
 

@@ -8,7 +8,7 @@
 
 use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
-use crate::mapping::{FileSystem, RunFailure, WritebackRun};
+use crate::mapping::{FileSystem, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{FolioPart, Pages};
 
@@ -108,12 +108,22 @@ impl<F: FileSystem> AddressSpace<F> {
         self.old_tail(upto)?.map_or(Ok(()), |tail| self.flush(tail))
     }
 
-    /// As [`AddressSpace::flush_old_tail()`], for runs that are about to be written; among them it is the first that matters.
-    fn flush_old_tail_beside(&self, runs: &[RunUnderWay]) -> Result<(), F::Error> {
-        let Some(last) = runs.last() else { return Ok(()) };
-        match self.old_tail(last.range.end)? {
-            Some(tail) if !runs.iter().any(|run| run.range.overlaps(tail)) => self.flush(tail),
-            _ => Ok(()),
+    /// The block that must be on the medium before runs that are about to be written, and is not; `None` where it is one of them, of
+    /// which the filesystem writes it first.
+    fn old_tail_beside(&self, runs: &[RunUnderWay]) -> Result<Option<FileRange>, F::Error> {
+        let Some(last) = runs.last() else { return Ok(None) };
+        let tail = self.old_tail(last.range.end)?;
+        Ok(tail.filter(|tail| !runs.iter().any(|run| run.range.overlaps(*tail))))
+    }
+
+    /// Runs that were begun and are not to be written now are dirty again.
+    fn abandon(&self, runs: &[RunUnderWay]) {
+        let mut pages = self.pages.lock();
+        let unused_bytes: u64 = runs.iter().map(|run| self.abandon_run(&mut pages, run)).sum();
+        drop(pages);
+        self.ended.notify_all();
+        if unused_bytes > 0 {
+            self.filesystem.unreserve(&self.inode, unused_bytes);
         }
     }
 
@@ -150,6 +160,16 @@ impl<F: FileSystem> AddressSpace<F> {
             let (runs, is_blocked) = self.begin_runs(&mut pages, &mut rest, left_bytes, busy);
             if !runs.is_empty() {
                 drop(pages);
+                // Nobody waits for others' runs while his own are on their way: they might wait for his.
+                let tail = self.old_tail_beside(&runs);
+                if !matches!(tail, Ok(None)) {
+                    self.abandon(&runs);
+                    rest.start = runs.first().map_or(rest.start, |run| run.range.start);
+                    match tail.and_then(|tail| tail.map_or(Ok(()), |tail| self.flush(tail))) {
+                        Ok(()) => continue,
+                        Err(error) => return (done_bytes, Some(error)),
+                    }
+                }
                 let written = self.write_runs(&runs);
                 done_bytes += written.done_bytes;
                 if written.obstacle.is_some() {
@@ -224,10 +244,7 @@ impl<F: FileSystem> AddressSpace<F> {
             .zip(&buffers)
             .map(|(run, buffers)| WritebackRun { range: run.range, buffers, size: run.size })
             .collect();
-        let result = match self.flush_old_tail_beside(runs) {
-            Ok(()) => self.filesystem.write_back(&self.inode, &given),
-            Err(error) => Err(RunFailure { index: 0, error, passes: true }),
-        };
+        let result = self.filesystem.write_back(&self.inode, &given);
         let failed = match &result {
             Ok(()) => runs.len(),
             Err(failure) => failure.index.min(runs.len() - 1),

@@ -45,6 +45,7 @@ impl<F: FileSystem> AddressSpace<F> {
         if inner.is_empty() {
             return Ok(());
         }
+        self.flush_old_tail(inner.end)?;
         self.replace_locked(inner, || self.filesystem.punch(&self.inode, inner))
     }
 

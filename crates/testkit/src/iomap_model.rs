@@ -519,13 +519,9 @@ impl FileSystem for MemoryFs {
             if self.is_held.load(Ordering::Relaxed) {
                 return Err(RunFailure { index, error: Failure::NotNow, passes: true });
             }
-            let tail = Some(at(Self::stored_size(inode)));
             let result = self.store(inode, run);
-            let passes = result.is_err() && run.holds_tail(tail);
-            if !passes {
-                self.unreserve(inode, run.range.len_bytes());
-            }
-            result.map_err(|error| RunFailure { index, error, passes })?;
+            self.unreserve(inode, run.range.len_bytes());
+            result.map_err(|error| RunFailure { index, error, passes: false })?;
         }
         Ok(())
     }
@@ -576,7 +572,12 @@ impl FileSystem for MemoryFs {
         if beyond == Beyond::Dropped {
             self.punch(inode, FileRange::from(size.round_up(BLOCK)))?;
         }
-        inode.extents.lock().expect(UNPOISONED).size = size.bytes();
+        let mut extents = inode.extents.lock().expect(UNPOISONED);
+        // Cut off in memory, it may be shorter on the medium: what makes it longer there says so.
+        extents.size = match beyond {
+            Beyond::Dropped => extents.size.min(size.bytes()),
+            Beyond::Kept => size.bytes(),
+        };
         Ok(())
     }
 

@@ -445,8 +445,7 @@ impl FileSystem for FileIo {
             let passes = match error {
                 Error::Limit { .. } => true,
                 Error::NoSpace { .. } => was_held || core.is_held(),
-                // Without it what was cut off would come back: it is kept, and the error told each time.
-                _ => run.holds_tail(self.stored_size(inode).ok().flatten()),
+                _ => false,
             };
             if passes {
                 files.add_delalloc(bytes_of(&runs[index..]));

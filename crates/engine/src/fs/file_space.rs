@@ -21,6 +21,12 @@ impl Filesystem {
     /// Lets the file end at `size`, and drops what it has beyond, where it is to. What is not on the
     /// medium needs no change there: writeback says where it ends.
     pub(super) fn set_file_size(&self, io: &IoInode, size: u64, beyond: Beyond) -> Result<()> {
+        // Shorter than in memory, it may be longer than on the medium.
+        if let Some(space) = self.inner.open_files.find(io.id)
+            && !self.ends_dirty(io, size)
+        {
+            space.flush_old_tail(ubtrfs_iomap::FileOffset::new(size))?;
+        }
         let _lock = self.inner.files.lock_data(io.id);
         let medium = io.medium(self)?;
         let end = size.next_multiple_of(self.sectorsize_bytes());

@@ -83,6 +83,10 @@ impl Filesystem {
         let mut clone = Clone::checked(self, source, range, target, target_offset)?;
         *begun = true;
         clone.target.outline_unless(0..u64::MAX)?;
+        if !may_be_open {
+            let options = clone.target.write_options()?;
+            clone.target.clear_old_tail(target_offset.0, &options)?;
+        }
         while clone.step()? {}
         Ok(Some(()))
     }

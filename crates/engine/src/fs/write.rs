@@ -204,7 +204,7 @@ impl<'a> Locked<'a> {
 
     /// Before something is written from `at` on, in another sector than that in which the file ends: makes zeros of what that has
     /// behind the end, where a crash may have left what was cut off.
-    fn clear_old_tail(&mut self, at: u64, options: &WriteOptions) -> Result<()> {
+    pub(super) fn clear_old_tail(&mut self, at: u64, options: &WriteOptions) -> Result<()> {
         let end = self.inode.size_bytes;
         let start = end / self.sector * self.sector;
         if at < start + self.sector || end == start || !self.has_data_at(start)? {

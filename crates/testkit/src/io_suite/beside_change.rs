@@ -63,7 +63,11 @@ fn look<F: DataFile>(file: &F, random: &mut Prng, block: u64) {
     assert_holds(&ranges(&extents, false), block, "fiemap, data");
     let last = extents.iter().rposition(|extent| extent.flags.is_last);
     assert!(last.is_none() || last == Some(extents.len() - 1), "{extents:?}");
-    assert_holds(&walk(file), block, "seek");
+    // By two calls each: what is data for the first can be a hole for the second, where it changes.
+    let mut walked = walk(file);
+    let changes = |place| (0..=GROUPS).any(|group| changing(group, block).contains(place));
+    walked.retain(|range| !range.is_empty() || !changes(range.start));
+    assert_holds(&walked, block, "seek");
     let group = random.below(GROUPS);
     let (data, hole) = (data(group, block), hole(group, block));
     let inside = at(random.below(PART_BLOCKS * block));
