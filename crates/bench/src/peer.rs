@@ -41,6 +41,8 @@ pub(crate) enum Peer {
     Ubtrfs,
     /// Ours, where root has switched on FUSE over io_uring, without it.
     UbtrfsNoRings,
+    /// Ours where a user asks for `-o writeback`: what is written stays with the kernel first.
+    UbtrfsWriteback,
     /// Ours without what spares it requests. It takes no part in the timing.
     UbtrfsNaive,
     KernelBtrfs,
@@ -53,9 +55,10 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Ubtrfs,
         Self::UbtrfsNoRings,
+        Self::UbtrfsWriteback,
         Self::KernelBtrfs,
         Self::Bindfs,
         Self::Fuse2fs,
@@ -68,6 +71,7 @@ impl Peer {
         match self {
             Self::Ubtrfs => "ubtrfs",
             Self::UbtrfsNoRings => "ubtrfs, no_io_uring",
+            Self::UbtrfsWriteback => "ubtrfs, writeback",
             Self::UbtrfsNaive => "ubtrfs, naive",
             Self::KernelBtrfs => Kernel::Btrfs.name(),
             Self::Bindfs => "bindfs",
@@ -96,11 +100,7 @@ impl Peer {
             Self::Bindfs => (&["bindfs"], "bindfs"),
             Self::Fuse2fs => (&["fuse2fs", "mkfs.ext4"], "fuse2fs"),
             Self::Ntfs3g => (&["ntfs-3g", "mkntfs"], "ntfs-3g"),
-            Self::Ubtrfs
-            | Self::UbtrfsNoRings
-            | Self::UbtrfsNaive
-            | Self::KernelBtrfs
-            | Self::Floor => (&[], ""),
+            _ => (&[], ""),
         };
         match programs.iter().find(|program| !is_installed(program)) {
             Some(program) => Err(format!("{program} is missing (Debian's {package})")),
@@ -115,7 +115,7 @@ impl Peer {
     pub(crate) fn make(self, options: &Options, scratch: &Scratch) -> Result<()> {
         self.clear(scratch)?;
         match self {
-            Self::Ubtrfs | Self::UbtrfsNoRings | Self::UbtrfsNaive => {
+            Self::Ubtrfs | Self::UbtrfsNoRings | Self::UbtrfsWriteback | Self::UbtrfsNaive => {
                 let mut mkfs = Command::new(&options.ubtrfs);
                 mkfs.args(["mkfs", "--quiet", "--size", &IMAGE_BYTES.to_string()]);
                 child::run(mkfs.arg(scratch.path(IMAGE))).map(drop)
@@ -166,11 +166,7 @@ impl Peer {
                 fuse2fs.arg("-f").arg(&image);
                 fuse2fs
             }
-            Self::Ntfs3g
-            | Self::KernelBtrfs
-            | Self::Ubtrfs
-            | Self::UbtrfsNoRings
-            | Self::UbtrfsNaive => {
+            _ => {
                 let mut ntfs = command("ntfs-3g");
                 ntfs.args(["-o", "no_detach"]).arg(&image);
                 ntfs
@@ -200,6 +196,7 @@ impl Peer {
         match self {
             Self::Ubtrfs => Some("defaults"),
             Self::UbtrfsNoRings => Some("no_io_uring"),
+            Self::UbtrfsWriteback => Some("writeback"),
             Self::UbtrfsNaive => Some("naive"),
             _ => None,
         }

@@ -5,7 +5,7 @@ mod place;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use place::Place;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
-use ubtrfs_testkit::assert_checks_clean_whatever_it_holds;
+use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean_whatever_it_holds, oracle};
 
 const OLD: usize = 1000;
 
@@ -163,4 +163,47 @@ fn what_was_stored_behind_the_end_is_gone_when_small_writes_with_gaps_come() {
         assert!(fs::read(place.directory.join(name)).unwrap() == expected, "{name}");
     }
     place.umount();
+}
+
+/// What was written over space that the file had already was counted twice until it was stored: `du` showed up to twice the size.
+#[test]
+fn space_of_what_is_in_memory_is_told_as_the_kernel_does() {
+    let Some(place) = Place::new(true) else { return };
+    let image = place.image.with_extension("twin");
+    fs::copy(&place.image, &image).unwrap();
+    place.mount(&["-o", "commit=3600"]);
+    let here = blocks_step_by_step(&place.directory);
+    place.umount();
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    if oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
+        let mount = KernelMount::read_write(&image, "commit=3600");
+        assert_eq!(here, blocks_step_by_step(mount.path()));
+    }
+}
+
+fn blocks_step_by_step(directory: &Path) -> Vec<u64> {
+    const HOLE: u64 = 4 << 20;
+    let path = directory.join("file");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let blocks = || fs::metadata(&path).unwrap().blocks();
+    let mut seen = vec![blocks()];
+    fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).unwrap();
+    seen.push(blocks());
+    file.write_all_at(&[1; 300_000], 0).unwrap();
+    seen.push(blocks());
+    file.write_all_at(&[2; 8192], HOLE).unwrap();
+    seen.push(blocks());
+    file.sync_all().unwrap();
+    seen.push(blocks());
+    // Over data, over what was allocated, and behind the end.
+    for (offset, len) in [(10_000, 50_000), (500_000, 10_000), (HOLE + 8192, 5000)] {
+        file.write_all_at(&vec![3; len], offset).unwrap();
+        seen.push(blocks());
+    }
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, flags, HOLE + 4096, 8192).unwrap();
+    seen.push(blocks());
+    file.set_len(20_000).unwrap();
+    seen.push(blocks());
+    seen
 }

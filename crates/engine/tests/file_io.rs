@@ -156,6 +156,11 @@ impl Harness for EngineHarness {
         }
     }
 
+    fn taken_bytes(&self, id: &InodeId) -> u64 {
+        let unstored_bytes = self.fs().unstored_bytes(*id);
+        (self.fs().inode(*id).unwrap().nbytes + unstored_bytes).next_multiple_of(4096)
+    }
+
     fn reclaim(&self) {
         self.fs().drop_clean_data();
     }
@@ -420,6 +425,10 @@ impl io_suite::DataFile for Open {
 
     fn store(&self, range: FileRange, at: FileOffset, bytes: &[u8]) -> Result<(), Error> {
         self.0.map(range.start, range.len_bytes())?.store(at, bytes)
+    }
+
+    fn fault_for_read(&self, range: FileRange, at: FileOffset) -> Result<(), Error> {
+        self.0.map(range.start, range.len_bytes())?.fault_for_read(at)
     }
 
     fn fault_for_write(&self, range: FileRange, at: FileOffset) -> Result<(), Error> {

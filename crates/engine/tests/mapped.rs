@@ -2,14 +2,19 @@
 
 mod common;
 
+use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use common::full::{create, make, noise, open, read};
 use common::judge;
-use ubtrfs_engine::{DataFile, Error, SnapshotOptions};
+use ubtrfs_engine::{DataFile, Error, Filesystem, MkfsOptions, OpenOptions, SnapshotOptions, mkfs};
 use ubtrfs_iomap::{FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::inode::flags;
+use ubtrfs_rt::Runtime;
 use ubtrfs_testkit::{KernelMount, Oracle, Prng, command, oracle};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
 
 const LEN: u64 = 1 << 20;
 const KINDS: [(&str, u64); 3] =
@@ -148,4 +153,36 @@ fn allocation_of_more_than_there_is_takes_nothing() {
     if let Some(said) = available(&image) {
         assert!(said.contains("No space left on device"), "{said}");
     }
+}
+
+/// With two copies of all data half of what the devices have is enough for nothing more: chunks were made of all of it, and then it was
+/// said that there is no space, with none left for metadata.
+#[test]
+fn chunks_are_not_made_in_vain_where_data_is_stored_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let devices: Vec<Arc<dyn Device>> = ["a", "b"]
+        .map(|name| dir.path().join(name))
+        .iter()
+        .map(|path| {
+            File::create(path).unwrap().set_len(2 << 30).unwrap();
+            let device = FileDevice::open(path, OpenMode::ReadWrite, Window::Whole).unwrap();
+            Arc::new(device) as Arc<dyn Device>
+        })
+        .collect();
+    let raid1 = Some(BlockGroupFlags::RAID1);
+    let options =
+        MkfsOptions { data_profile: raid1, metadata_profile: raid1, ..MkfsOptions::default() };
+    let volume = mkfs(devices, &options, &Arc::new(Runtime::system())).unwrap();
+    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
+    let file = create(&fs, "large", 0).unwrap();
+    let allocated = || {
+        fs.sync().unwrap();
+        fs.usage().unwrap().allocated_bytes
+    };
+    let before = allocated();
+    let result = file.allocate(at(0), 3 << 30, Reach::Extends);
+    assert!(matches!(result, Err(Error::NoSpace { .. })), "{result:?}");
+    assert_eq!(allocated(), before);
+    file.allocate(at(0), 1 << 30, Reach::Extends).unwrap();
+    assert!(allocated() > before);
 }

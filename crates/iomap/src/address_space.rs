@@ -27,7 +27,9 @@ use std::sync::Weak;
 use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 
 use crate::error::Error;
-use crate::extent_state::{CachedState, ExtentStates, LockMode, LockedRange, StateBits, Want};
+use crate::extent_state::{
+    CachedState, Conversion, ExtentStates, LockMode, LockedRange, StateBits, Want,
+};
 use crate::iter::MappingIter;
 use crate::mapping::{Cookie, FileSystem, Mapping, Purpose, ReadPiece};
 use crate::offset::{FileOffset, FileRange};
@@ -371,7 +373,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let pages = self.pages.lock();
         if self.states.test(whole, Want::All(StateBits::DELALLOC)) {
             // All dirty: the space is reserved and the bytes are there.
-            self.put(pages, step, source, reach);
+            self.put(pages, step, source, reach, false);
             return Ok(step.end);
         }
         drop(pages);
@@ -400,7 +402,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let mut pages = self.pages.lock();
         while let Some(block) = self.first_to_read(&pages, part, source) {
             let is_beyond = FileOffset::new(block * self.block_bytes) >= self.size();
-            if is_beyond || mapping.kind.is_zeros() {
+            if is_beyond || mapping.is_zeros() {
                 if !is_beyond && !self.is_current(mapping.cookie) {
                     return Ok(None);
                 }
@@ -419,7 +421,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 return Ok(None);
             }
         }
-        Ok(Some(self.put(pages, part, source, reach)))
+        Ok(Some(self.put(pages, part, source, reach, mapping.flags.is_new)))
     }
 
     /// The first block of which bytes stay that are not in memory.
@@ -434,16 +436,20 @@ impl<F: FileSystem> AddressSpace<F> {
         [first, last].into_iter().flatten().find(|block| !pages.is_uptodate(*block))
     }
 
-    /// Changes the pages; returns how many bytes became dirty.
+    /// Changes the pages; returns how many bytes became dirty. The file had nothing there if `is_new`.
     fn put(
         &self,
         mut pages: MutexGuard<'_, Pages>,
         part: FileRange,
         source: Source<'_>,
         reach: Reach,
+        is_new: bool,
     ) -> u64 {
         pages.write(part.start.bytes(), part.end.bytes(), source);
-        let newly_bytes = self.states.set(part.round_out(self.block_bytes), StateBits::DELALLOC);
+        let new = if is_new { StateBits::DELALLOC_NEW } else { StateBits::NONE };
+        let dirty = Conversion { set: StateBits::DELALLOC | new, clear: StateBits::NONE };
+        let whole = part.round_out(self.block_bytes);
+        let newly_bytes = self.states.convert_counting(whole, dirty, StateBits::DELALLOC);
         if newly_bytes > 0 {
             self.cache.add_dirty(newly_bytes);
         }
@@ -499,7 +505,10 @@ impl<F: FileSystem> AddressSpace<F> {
             self.ended.wait(&mut pages);
         }
         pages.drop_blocks(&blocks);
-        let dropped_bytes = self.states.clear(self.range_of(&blocks), StateBits::DELALLOC);
+        let clear = StateBits::DELALLOC | StateBits::DELALLOC_NEW;
+        let clean = Conversion { set: StateBits::NONE, clear };
+        let range = self.range_of(&blocks);
+        let dropped_bytes = self.states.convert_counting(range, clean, StateBits::DELALLOC);
         self.cache.usage().subtract_dirty(dropped_bytes);
         (pages, dropped_bytes)
     }

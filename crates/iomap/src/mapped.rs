@@ -39,6 +39,25 @@ impl<F: FileSystem> MappedRange<'_, F> {
         self.range
     }
 
+    /// Faults for reading only: the block that holds `at` is read into memory, so that a load need not wait until it is
+    /// reclaimed. Where the cache keeps nothing clean it only says whether the block can be read.
+    ///
+    /// # Errors
+    /// As [`MappedRange::load()`].
+    pub fn fault_for_read(&self, at: FileOffset) -> Result<(), F::Error> {
+        let (range, _locked) = self.lock(at, 1, LockMode::Shared)?;
+        let space = &self.file.space;
+        let blocks = space.blocks(range);
+        let mut pages = space.pages.lock();
+        while let Some(missing) = pages.missing(blocks.clone()) {
+            pages = space.fill(pages, missing)?;
+        }
+        if !space.cache.options().keeps_clean {
+            pages.drop_clean(&blocks);
+        }
+        Ok(())
+    }
+
     /// Faults for reading, and reads: fills the buffer from `at`, an offset in the file.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ use crate::offset::{FileOffset, FileRange};
 pub enum MappingKind {
     /// Nothing; reads as zeros.
     Hole,
-    /// Space is reserved, and data is in memory only.
+    /// A hole over which space is reserved, and data is in memory only. Of [`Purpose::Write`].
     Delalloc,
     /// Data on the medium.
     Mapped,
@@ -45,7 +45,7 @@ pub struct MappingFlags {
     pub is_shared: bool,
     /// What lies on the medium is not the data itself, byte by byte: compressed, encrypted.
     pub is_encoded: bool,
-    /// The file had nothing here before.
+    /// Of [`Purpose::Write`]: the file had a hole here, so that what is written adds to the space that it takes.
     pub is_new: bool,
     /// Of [`Purpose::Write`]: there is no space for the data but where the mapping lies, and none once it is stale.
     pub is_placed: bool,
@@ -99,6 +99,21 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// Whether it reads as zeros, as far as what is in memory only is not there to be read.
+    pub(crate) fn is_zeros(&self) -> bool {
+        self.kind.is_zeros() || self.flags.is_new
+    }
+
+    /// The same for [`Purpose::Write`], once space is reserved for it: nothing that was there becomes something new.
+    #[must_use]
+    pub fn reserved(mut self) -> Self {
+        if self.kind == MappingKind::Hole {
+            self.kind = MappingKind::Delalloc;
+            self.flags.is_new = true;
+        }
+        self
+    }
+
     /// Whether both say the same of the same place, whenever they were taken.
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         Self { cookie: other.cookie, ..*self } == *other

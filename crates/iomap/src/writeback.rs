@@ -257,7 +257,8 @@ impl<F: FileSystem> AddressSpace<F> {
         for (index, run) in begun.iter().enumerate() {
             pages.end_writeback(run.ticket, index == failed);
             // The mapping shows the data before the state goes: a seek that does not see the one sees the other.
-            self.states.clear(run.range, StateBits::ORDERED);
+            // Nor does what became dirty again meanwhile add to what the file takes now.
+            self.states.clear(run.range, StateBits::ORDERED | StateBits::DELALLOC_NEW);
             if !self.cache.options().keeps_clean {
                 pages.drop_clean(&self.blocks(run.range));
             }

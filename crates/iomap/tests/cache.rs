@@ -602,3 +602,23 @@ fn unsharing_more_than_memory_holds_ends() {
     assert!(fs.stored(space.inode(), 64 * BLOCK) == bytes);
     assert_eq!(fs.reserved_blocks(), 0);
 }
+
+#[test]
+fn block_that_was_faulted_for_reading_is_loaded_from_memory() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    file.write(at(0), &[1; 3 * 4096]).unwrap();
+    file.fsync().unwrap();
+    let cache = Arc::clone(file.space().cache());
+    cache.shrink_clean(u64::MAX);
+    let map = file.map(at(0), 4 * BLOCK).unwrap();
+    map.fault_for_read(at(BLOCK + 5)).unwrap();
+    map.fault_for_read(at(BLOCK + 6)).unwrap();
+    assert_eq!(cache.cached_bytes(), BLOCK);
+    fs.reads_left.store(0, Ordering::Relaxed);
+    let mut bytes = [0; 4096];
+    map.load(at(BLOCK), &mut bytes).unwrap();
+    assert_eq!(bytes, [1; 4096]);
+    assert_eq!(map.load(at(0), &mut bytes), Err(Failure::Io));
+    assert!(map.fault_for_read(at(3 * BLOCK)).is_err(), "beyond the end");
+}

@@ -145,6 +145,7 @@ fn read_that_fails_says_so_and_can_be_made_again() {
     fs.reads_left.store(0, Ordering::Relaxed);
     assert_eq!(file.read(at(0), &mut [0; 100]), Err(Failure::Io));
     assert_eq!(file.direct_read(at(0), &mut [0; 4096]), Err(Failure::Io));
+    assert_eq!(file.map(at(0), BLOCK).unwrap().fault_for_read(at(10)), Err(Failure::Io));
     // A write of a part of a block needs the rest; a write of a whole block does not.
     assert_eq!(file.write(at(10), &[2; 20]), Err(Failure::Io));
     assert_eq!(file.write(at(4096), &[2; 4096]), Ok(4096));

@@ -275,6 +275,12 @@ impl MemoryFs {
         inode.extents.lock().expect(UNPOISONED).size
     }
 
+    /// How many blocks have a place.
+    pub fn taken_blocks(inode: &MemoryInode) -> u64 {
+        let extents = inode.extents.lock().expect(UNPOISONED);
+        u64::try_from(extents.places.len()).expect("a count fits")
+    }
+
     fn spend(counter: &AtomicU64) -> Result<(), Failure> {
         let spent = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| match left {
             0 => None,
@@ -422,6 +428,7 @@ impl FileSystem for MemoryFs {
         let mut mapped = FileRange::new(range.start, end);
         // Only who is to be told may know.
         let tells_shared = matches!(purpose, Purpose::Fiemap);
+        let is_write = matches!(purpose, Purpose::Write);
         let is_shared = tells_shared && place.is_some_and(is_shared);
         match purpose {
             Purpose::Write => {
@@ -447,6 +454,7 @@ impl FileSystem for MemoryFs {
             address: place.map(|place| place.address * BLOCK),
             token: place.map_or(0, |place| place.address),
         };
+        let mapping = if is_write { mapping.reserved() } else { mapping };
         drop((disk, extents));
         let hook = self.after_map.lock().expect(UNPOISONED).clone();
         if let Some(hook) = hook {

@@ -190,13 +190,12 @@ fn is_header(key: &Key) -> bool {
     key.objectid == ObjectId::FREE_SPACE && key.ty == KeyType::FREE_SPACE_HEADER
 }
 
-/// The inode that the header of a group's cache names, if that may be one.
+/// The inode that the header of a group's cache names, if that may be one. A damaged header is believed by nobody.
 fn cache_inode(editor: &mut Editor<'_>, start: LogicalAddr) -> Result<Option<InodeNo>> {
     let location = editor.get(&header_key(start), |bytes| {
         FreeSpaceHeader::peek(bytes).map(|header| header.location.key())
     })?;
-    let Some(location) = location else { return Ok(None) };
-    let inode = location.map_err(|error| error.in_root(RootId::ROOT_TREE))?;
+    let Some(Ok(inode)) = location else { return Ok(None) };
     let may_be = inode.ty == KeyType::INODE_ITEM && inode.objectid >= ObjectId::FIRST_FREE;
     Ok(may_be.then_some(InodeNo(inode.objectid.0)))
 }

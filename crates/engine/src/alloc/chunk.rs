@@ -199,19 +199,22 @@ impl Allocator {
     /// volume's error.
     pub(super) fn allocate_chunk(&self, roots: &Roots, class: Class) -> Result<bool> {
         self.load_devices(roots)?;
-        let flags = {
-            let state = self.state();
-            let group = state.groups.values().rev();
-            group
-                .map(|group| group.flags)
-                .find(|flags| Self::class_of_group(*flags) == class)
-                .unwrap_or(default_flags(class, self.is_mixed))
-        };
+        let flags = self.flags_of_new(class);
         if class != Class::System && !self.has_room_in_system(flags)? {
             return Ok(false);
         }
         let devices_bytes = self.devices_bytes();
         self.add_chunk(flags, wanted_bytes(class, devices_bytes))
+    }
+
+    /// What a new group of `class` is: what its last one is.
+    fn flags_of_new(&self, class: Class) -> BlockGroupFlags {
+        let state = self.state();
+        let flags = state.groups.values().rev().map(|group| group.flags);
+        flags
+            .into_iter()
+            .find(|flags| Self::class_of_group(*flags) == class)
+            .unwrap_or(default_flags(class, self.is_mixed))
     }
 
     /// Makes sure that the chunk tree can take the items of one more chunk.
@@ -299,17 +302,19 @@ impl Allocator {
         Ok(())
     }
 
-    /// Bytes of the devices that no chunk has; without end where the device grows.
-    pub(super) fn unallocated_bytes(&self) -> u64 {
+    /// Bytes that new chunks of `class` can hold at most, each as often as it is stored; without end where the device grows.
+    pub(super) fn unallocated_bytes(&self, class: Class) -> u64 {
         if self.options.grow_device {
             return u64::MAX;
         }
+        let layout = Layout::of(self.flags_of_new(class).profile());
+        let copies = layout.map_or(1, |layout| layout.copies.max(1) as u64);
         let state = self.state();
         let free = state.devices.values().map(|device| {
             let item = &device.item;
             item.total_bytes.get().saturating_sub(item.bytes_used.get())
         });
-        free.fold(0, u64::saturating_add)
+        free.fold(0, u64::saturating_add) / copies
     }
 
     /// Makes a device longer.

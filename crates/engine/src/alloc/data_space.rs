@@ -75,7 +75,7 @@ impl Allocator {
                 (free, state.kept_from_data(self.nodesize_bytes(), DataPromise::None))
             };
             // Chunks are not made for what would not fit into all of them.
-            let most = free.saturating_add(self.unallocated_bytes());
+            let most = free.saturating_add(self.unallocated_bytes(class));
             let could_fit = len_bytes.saturating_add(kept) <= most;
             if !could_fit || !self.allocate_chunk(roots, class)? {
                 let error = Error::NoSpace {

@@ -165,7 +165,7 @@ impl Allocator {
                 continue;
             }
             // Chunks are not made for what would not fit into all of them.
-            let could_fit = needed <= free.saturating_add(self.unallocated_bytes());
+            let could_fit = needed <= free.saturating_add(self.unallocated_bytes(Class::Metadata));
             if could_fit && self.allocate_chunk(roots, Class::Metadata)? {
                 continue;
             }

@@ -351,7 +351,7 @@ impl FileIo {
         let mut mapping = mapping.inspect_err(|_| fs.take_back_data(len_bytes))?;
         mapping.range.end = mapping.range.end.min(range.end);
         fs.take_back_data(len_bytes - mapping.range.intersection(range).len_bytes());
-        Ok(mapping)
+        Ok(mapping.reserved())
     }
 }
 

@@ -8,7 +8,6 @@ use std::ops::Deref;
 use std::sync::Weak;
 
 use rustc_hash::FxHashMap;
-use ubtrfs_iomap::extent_state::{CountQuery, Span, StateBits, Want};
 use ubtrfs_iomap::{
     AddressSpace, CacheOptions, FileOffset, FileRange, MappedRange, OpenFile, PageCache, Reach,
 };
@@ -326,13 +325,11 @@ impl Filesystem {
         file.take_error()
     }
 
-    /// Bytes of a file that are in memory only, or on their way to the medium; 0 of one that is not open.
+    /// Bytes that what is in memory only, or on its way to the medium, adds to what a file takes by its inode: what lies over
+    /// holes. 0 of a file that is not open.
     pub fn unstored_bytes(&self, id: InodeId) -> u64 {
-        let Some(space) = self.inner.open_files.find(id) else { return 0 };
-        let want = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
-        let all = FileRange::from(FileOffset::ZERO);
-        let query = CountQuery { within: all, want, span: Span::All, bytes_max: u64::MAX };
-        space.states().count_range(query, None).map_or(0, |counted| counted.len_bytes)
+        let space = self.inner.open_files.find(id);
+        space.map_or(0, |space| space.states().delalloc_new_bytes())
     }
 
     /// What memory knows of a file's inode beyond the trees.
@@ -530,6 +527,14 @@ impl MappedFile<'_> {
         self.file.check_change(true)?;
         self.file.note(bytes);
         self.range.store(at, bytes)
+    }
+
+    /// As [`MappedRange::fault_for_read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fault_for_read(&self, at: FileOffset) -> Result<()> {
+        self.range.fault_for_read(at)
     }
 
     /// As [`MappedRange::fault_for_write`].

@@ -27,7 +27,7 @@ use std::ops::BitOr;
 use ubtrfs_rt::{AtomicU64, AtomicUsize, Ordering, RwLock};
 
 use crate::offset::{FileOffset, FileRange};
-use crate::range_tree::{Place, RangeTree, Record};
+use crate::range_tree::{Place, RangeTree};
 
 pub use lock::{IntervalLock, LockMode, LockedInterval};
 
@@ -48,24 +48,18 @@ impl StateBits {
     pub const DEFRAG: Self = Self(1 << 3);
     /// An extent must not be merged across the start of this range.
     pub const BOUNDARY: Self = Self(1 << 4);
-    /// Written without checksums.
-    pub const NODATASUM: Self = Self(1 << 5);
-    /// Delalloc over what was a hole, so that it adds to the blocks that the file occupies.
-    pub const DELALLOC_NEW: Self = Self(1 << 6);
-    /// Space is reserved for the metadata that records the range.
-    pub const RESERVED: Self = Self(1 << 7);
+    /// Delalloc or ordered over what was a hole, so that it adds to the space that the file takes.
+    pub const DELALLOC_NEW: Self = Self(1 << 5);
     /// Only with [`Ablation::lock_in_tree`]: the range is locked.
     const LOCKED: Self = Self(1 << 31);
 
-    const NAMES: [(Self, &str); 9] = [
+    const NAMES: [(Self, &str); 7] = [
         (Self::DELALLOC, "delalloc"),
         (Self::ORDERED, "ordered"),
         (Self::DIRTY, "dirty"),
         (Self::DEFRAG, "defrag"),
         (Self::BOUNDARY, "boundary"),
-        (Self::NODATASUM, "nodatasum"),
         (Self::DELALLOC_NEW, "delalloc-new"),
-        (Self::RESERVED, "reserved"),
         (Self::LOCKED, "locked"),
     ];
 
@@ -248,6 +242,8 @@ pub struct ExtentStates {
     /// Records in the tree, written under its lock: who finds that there are none need not lock it. What came before the last one
     /// went is seen by who sees that.
     record_count: AtomicUsize,
+    /// Written under the tree's lock.
+    delalloc_new_bytes: AtomicU64,
     lock: IntervalLock,
     ablation: Ablation,
 }
@@ -298,51 +294,45 @@ impl ExtentStates {
 
     /// Changes all of `range` in one step, which nobody sees half done; returns how many bytes were changed.
     pub fn convert(&self, range: FileRange, conversion: Conversion) -> u64 {
-        let mut changed_bytes = 0;
+        self.convert_counting(range, conversion, StateBits(u32::MAX))
+    }
+
+    /// As [`ExtentStates::convert()`]; returns in how many bytes one of the bits in `counted` was changed.
+    pub fn convert_counting(
+        &self,
+        range: FileRange,
+        conversion: Conversion,
+        counted: StateBits,
+    ) -> u64 {
+        let (mut changed_bytes, mut new_bytes, mut old_bytes) = (0, 0, 0);
         let Conversion { set, clear } = conversion;
-        self.update(range, |piece| {
+        let mut tree = self.tree.write();
+        tree.update(range.start.bytes(), range.end.bytes(), |piece| {
             let old = piece.value.unwrap_or_default();
             let new = old.without(clear) | set;
-            if new != old {
-                changed_bytes += piece.end - piece.start;
+            let len_bytes = piece.end - piece.start;
+            let changed = old.without(new) | new.without(old);
+            if changed.has_any(counted) {
+                changed_bytes += len_bytes;
+            }
+            if changed.has(StateBits::DELALLOC_NEW) {
+                let sum =
+                    if new.has(StateBits::DELALLOC_NEW) { &mut new_bytes } else { &mut old_bytes };
+                *sum += len_bytes;
             }
             new.in_tree()
         });
+        self.record_count.store(tree.len(), Ordering::Release);
+        if new_bytes != old_bytes {
+            let before = self.delalloc_new_bytes.load(Ordering::Relaxed);
+            self.delalloc_new_bytes.store(before + new_bytes - old_bytes, Ordering::Relaxed);
+        }
         changed_bytes
     }
 
-    /// Sets and clears as `conversion` says in those parts of `range` that `only` asks for; returns them, merged.
-    pub fn convert_where(
-        &self,
-        range: FileRange,
-        only: Want,
-        conversion: Conversion,
-    ) -> Vec<FileRange> {
-        let mut parts: Vec<FileRange> = Vec::new();
-        let Conversion { set, clear } = conversion;
-        self.update(range, |piece| {
-            let old = piece.value.unwrap_or_default();
-            if !only.is_met(old) {
-                return old.in_tree();
-            }
-            let part = FileRange::new(FileOffset::new(piece.start), FileOffset::new(piece.end));
-            match parts.last_mut() {
-                Some(last) if last.end == part.start => last.end = part.end,
-                _ => parts.push(part),
-            }
-            (old.without(clear) | set).in_tree()
-        });
-        parts
-    }
-
-    fn update(
-        &self,
-        range: FileRange,
-        change: impl FnMut(Record<Option<StateBits>>) -> Option<StateBits>,
-    ) {
-        let mut tree = self.tree.write();
-        tree.update(range.start.bytes(), range.end.bytes(), change);
-        self.record_count.store(tree.len(), Ordering::Release);
+    /// Bytes that are [`StateBits::DELALLOC_NEW`].
+    pub fn delalloc_new_bytes(&self) -> u64 {
+        self.delalloc_new_bytes.load(Ordering::Relaxed)
     }
 
     fn is_empty(&self) -> bool {

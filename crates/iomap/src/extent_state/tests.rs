@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 const UNIVERSE: u64 = 200;
-const BITS: [StateBits; 3] = [StateBits::DELALLOC, StateBits::ORDERED, StateBits::DEFRAG];
+const BITS: [StateBits; 3] = [StateBits::DELALLOC, StateBits::ORDERED, StateBits::DELALLOC_NEW];
 
 fn range(start: u64, end: u64) -> FileRange {
     FileRange::new(FileOffset::new(start), FileOffset::new(end))
@@ -84,7 +84,7 @@ fn part() -> impl Strategy<Value = FileRange> {
 #[derive(Clone, Debug)]
 enum Step {
     Convert(FileRange, StateBits, StateBits),
-    ConvertWhere(FileRange, Want, StateBits, StateBits),
+    ConvertCounting(FileRange, StateBits, StateBits, StateBits),
     Count(FileRange, Want, bool, u64),
     Find(FileRange, Want),
     Test(FileRange, Want),
@@ -93,8 +93,8 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (part(), bits(), bits()).prop_map(|(r, set, clear)| Step::Convert(r, set, clear)),
-        1 => (part(), want(), bits(), bits())
-            .prop_map(|(r, want, set, clear)| Step::ConvertWhere(r, want, set, clear)),
+        2 => (part(), bits(), bits(), bits())
+            .prop_map(|(r, set, clear, counted)| Step::ConvertCounting(r, set, clear, counted)),
         4 => (part(), want(), any::<bool>(), prop_oneof![Just(u64::MAX), 1..60_u64])
             .prop_map(|(r, want, is_run, max)| Step::Count(r, want, is_run, max)),
         2 => (part(), want()).prop_map(|(r, want)| Step::Find(r, want)),
@@ -118,21 +118,17 @@ proptest! {
                     prop_assert_eq!(states.convert(range, conversion), expected);
                     ablated.convert(range, conversion);
                 }
-                Step::ConvertWhere(range, only, set, clear) => {
-                    let mut expected = Vec::new();
-                    for at in range.start.bytes()..range.end.bytes() {
-                        let byte = self::range(at, at + 1);
-                        if only.is_met(model.part(byte)[0]) {
-                            model.convert(byte, Conversion { set, clear });
-                            match expected.last_mut() {
-                                Some(FileRange { end, .. }) if *end == byte.start => *end = byte.end,
-                                _ => expected.push(byte),
-                            }
-                        }
-                    }
+                Step::ConvertCounting(range, set, clear, counted) => {
                     let conversion = Conversion { set, clear };
-                    prop_assert_eq!(states.convert_where(range, only, conversion), expected);
-                    ablated.convert_where(range, only, conversion);
+                    let before = model.part(range).to_vec();
+                    model.convert(range, conversion);
+                    let changed = |(old, new): &(StateBits, &StateBits)| {
+                        (old.without(**new) | new.without(*old)).has_any(counted)
+                    };
+                    let expected = before.into_iter().zip(model.part(range)).filter(changed).count();
+                    let count = states.convert_counting(range, conversion, counted);
+                    prop_assert_eq!(count, u64::try_from(expected).unwrap());
+                    ablated.convert(range, conversion);
                 }
                 Step::Count(within, want, is_run, bytes_max) => {
                     // A gap is nothing that could be counted.
@@ -163,6 +159,8 @@ proptest! {
             let all = range(0, UNIVERSE);
             prop_assert_eq!(states.records(all), model.records(all));
             prop_assert_eq!(states.record_count(), model.records(all).len());
+            let new = model.part(all).iter().filter(|bits| bits.has(StateBits::DELALLOC_NEW));
+            prop_assert_eq!(states.delalloc_new_bytes(), u64::try_from(new.count()).unwrap());
             for at in (0..UNIVERSE).step_by(13) {
                 prop_assert_eq!(states.at(FileOffset::new(at)), model.part(range(at, at + 1))[0]);
             }

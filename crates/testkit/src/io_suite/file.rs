@@ -50,6 +50,8 @@ pub trait DataFile: Send + Sync {
     fn load(&self, range: FileRange, at: FileOffset, buffer: &mut [u8]) -> Result<(), Self::Error>;
     /// A store through a map of `range`.
     fn store(&self, range: FileRange, at: FileOffset, bytes: &[u8]) -> Result<(), Self::Error>;
+    /// A fault for reading through a map of `range`.
+    fn fault_for_read(&self, range: FileRange, at: FileOffset) -> Result<(), Self::Error>;
     /// A fault for writing through a map of `range`.
     fn fault_for_write(&self, range: FileRange, at: FileOffset) -> Result<(), Self::Error>;
     /// Makes `part` durable through a map of `range`.
@@ -146,6 +148,10 @@ impl<F: FileSystem> DataFile for OpenFile<F> {
 
     fn store(&self, range: FileRange, at: FileOffset, bytes: &[u8]) -> Result<(), F::Error> {
         self.map(range.start, range.len_bytes())?.store(at, bytes)
+    }
+
+    fn fault_for_read(&self, range: FileRange, at: FileOffset) -> Result<(), F::Error> {
+        self.map(range.start, range.len_bytes())?.fault_for_read(at)
     }
 
     fn fault_for_write(&self, range: FileRange, at: FileOffset) -> Result<(), F::Error> {

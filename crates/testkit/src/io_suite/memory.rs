@@ -83,6 +83,11 @@ impl Harness for MemoryHarness {
         }
     }
 
+    fn taken_bytes(&self, file: &MemoryFile) -> u64 {
+        let unstored_bytes = self.space(file).states().delalloc_new_bytes();
+        MemoryFs::taken_blocks(&file.inode) * BLOCK + unstored_bytes
+    }
+
     fn reclaim(&self) {
         self.cache.shrink_clean(u64::MAX);
     }

@@ -111,6 +111,9 @@ pub trait Harness: Send + Sync {
     /// What an error says.
     fn refusal(&self, error: &<Self::File as DataFile>::Error) -> Refusal;
 
+    /// Bytes that a file takes as `stat` tells them, in whole blocks: also by what is in memory only.
+    fn taken_bytes(&self, inode: &Self::Inode) -> u64;
+
     /// Drops what is clean from memory.
     fn reclaim(&self);
 

@@ -296,10 +296,15 @@ impl<H: Harness> Run<H> {
         subject.model.synced_up_to(start + len);
     }
 
-    /// A block becomes dirty as it is.
+    /// A block comes to memory, and becomes dirty as it is where the fault is for writing.
     fn fault(&mut self, chosen: usize, start: u64) {
         let map = range(0, self.blocks_max * self.block);
-        let result = self.subjects[chosen].file().fault_for_write(map, at(start));
+        let is_write = self.random.chance(2, 3);
+        let file = self.subjects[chosen].file();
+        let result = match is_write {
+            true => file.fault_for_write(map, at(start)),
+            false => file.fault_for_read(map, at(start)),
+        };
         let result = self.refused(result);
         let model = &mut self.subjects[chosen].model;
         if start >= model.size().next_multiple_of(self.block) {
@@ -308,6 +313,9 @@ impl<H: Harness> Run<H> {
             return;
         }
         result.unwrap();
+        if !is_write {
+            return;
+        }
         model.data.insert(start / self.block);
         model.space.insert(start / self.block);
     }

@@ -126,6 +126,8 @@ impl<H: Harness> Run<H> {
         let (data, space) = blocks_of(file, self.block);
         assert_eq!(data, model.data);
         assert_eq!(space, model.space);
+        let taken_blocks = self.harness.taken_bytes(&self.subjects[chosen].inode) / self.block;
+        assert_eq!(taken_blocks, u64::try_from(space.len()).expect("a count fits"));
     }
 }
 

@@ -249,3 +249,36 @@ fn cache_of_a_group_that_is_removed_goes_with_it() {
         assert_checks_clean(&image);
     }
 }
+
+/// A damaged header of a cache kept its group from being removed or changed, and with it each commit.
+#[test]
+fn damaged_header_of_a_cache_does_not_keep_its_group() {
+    let device = made(24, 3, true);
+    let fs = open(&device);
+    drop(fs.begin(Reservation::items(0)).unwrap());
+    let groups = data_groups(&fs);
+    let mut handle = fs.begin(Reservation::items(48)).unwrap();
+    let root = RootId::ROOT_TREE;
+    for group in caches(&fs).0 {
+        let header = Key::new(ObjectId::FREE_SPACE, KeyType::FREE_SPACE_HEADER, group.0);
+        handle.txn.remove(root, header).unwrap();
+        handle.txn.insert(root, header, &[1, 2, 3]).unwrap();
+    }
+    drop(handle);
+    let names: Vec<Vec<u8>> =
+        fs.read_dir(fs.top_level(), 0).unwrap().map(|entry| entry.unwrap().name).collect();
+    for name in &names[names.len() - 20..names.len() - 4] {
+        fs.unlink(fs.top_level(), name).unwrap();
+    }
+    fs.commit().unwrap();
+    for number in 0..2 {
+        create(&fs, &format!("small {number}"));
+        fs.commit().unwrap();
+    }
+    let left = data_groups(&fs);
+    let gone = groups.iter().filter(|group| !left.contains(group)).count();
+    assert!(gone >= 6, "{gone} went");
+    assert_eq!(caches(&fs).0.len(), 24 - gone);
+    drop(fs);
+    drop(open(&device));
+}
