@@ -1,8 +1,8 @@
 //! Files whose space the kernel was told before they have it.
 //!
-//! Of a file in memory only the kernel is told what it has on the medium and what it will have. Where that is written over stored
-//! data the sum is too large until it is stored, and where nothing is stored in the end it was too large as well. The kernel keeps
-//! what it was told, so once all of such a file is stored it is to ask again, if the sum came out otherwise.
+//! Of a file in memory only the kernel is told what it has on the medium and what it will have. Where that cannot be stored in the end the
+//! sum was too large. The kernel keeps what it was told, so once nothing of such a file waits to be stored it is to ask again, if the sum
+//! came out otherwise.
 
 use std::time::Duration;
 

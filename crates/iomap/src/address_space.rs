@@ -167,6 +167,21 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(FileRange::new(offset, end))
     }
 
+    /// What is read or written: `len_bytes` at `offset`, if Linux takes that.
+    pub(crate) fn io_range(offset: FileOffset, len_bytes: u64) -> Result<FileRange, F::Error> {
+        let end = offset.checked_add(len_bytes).ok_or(Error::Invalid { offset, len_bytes })?;
+        Ok(FileRange::new(offset, end))
+    }
+
+    /// What is to have space, or to have none: `len_bytes` at `offset`, if Linux takes that.
+    pub(crate) fn space_range(offset: FileOffset, len_bytes: u64) -> Result<FileRange, F::Error> {
+        let max = FileOffset::MAX.bytes();
+        if offset.bytes() > max || !(1..=max).contains(&len_bytes) {
+            return Err(Error::Invalid { offset, len_bytes }.into());
+        }
+        Self::checked_range(offset, len_bytes)
+    }
+
     pub(crate) fn is_current(&self, cookie: Cookie) -> bool {
         self.filesystem.sequence(&self.inode).is_current(cookie)
     }

@@ -5,15 +5,16 @@
 
 use crate::address_space::{AddressSpace, OpenFile, Reach};
 use crate::extent_state::{CountQuery, StateBits, Want};
-use crate::mapping::FileSystem;
+use crate::iter::MappingIter;
+use crate::mapping::{FileSystem, MappingKind, Purpose};
 use crate::offset::{FileOffset, FileRange};
 
 impl<F: FileSystem> OpenFile<F> {
     /// Makes sure that the blocks of the range have space: what is a hole there becomes unwritten and reads as zeros; all else
-    /// stays. An empty range is nothing. Durable with [`OpenFile::fsync()`].
+    /// stays. Durable with [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may have space, and the size
+    /// [`crate::Error::Invalid`], [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may have space, and the size
     /// is as before.
     pub fn allocate(
         &self,
@@ -21,10 +22,7 @@ impl<F: FileSystem> OpenFile<F> {
         len_bytes: u64,
         reach: Reach,
     ) -> Result<(), F::Error> {
-        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
-        if range.is_empty() {
-            return Ok(());
-        }
+        let range = AddressSpace::<F>::space_range(offset, len_bytes)?;
         let space = &*self.space;
         let _locked = space.lock_for_write(range);
         space.allocate_locked(range)?;
@@ -32,20 +30,18 @@ impl<F: FileSystem> OpenFile<F> {
     }
 
     /// Makes the range zeros that have space (FALLOC_FL_ZERO_RANGE): whole blocks become unwritten, and what is dirty of them
-    /// is thrown away; the bytes of others are zeroed. An empty range is nothing. Durable with [`OpenFile::fsync()`].
+    /// is thrown away; the bytes of others are zeroed. Durable with [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// As [`OpenFile::allocate()`]; then any part of the range may be zero.
+    /// As [`OpenFile::allocate()`]; then any part of the range may be zero. Where there is no space for the whole blocks, they are left as
+    /// they are.
     pub fn allocate_zeroed(
         &self,
         offset: FileOffset,
         len_bytes: u64,
         reach: Reach,
     ) -> Result<(), F::Error> {
-        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
-        if range.is_empty() {
-            return Ok(());
-        }
+        let range = AddressSpace::<F>::space_range(offset, len_bytes)?;
         let space = &*self.space;
         let _locked = space.lock_for_write(range);
         let (edges, inner) = space.split_at_blocks(range);
@@ -55,13 +51,41 @@ impl<F: FileSystem> OpenFile<F> {
         }
         if !inner.is_empty() {
             space.flush_old_tail(inner.end)?;
-            space.replace_locked(inner, || space.filesystem.make_unwritten(&space.inode, inner))?;
+            space.make_unwritten_locked(inner)?;
         }
         space.reach_locked(range.end, reach)
     }
 }
 
 impl<F: FileSystem> AddressSpace<F> {
+    fn make_unwritten_locked(&self, range: FileRange) -> Result<(), F::Error> {
+        if let Err(error) = self.filesystem.check_space(&self.inode, range.len_bytes()) {
+            let is_on_its_way = self
+                .states
+                .count_range(CountQuery::first_run(range, Want::All(StateBits::ORDERED)), None);
+            if is_on_its_way.is_some() || !self.is_unwritten(range)? {
+                return Err(error);
+            }
+        }
+        self.replace_locked(range, || match self.is_unwritten(range)? {
+            // What was dirty is thrown away, and the medium has zeros.
+            true => Ok(()),
+            false => self.filesystem.make_unwritten(&self.inode, range),
+        })
+    }
+
+    /// Whether all of a range is unwritten on the medium.
+    fn is_unwritten(&self, range: FileRange) -> Result<bool, F::Error> {
+        let mut iter = MappingIter::new(self, range);
+        while let Some((mapping, part)) = iter.next(Purpose::Read)? {
+            if mapping.kind != MappingKind::Unwritten {
+                return Ok(false);
+            }
+            iter.advance_to(part.end);
+        }
+        Ok(true)
+    }
+
     /// The parts of blocks at the two ends of a range, and the whole blocks between them; of each there may be none.
     pub(crate) fn split_at_blocks(&self, range: FileRange) -> ([FileRange; 2], FileRange) {
         let inner = FileRange::new(

@@ -42,10 +42,11 @@ impl<F: FileSystem> OpenFile<F> {
     /// meanwhile is read in whole or not at all. Behind these bytes the buffer may hold anything.
     ///
     /// # Errors
-    /// What the filesystem said when the first byte could not be read. Where a later one cannot, the read ends before its block.
+    /// [`crate::Error::Invalid`]; what the filesystem said when the first byte could not be read. Where a later one cannot, the read ends
+    /// before its block.
     pub fn read(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
         let len_bytes = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
-        let range = FileRange::with_len(offset, len_bytes);
+        let range = AddressSpace::<F>::io_range(offset, len_bytes)?;
         let options = self.space.cache.options();
         // What is read ahead would go at once where nothing clean is kept.
         let window_max = if options.keeps_clean { options.readahead_bytes_max } else { 0 };

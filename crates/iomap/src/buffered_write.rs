@@ -8,45 +8,42 @@ use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::Source;
 
 impl<F: FileSystem> OpenFile<F> {
-    /// Writes at `offset`; returns how many bytes, fewer than given where the filesystem refused the rest or no file
-    /// reaches. [`OpenFile::fsync()`] makes it durable: it is in memory only, or, if it is long and makes a long file longer, on the device,
+    /// Writes at `offset`; returns how many bytes, fewer than given where the filesystem refused the rest. [`OpenFile::fsync()`] makes it durable: it is in memory only, or, if it is long and makes a long file longer, on the device,
     /// but not safe there.
     ///
     /// # Errors
-    /// If nothing was written: what the filesystem said, or [`Error::TooLarge`].
+    /// If nothing was written: what the filesystem said, or [`Error::Invalid`].
     pub fn write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize, F::Error> {
-        if bytes.is_empty() {
+        let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let range = AddressSpace::<F>::io_range(offset, len_bytes)?;
+        if range.is_empty() {
             return Ok(0);
         }
-        let range = AddressSpace::<F>::range_to_write(offset, bytes)?;
         let _locked = self.space.lock_for_write(range);
         self.space.write_locked(range, bytes)
     }
 
-    /// Writes where the file ends; returns where that was, and how many bytes, as [`OpenFile::write()`].
+    /// Writes where the file ends; returns where that was, and how many bytes, as [`OpenFile::write()`], or as far as a file can
+    /// reach.
     ///
     /// # Errors
-    /// As there.
+    /// If nothing was written: what the filesystem said, or [`Error::TooLarge`].
     pub fn append(&self, bytes: &[u8]) -> Result<(FileOffset, usize), F::Error> {
         let _locked = self.space.lock_end();
         let offset = self.space.size();
         if bytes.is_empty() {
             return Ok((offset, 0));
         }
-        let range = AddressSpace::<F>::range_to_write(offset, bytes)?;
+        let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if offset == FileOffset::MAX {
+            return Err(Error::TooLarge { offset, len_bytes }.into());
+        }
+        let range = FileRange::with_len(offset, len_bytes);
         self.space.write_locked(range, bytes).map(|len| (offset, len))
     }
 }
 
 impl<F: FileSystem> AddressSpace<F> {
-    fn range_to_write(offset: FileOffset, bytes: &[u8]) -> Result<FileRange, F::Error> {
-        let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        if offset >= FileOffset::MAX {
-            return Err(Error::TooLarge { offset, len_bytes }.into());
-        }
-        Ok(FileRange::with_len(offset, len_bytes))
-    }
-
     /// Locks everything from the end of the file on.
     fn lock_end(&self) -> LockedRange<'_> {
         loop {

@@ -1,19 +1,26 @@
 //! I/O past the page cache, in whole blocks.
 
 use crate::address_space::{AddressSpace, OpenFile};
-use crate::error::Error;
 use crate::extent_state::LockMode;
 use crate::iter::MappingIter;
 use crate::mapping::{FileSystem, Purpose, ReadPiece, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
 
+fn bytes_of(buffer: &[u8]) -> u64 {
+    u64::try_from(buffer.len()).unwrap_or(u64::MAX)
+}
+
 impl<F: FileSystem> OpenFile<F> {
-    /// Reads as [`OpenFile::read()`], but from the device: what is dirty in the range is brought there first.
+    /// Reads as [`OpenFile::read()`], but from the device: what is dirty in the range is brought there first. What is not whole
+    /// blocks is read through memory, as by Linux's btrfs.
     ///
     /// # Errors
-    /// [`Error::Unaligned`], or what the filesystem said.
+    /// [`crate::Error::Invalid`], or what the filesystem said.
     pub fn direct_read(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
-        let range = self.space.aligned_range(offset, buffer.len())?;
+        let range = AddressSpace::<F>::io_range(offset, bytes_of(buffer))?;
+        if !self.space.is_aligned(range) {
+            return self.read(offset, buffer);
+        }
         let _locked = self.space.states.lock(range, LockMode::Shared);
         let in_file = FileRange::new(offset, range.end.min(self.space.size()));
         let whole = in_file.round_out(self.space.block_bytes).intersection(range);
@@ -24,15 +31,21 @@ impl<F: FileSystem> OpenFile<F> {
     }
 
     /// Writes to the device; the page cache forgets the range. Returns how many bytes, in whole blocks: fewer than given where there
-    /// is no space for the rest, or it cannot be written; the file then ends no further than what was. Durable with
+    /// is no space for the rest, or it cannot be written; the file then ends no further than what was. What is not whole blocks goes
+    /// through memory to the device, as by Linux's btrfs; with what error that was lost is told by the next fsync. Durable with
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// If nothing was written: [`Error::Unaligned`], [`Error::TooLarge`], or what the filesystem said.
+    /// If nothing was written: [`crate::Error::Invalid`], or what the filesystem said.
     pub fn direct_write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize, F::Error> {
-        let range = self.space.aligned_range(offset, bytes.len())?;
+        let range = AddressSpace::<F>::io_range(offset, bytes_of(bytes))?;
         if range.is_empty() {
             return Ok(0);
+        }
+        if !self.space.is_aligned(range) {
+            let done = self.write(offset, bytes)?;
+            self.space.flush(FileRange::with_len(offset, bytes_of(&bytes[..done])))?;
+            return Ok(done);
         }
         let space = &*self.space;
         let _locked = space.lock_for_write(range);
@@ -44,14 +57,8 @@ impl<F: FileSystem> OpenFile<F> {
 }
 
 impl<F: FileSystem> AddressSpace<F> {
-    fn aligned_range(&self, offset: FileOffset, len: usize) -> Result<FileRange, F::Error> {
-        let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);
-        let block_bytes = self.block_bytes;
-        let is_aligned = |bytes: u64| bytes.is_multiple_of(block_bytes);
-        if !is_aligned(offset.bytes()) || !is_aligned(len_bytes) {
-            return Err(Error::Unaligned { offset, len_bytes, block_bytes }.into());
-        }
-        Self::checked_range(offset, len_bytes)
+    fn is_aligned(&self, range: FileRange) -> bool {
+        range == range.round_out(self.block_bytes)
     }
 
     /// Writes whole blocks, of which nothing is dirty, to the device; the caller has them locked, and the end of the file where they

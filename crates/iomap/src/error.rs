@@ -5,7 +5,16 @@ use crate::offset::{FileOffset, FileRange};
 /// Why a request was refused here. What the filesystem itself says passes through unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
-    /// The range reaches beyond [`FileOffset::MAX`] (EFBIG; EINVAL where Linux says that).
+    /// Where Linux looks at the numbers before anything else: an offset or length that is negative as a system call takes it, a range of no
+    /// length that is to have space or none, a read or write that reaches beyond [`FileOffset::MAX`] (EINVAL).
+    #[error("{len_bytes} bytes at {offset} are no range of a file")]
+    Invalid {
+        /// Where it begins.
+        offset: FileOffset,
+        /// How long it is.
+        len_bytes: u64,
+    },
+    /// The range reaches beyond [`FileOffset::MAX`] (EFBIG).
     #[error("{len_bytes} bytes at {offset} reach beyond what a file can hold")]
     TooLarge {
         /// Where it begins.
@@ -13,7 +22,7 @@ pub enum Error {
         /// How long it is.
         len_bytes: u64,
     },
-    /// Direct I/O works on whole blocks (EINVAL).
+    /// A file is mapped in whole blocks (EINVAL).
     #[error("{len_bytes} bytes at {offset} are not whole blocks of {block_bytes} bytes")]
     Unaligned {
         /// Where it begins.

@@ -346,6 +346,12 @@ pub trait FileSystem: Send + Sync + 'static {
     /// If there is no space, or that cannot be recorded; then any part of the range may have space.
     fn allocate(&self, inode: &Self::Inode, range: FileRange) -> Result<(), Self::Error>;
 
+    /// Whether there is space for so many bytes of data now, none of which is taken.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn check_space(&self, inode: &Self::Inode, len_bytes: u64) -> Result<(), Self::Error>;
+
     /// Makes whole blocks unwritten space, whatever they were. A filesystem that can do so in one step, which fails before it
     /// has lost data, does.
     ///

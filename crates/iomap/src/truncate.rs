@@ -11,10 +11,10 @@ impl<F: FileSystem> OpenFile<F> {
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// [`crate::Error::TooLarge`], or what the filesystem said. If it said so when it was told the size, the file has the
+    /// [`crate::Error::Invalid`], or what the filesystem said. If it said so when it was told the size, the file has the
     /// new size in memory.
     pub fn truncate(&self, size: FileOffset) -> Result<(), F::Error> {
-        let size = AddressSpace::<F>::checked_range(size, 0)?.start;
+        let size = AddressSpace::<F>::io_range(size, 0)?.start;
         self.space.truncate(size)
     }
 }

@@ -17,9 +17,9 @@ impl<F: FileSystem> OpenFile<F> {
     /// so. In memory only.
     ///
     /// # Errors
-    /// What the filesystem said; then any part of the range may be zero.
+    /// [`crate::Error::Invalid`], [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may be zero.
     pub fn zero_range(&self, offset: FileOffset, len_bytes: u64) -> Result<(), F::Error> {
-        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
+        let range = AddressSpace::<F>::space_range(offset, len_bytes)?;
         let _locked = self.space.lock_for_write(range);
         self.space.zero_in_file(range)
     }
@@ -28,9 +28,9 @@ impl<F: FileSystem> OpenFile<F> {
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// What the filesystem said; then any part of the range may be zero.
+    /// [`crate::Error::Invalid`], [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may be zero.
     pub fn punch_hole(&self, offset: FileOffset, len_bytes: u64) -> Result<(), F::Error> {
-        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
+        let range = AddressSpace::<F>::space_range(offset, len_bytes)?;
         let _locked = self.space.lock_for_write(range);
         self.space.punch_locked(range)
     }

@@ -275,12 +275,6 @@ impl MemoryFs {
         inode.extents.lock().expect(UNPOISONED).size
     }
 
-    /// How many blocks have a place.
-    pub fn taken_blocks(inode: &MemoryInode) -> u64 {
-        let extents = inode.extents.lock().expect(UNPOISONED);
-        u64::try_from(extents.places.len()).expect("a count fits")
-    }
-
     fn spend(counter: &AtomicU64) -> Result<(), Failure> {
         let spent = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| match left {
             0 => None,
@@ -600,6 +594,13 @@ impl FileSystem for MemoryFs {
         }
         inode.sequence.changed();
         Ok(())
+    }
+
+    fn check_space(&self, _inode: &Arc<MemoryInode>, len_bytes: u64) -> Result<(), Failure> {
+        let disk = self.disk.lock().expect(UNPOISONED);
+        let free = self.capacity_blocks.load(Ordering::Relaxed);
+        let free = free.saturating_sub(disk.used_blocks + disk.reserved_blocks);
+        if len_bytes / BLOCK > free { Err(Failure::NoSpace) } else { Ok(()) }
     }
 
     fn allocate(&self, inode: &Arc<MemoryInode>, range: FileRange) -> Result<(), Failure> {

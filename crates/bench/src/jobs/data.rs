@@ -40,6 +40,11 @@ pub(super) trait Data {
     /// SEEK_HOLE.
     fn seek_hole(&self, at: u64) -> Result<u64>;
 
+    /// Whether there is FIEMAP.
+    fn tells_extents(&self) -> bool {
+        true
+    }
+
     /// How many extents one FIEMAP tells from `at` on, and where the last of them ends; `None` behind the
     /// last one of the file.
     fn fiemap(&self, at: u64) -> Result<(u64, Option<u64>)>;
@@ -283,6 +288,8 @@ struct FiemapExtent {
 
 const FS_IOC_FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FIEMAP_EXTENT_LAST: u32 = 1;
+/// As `linux/magic.h` names it.
+const FUSE_SUPER_MAGIC: rustix::fs::FsWord = 0x6573_5546;
 
 impl System {
     fn open(mount: &Path, is_new: bool) -> Result<Self> {
@@ -313,6 +320,12 @@ impl Data for System {
 
     fn seek_hole(&self, at: u64) -> Result<u64> {
         rustix::fs::seek(&self.file, SeekFrom::Hole(at)).map_err(failed("SEEK_HOLE"))
+    }
+
+    /// FUSE hands none on.
+    fn tells_extents(&self) -> bool {
+        let about = rustix::fs::fstatfs(&self.file);
+        about.is_ok_and(|about| about.f_type != FUSE_SUPER_MAGIC)
     }
 
     fn fiemap(&self, at: u64) -> Result<(u64, Option<u64>)> {

@@ -7,6 +7,7 @@ use super::{Context, run_job};
 use crate::error::{Error, Result};
 use crate::jobs::Outcome;
 use crate::mount::{Kernel, Mount};
+use crate::peer::Peer;
 use crate::report::Table;
 
 /// What the processes of one round told.
@@ -98,6 +99,41 @@ fn on_mount<T>(
     Ok(done)
 }
 
+/// As tables name the engine where system calls reach it through its mount.
+pub(super) const MOUNTED: &str = "ubtrfs, mounted";
+
+/// The same phases by the same system calls on the engine's mount, with the options that a user gets who gives none; the image is checked
+/// after the first one.
+///
+/// # Errors
+/// If a phase fails or the image is damaged.
+pub(super) fn mounted(
+    context: &Context<'_>,
+    job: &str,
+    count: u64,
+    phases: &[&str],
+) -> Result<Kept> {
+    Peer::Ubtrfs.make(context.options, context.scratch)?;
+    let mut kept = Kept::default();
+    for (at, phase) in phases.iter().enumerate() {
+        let mount = Peer::Ubtrfs.mount(context.options, context.scratch)?;
+        let mut command = context.job(job);
+        command.arg(mount.path()).arg(count.to_string()).args(["--system", "--phase", phase]);
+        kept.add(&mut command)?;
+        mount.end()?;
+        if at == 0 {
+            context.check("image", 1)?;
+        }
+    }
+    Peer::Ubtrfs.clear(context.scratch)?;
+    Ok(kept)
+}
+
+/// Whether the mount can compete.
+pub(super) fn can_mount() -> bool {
+    Peer::Ubtrfs.available().is_ok()
+}
+
 /// Those that can compete.
 pub(super) fn kernels(context: &Context<'_>) -> Vec<Kernel> {
     if !context.options.with_kernel {
@@ -108,6 +144,9 @@ pub(super) fn kernels(context: &Context<'_>) -> Vec<Kernel> {
 
 /// Says which rows are missing, and why.
 pub(super) fn note_missing(context: &Context<'_>, table: &mut Table) {
+    if let Err(why) = Peer::Ubtrfs.available() {
+        table.note(format!("The row of {MOUNTED} is missing: {why}."));
+    }
     if !context.options.with_kernel {
         table.note("The kernel's rows were left out on request.");
         return;

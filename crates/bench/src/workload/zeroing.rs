@@ -6,11 +6,14 @@ use super::{Context, verdict};
 use crate::chart::{Bar, Chart, Shape};
 use crate::contest::{Contestant, Series, alternate};
 use crate::error::Result;
+use crate::mount::Kernel;
 use crate::report::{Cell, Table};
 
 const ROUNDS: [u64; 3] = [5_000, 16_667, 50_000];
 const LOOP_S_MAX: f64 = 0.1;
 const GROWTH_MAX: f64 = 1.3;
+/// Of the time that the kernel's xfs takes.
+const MOUNTED_MAX: f64 = 0.5;
 const OURS: &str = "ubtrfs";
 const BEFORE: &str = "ubtrfs, before: written back first";
 const DEFAULT: &str = "ubtrfs, default cache";
@@ -60,6 +63,11 @@ fn measure(context: &Context<'_>, rounds: u64) -> Result<Vec<Series<Kept>>> {
         ours(DEFAULT, &[]),
         ours(BEFORE, &["--cache-mib", "1024", "--ablate", "batch"]),
     ];
+    if files::can_mount() {
+        contestants.push(Contestant::new(files::MOUNTED, move || {
+            files::mounted(context, "zeroing", rounds, &["make"])
+        }));
+    }
     for kernel in files::kernels(context) {
         contestants.push(Contestant::new(kernel.name(), move || {
             files::theirs(context, kernel, "", "zeroing", rounds, &["make"])
@@ -141,6 +149,11 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept
         GROWTH_MAX,
         "times",
     ));
+    let of = |name: &str| largest.iter().find(|one| one.name == name);
+    if let (Some(mounted), Some(xfs)) = (of(files::MOUNTED), of(Kernel::Xfs.name())) {
+        let share = loop_s(mounted) / loop_s(xfs);
+        verdicts.push(verdict("mounted, against xfs", share, MOUNTED_MAX, "times its time"));
+    }
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
     table.note(format!(
@@ -167,6 +180,10 @@ fn store(context: &Context<'_>) -> Result<Table> {
         job.args(["--phase", phase]);
     };
     push_store(&mut table, OURS, &files::ours(context, "zeroing", 1, add, &phases)?)?;
+    if files::can_mount() {
+        let run = files::mounted(context, "zeroing", 1, &phases)?;
+        push_store(&mut table, files::MOUNTED, &run)?;
+    }
     for kernel in files::kernels(context) {
         let run = files::theirs(context, kernel, "", "zeroing", 1, &phases)?;
         push_store(&mut table, kernel.name(), &run)?;

@@ -498,6 +498,13 @@ impl FileSystem for FileIo {
         self.fs()?.punch_file(inode, range.start.bytes()..range.end.bytes())
     }
 
+    fn check_space(&self, _inode: &IoInode, len_bytes: u64) -> Result<()> {
+        let fs = self.fs()?;
+        fs.promise_data(len_bytes)?;
+        fs.inner.core.alloc.take_back_data(len_bytes);
+        Ok(())
+    }
+
     fn allocate(&self, inode: &IoInode, range: FileRange) -> Result<()> {
         self.fs()?.allocate_file(inode, range.start.bytes()..range.end.bytes())
     }

@@ -39,6 +39,9 @@ impl Server {
         let wanted: abi::ReadIn = request.take()?;
         let len = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
         let (file, at) = (self.file(id)?, offset(wanted.offset)?);
+        // The kernel asks for whole pages, of which the last of all reaches further than a file may.
+        let left = FileOffset::MAX.bytes_since(at);
+        let len = len.min(usize::try_from(left).unwrap_or(usize::MAX));
         self.note_cached(id, wanted.offset.saturating_add(u64::from(wanted.size)));
         if self.options.notes_access {
             self.note_access(id);

@@ -85,7 +85,8 @@ impl Harness for MemoryHarness {
 
     fn taken_bytes(&self, file: &MemoryFile) -> u64 {
         let unstored_bytes = self.space(file).states().delalloc_new_bytes();
-        MemoryFs::taken_blocks(&file.inode) * BLOCK + unstored_bytes
+        let blocks = MemoryFs::allocated_blocks(&file.inode).len();
+        u64::try_from(blocks).expect("a count fits") * BLOCK + unstored_bytes
     }
 
     fn reclaim(&self) {

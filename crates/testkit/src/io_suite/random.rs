@@ -163,6 +163,8 @@ impl<H: Harness> Run<H> {
 
     fn step(&mut self, chosen: usize) {
         let (start, len) = self.range();
+        // A range that is to have space or none has some length.
+        let some = len.max(1);
         let kind = self.random.below(28);
         let Subject { inode, file, model } = &mut self.subjects[chosen];
         let file = file.as_ref().expect("it is open between steps");
@@ -175,14 +177,14 @@ impl<H: Harness> Run<H> {
                 model.truncate(start);
             }
             11 => {
-                file.zero_range(at(start), len).unwrap();
-                model.zero(start, start + len);
+                file.zero_range(at(start), some).unwrap();
+                model.zero(start, start + some);
             }
             12 => {
-                file.punch_hole(at(start), len).unwrap();
-                model.punch(start, len);
+                file.punch_hole(at(start), some).unwrap();
+                model.punch(start, some);
             }
-            13 => self.allocate(chosen, start, len),
+            13 => self.allocate(chosen, start, some),
             14 => self.write_direct(chosen, start, len),
             15 => self.read_direct(chosen, start, len),
             16 | 17 => self.store_mapped(chosen, start, len),
@@ -236,8 +238,16 @@ impl<H: Harness> Run<H> {
         self.append(chosen, len.next_multiple_of(self.block).max(2 * self.block));
     }
 
+    /// What is not whole blocks goes through memory.
+    fn mostly_aligned(&mut self, start: u64, len: u64) -> (u64, u64) {
+        match self.random.chance(1, 4) {
+            true => (start, len),
+            false => (start / self.block * self.block, len / self.block * self.block),
+        }
+    }
+
     fn write_direct(&mut self, chosen: usize, start: u64, len: u64) {
-        let (start, len) = (start / self.block * self.block, len / self.block * self.block);
+        let (start, len) = self.mostly_aligned(start, len);
         let bytes = self.bytes(chosen, start, len);
         let subject = &mut self.subjects[chosen];
         assert_eq!(subject.file().direct_write(at(start), &bytes).unwrap(), bytes.len());
@@ -251,7 +261,7 @@ impl<H: Harness> Run<H> {
     }
 
     fn read_direct(&mut self, chosen: usize, start: u64, len: u64) {
-        let (start, len) = (start / self.block * self.block, len / self.block * self.block);
+        let (start, len) = self.mostly_aligned(start, len);
         let mut buffer = vec![0xEE; index(len)];
         let count = self.subjects[chosen].file().direct_read(at(start), &mut buffer).unwrap();
         self.assert_read(chosen, start, len, &buffer[..count]);
