@@ -286,6 +286,86 @@ fn stores_all_that_was_taken(make: fn(&Path, u64)) {
     }
 }
 
+/// Metadata is full, and data is not: single blocks here and there, of which each needs items of its own, are stored or refused.
+#[test]
+fn all_that_was_taken_until_metadata_was_full_is_stored() {
+    const BLOCK: u64 = 4096;
+    const BLOCKS: u64 = 12_000;
+    let at = FileOffset::new;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 256 << 20);
+    let fs = open(&image);
+    let names = ["plain", "packed", "in place", "allocated"];
+    let in_place = flags::NODATACOW | flags::NODATASUM;
+    let bits = [0, flags::COMPRESS, in_place, 0];
+    let mut random = Prng::new(5);
+    let mut files = Vec::new();
+    for (name, bits) in names.iter().zip(bits) {
+        let file = create(&fs, name, bits).unwrap();
+        let old = noise(&mut random, 100_000);
+        file.write(at(0), &old).unwrap();
+        file.fsync().unwrap();
+        files.push((file, old));
+    }
+    // All that metadata could have is data's, of which half is free then.
+    let large = create(&fs, "large", 0).unwrap();
+    let mut rest_bytes = 256_u64 << 20;
+    while rest_bytes >= BLOCK {
+        let size = large.size();
+        if large.allocate(size, rest_bytes, Reach::Extends).is_err() {
+            rest_bytes /= 2;
+        }
+    }
+    files[3].0.allocate(at(0), 2 * BLOCKS * BLOCK, Reach::Stays).unwrap_err();
+    large.truncate(at(large.size().bytes() / 4)).unwrap();
+    fs.commit().unwrap();
+    files[3].0.allocate(at(0), 2 * BLOCKS * BLOCK, Reach::Stays).unwrap();
+    let attributes = NewInode::new(0o100_644, Time::default());
+    for number in 0_u64.. {
+        let Ok(mut handle) = fs.begin(Reservation::create(1)) else { break };
+        let name = format!("{number:0>200}");
+        let id = handle.create(fs.top_level(), name.as_bytes(), &attributes).unwrap();
+        handle.set_xattr(id, b"user.x", &[7; 3000]).unwrap();
+    }
+    let (mut taken, mut refused) = ([0; 4], [0; 4]);
+    while refused.iter().any(|count| *count < 20) {
+        let index = random.index(4);
+        let (file, expected) = &mut files[index];
+        let block = random.below(2 * BLOCKS);
+        let bytes = noise(&mut random, BLOCK);
+        match file.write(at(block * BLOCK), &bytes) {
+            Ok(count) => {
+                assert_eq!(count, bytes.len());
+                let start = usize::try_from(block * BLOCK).unwrap();
+                expected.resize(expected.len().max(start + count), 0);
+                expected[start..start + count].copy_from_slice(&bytes);
+                taken[index] += 1;
+            }
+            Err(Error::NoSpace { .. }) => refused[index] += 1,
+            Err(error) => panic!("{error}"),
+        }
+        if random.chance(1, 500) {
+            fs.flush_files().unwrap();
+        }
+        assert!(taken.iter().sum::<u64>() < BLOCKS, "{taken:?} were taken");
+    }
+    println!("{taken:?} blocks were taken");
+    assert!(taken.iter().all(|count| *count > 0));
+    for (file, expected) in &files {
+        file.fsync().unwrap();
+        assert!(read(&fs, file.id()) == *expected);
+    }
+    let ids: Vec<_> = files.iter().map(|(file, _)| file.id()).collect();
+    let expected: Vec<_> = files.into_iter().map(|(_, bytes)| bytes).collect();
+    drop((large, fs));
+    judge(&image);
+    let fs = open(&image);
+    for (id, expected) in ids.into_iter().zip(expected) {
+        assert!(read(&fs, id) == expected);
+    }
+}
+
 /// One file takes all that was left beside small ones, in memory: it was lost where groups are mixed, as
 /// what was placed of it was counted as promised still.
 #[test]

@@ -59,7 +59,8 @@ Options for -o, as of mount(8):
                        look so long for the next request before sleeping; 0 saves that
                        of the processor and makes each request wait for it [100]
   no_io_uring          have requests come by /dev/fuse, though root has switched on in the
-                       kernel that they come by io_uring, which is faster
+                       kernel that they come by io_uring: that is faster where several
+                       programs ask at once, and slower for a single one
   discard              give freed space back to the image file or device
   degraded             mount although devices are missing
   allow_other          other users see it, too (as they do in any case where root mounts)
