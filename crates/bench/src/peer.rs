@@ -191,6 +191,11 @@ impl Peer {
         mount_ours(our_options, options, &scratch.path(IMAGE), Some(counts))
     }
 
+    /// Whether it is ours, however mounted.
+    pub(crate) fn is_ours(self) -> bool {
+        self.our_options().is_some()
+    }
+
     /// What follows `-o`, if it is ours.
     fn our_options(self) -> Option<&'static str> {
         match self {

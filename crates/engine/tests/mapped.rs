@@ -186,3 +186,34 @@ fn chunks_are_not_made_in_vain_where_data_is_stored_twice() {
     file.allocate(at(0), 1 << 30, Reach::Extends).unwrap();
     assert!(allocated() > before);
 }
+
+/// What was written to allocated space and zeroed before it was stored had said where the file ends: once it was closed, it was empty.
+#[test]
+fn file_zeroed_before_it_was_stored_keeps_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let fs = open(&image);
+    let mut expected = Vec::new();
+    for (name, zeroed) in [("whole", 0..LEN), ("end", LEN - 8192..LEN)] {
+        let file = create(&fs, name, 0).unwrap();
+        file.allocate(at(0), LEN, Reach::Stays).unwrap();
+        fs.commit().unwrap();
+        let mut bytes = noise(&mut Prng::new(7), LEN);
+        file.write(at(0), &bytes).unwrap();
+        file.allocate_zeroed(at(zeroed.start), zeroed.end - zeroed.start, Reach::Stays).unwrap();
+        bytes[zeroed.start as usize..zeroed.end as usize].fill(0);
+        expected.push((file.id(), bytes));
+    }
+    // Closed, and then written back as what is old is.
+    fs.write_back_due(0);
+    fs.write_back_due(100_000);
+    fs.drop_clean_data();
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
+    let fs = open(&image);
+    for (id, bytes) in expected {
+        assert!(read(&fs, id) == bytes, "{} bytes", fs.inode(id).unwrap().size_bytes);
+    }
+}

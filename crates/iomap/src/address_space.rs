@@ -427,6 +427,10 @@ impl<F: FileSystem> AddressSpace<F> {
             }
             pages = self.fill(pages, block..block + 1)?;
         }
+        if mapping.flags.is_new && !self.is_current(mapping.cookie) {
+            // What was on its way may have arrived, so that it has its space.
+            return Ok(None);
+        }
         if mapping.flags.is_placed {
             // What is on its way there becomes what the file has: the place is taken when it has arrived.
             while pages.has_writeback(&self.blocks(part), u64::MAX) {

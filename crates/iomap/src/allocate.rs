@@ -33,8 +33,8 @@ impl<F: FileSystem> OpenFile<F> {
     /// is thrown away; the bytes of others are zeroed. Durable with [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// As [`OpenFile::allocate()`]; then any part of the range may be zero. Where there is no space for the whole blocks, they are left as
-    /// they are.
+    /// As [`OpenFile::allocate()`]; then any part of the range may be zero. Where there is no space for the whole blocks from the beginning,
+    /// they are left as they are.
     pub fn allocate_zeroed(
         &self,
         offset: FileOffset,
@@ -59,18 +59,19 @@ impl<F: FileSystem> OpenFile<F> {
 
 impl<F: FileSystem> AddressSpace<F> {
     fn make_unwritten_locked(&self, range: FileRange) -> Result<(), F::Error> {
-        if let Err(error) = self.filesystem.check_space(&self.inode, range.len_bytes()) {
-            let is_on_its_way = self
-                .states
-                .count_range(CountQuery::first_run(range, Want::All(StateBits::ORDERED)), None);
-            if is_on_its_way.is_some() || !self.is_unwritten(range)? {
-                return Err(error);
+        // What has the space that it needs, and is zeros on the medium, needs no more.
+        let lacking = self.filesystem.check_space(&self.inode, range.len_bytes()).err();
+        if let Some(error) = &lacking {
+            let ordered = CountQuery::first_run(range, Want::All(StateBits::ORDERED));
+            let is_on_its_way = self.states.count_range(ordered, None).is_some();
+            if is_on_its_way || !self.is_unwritten(range)? {
+                return Err(error.clone());
             }
         }
-        self.replace_locked(range, || match self.is_unwritten(range)? {
-            // What was dirty is thrown away, and the medium has zeros.
-            true => Ok(()),
-            false => self.filesystem.make_unwritten(&self.inode, range),
+        self.replace_locked(range, || match lacking {
+            // Writeback was quicker: it stays what it is.
+            Some(error) if !self.is_unwritten(range)? => Err(error),
+            _ => self.filesystem.make_unwritten(&self.inode, range),
         })
     }
 

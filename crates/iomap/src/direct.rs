@@ -32,7 +32,7 @@ impl<F: FileSystem> OpenFile<F> {
 
     /// Writes to the device; the page cache forgets the range. Returns how many bytes, in whole blocks: fewer than given where there
     /// is no space for the rest, or it cannot be written; the file then ends no further than what was. What is not whole blocks goes
-    /// through memory to the device, as by Linux's btrfs; with what error that was lost is told by the next fsync. Durable with
+    /// through memory to the device, as by Linux's btrfs; why it did not get there is told by the next fsync. Durable with
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
@@ -44,7 +44,8 @@ impl<F: FileSystem> OpenFile<F> {
         }
         if !self.space.is_aligned(range) {
             let done = self.write(offset, bytes)?;
-            self.space.flush(FileRange::with_len(offset, bytes_of(&bytes[..done])))?;
+            // Where that cannot be stored yet it stays dirty, as what any write leaves.
+            let _ = self.space.flush(FileRange::with_len(offset, bytes_of(&bytes[..done])));
             return Ok(done);
         }
         let space = &*self.space;

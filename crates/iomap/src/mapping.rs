@@ -353,7 +353,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn check_space(&self, inode: &Self::Inode, len_bytes: u64) -> Result<(), Self::Error>;
 
     /// Makes whole blocks unwritten space, whatever they were. A filesystem that can do so in one step, which fails before it
-    /// has lost data, does.
+    /// has lost data, does. The dirty block that would have said where the file ends may be gone before, as with [`FileSystem::punch()`].
     ///
     /// # Errors
     /// As [`FileSystem::allocate()`]; then any part of the range may be a hole.

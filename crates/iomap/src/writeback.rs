@@ -257,8 +257,8 @@ impl<F: FileSystem> AddressSpace<F> {
         for (index, run) in begun.iter().enumerate() {
             pages.end_writeback(run.ticket, index == failed);
             // The mapping shows the data before the state goes: a seek that does not see the one sees the other.
-            // Nor does what became dirty again meanwhile add to what the file takes now.
-            self.states.clear(run.range, StateBits::ORDERED | StateBits::DELALLOC_NEW);
+            self.states.clear(run.range, StateBits::ORDERED);
+            self.end_new(run.range, index == failed);
             if !self.cache.options().keeps_clean {
                 pages.drop_clean(&self.blocks(run.range));
             }
@@ -280,6 +280,22 @@ impl<F: FileSystem> AddressSpace<F> {
             abandoned_from: abandoned.first().map(|run| run.range.start),
             obstacle,
         }
+    }
+
+    /// A run that ended adds nothing to what the file takes any more: it has its space, also for what became dirty again meanwhile, or it
+    /// is lost, and then only what became dirty again does.
+    fn end_new(&self, range: FileRange, is_lost: bool) {
+        let dirty_again = |rest| {
+            let dirty = CountQuery::first_run(rest, Want::All(StateBits::DELALLOC));
+            if is_lost { self.states.count_range(dirty, None) } else { None }
+        };
+        let mut rest = range;
+        while let Some(found) = dirty_again(rest) {
+            let before = FileRange::new(rest.start, found.start);
+            self.states.clear(before, StateBits::DELALLOC_NEW);
+            rest.start = found.run().end;
+        }
+        self.states.clear(rest, StateBits::DELALLOC_NEW);
     }
 
     /// A run that the filesystem did not begin is dirty again. Returns for how many bytes there are two reservations now, as they

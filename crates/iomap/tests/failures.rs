@@ -64,7 +64,9 @@ fn write_during_writeback_that_fails_stays() {
         }
     });
     file.fsync().unwrap();
+    assert_eq!(space.states().delalloc_new_bytes(), 0, "the first version has its space");
     assert_eq!(file.fsync(), Err(Failure::Io));
+    assert_eq!(space.states().delalloc_new_bytes(), 0);
     fs.writes_left.store(u64::MAX, Ordering::Relaxed);
     let mut expected = vec![1; 8192];
     assert!(contents(&file) == expected, "the second version is lost, the first one stays");
@@ -73,6 +75,55 @@ fn write_during_writeback_that_fails_stays() {
     expected[100..300].fill(2);
     assert!(contents(&file) == expected);
     assert!(fs.stored(space.inode(), 8192) == expected);
+}
+
+/// What became dirty again while its older version was on its way, and is lost, takes its space still when it is stored.
+#[test]
+fn space_of_what_was_written_beside_a_run_that_fails_counts() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &[1; 4096]).unwrap();
+    file.write(at(2 * BLOCK), &[1; 2 * 4096]).unwrap();
+    let weak = Arc::downgrade(&space);
+    let armed = std::sync::atomic::AtomicBool::new(true);
+    let device = Arc::downgrade(&fs);
+    fs.before_mapping(move || {
+        if armed.swap(false, Ordering::Relaxed) {
+            // The first run is about to arrive, and the second one will not.
+            weak.upgrade().unwrap().open().write(at(3 * BLOCK + 100), &[2; 200]).unwrap();
+            device.upgrade().unwrap().writes_left.store(0, Ordering::Relaxed);
+        }
+    });
+    assert_eq!(space.states().delalloc_new_bytes(), 3 * BLOCK);
+    space.cache().shrink_dirty(3 * BLOCK);
+    assert_eq!(space.states().delalloc_new_bytes(), BLOCK);
+    fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(file.fsync(), Err(Failure::Io));
+    assert_eq!(space.states().delalloc_new_bytes(), 0);
+    assert_eq!(MemoryFs::allocated_blocks(space.inode()), [0, 3]);
+}
+
+/// Between the look at the mapping and the write, what was on its way arrives, and is no hole any more.
+#[test]
+fn space_of_a_block_that_arrives_meanwhile_counts_once() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &[1; 4096]).unwrap();
+    let weak = Arc::downgrade(&space);
+    let armed = std::sync::atomic::AtomicBool::new(true);
+    fs.after_map(move || {
+        if armed.swap(false, Ordering::Relaxed) {
+            weak.upgrade().unwrap().flush(FileRange::new(at(0), at(BLOCK))).unwrap();
+        }
+    });
+    file.write(at(0), &[2; 8192]).unwrap();
+    assert_eq!(MemoryFs::allocated_blocks(space.inode()), [0]);
+    assert_eq!(space.states().delalloc_new_bytes(), BLOCK);
+    assert!(contents(&file) == [2; 8192]);
+    file.fsync().unwrap();
+    assert_eq!(fs.reserved_blocks(), 0);
 }
 
 /// Runs are given to the filesystem together. Where one fails, the others are not lost with it; nor is what is written to one

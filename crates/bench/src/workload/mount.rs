@@ -204,12 +204,12 @@ fn round(context: &Context<'_>, peer: Peer, work: &Work) -> Result<Round> {
         }
         match perform(context, peer, job, &mounted, work, &mut round) {
             Ok(figure) => round.figures.push(figure),
-            Err(error) if peer == Peer::Ubtrfs => return Err(error),
+            Err(error) if peer.is_ours() => return Err(error),
             Err(error) => round.failures.push(format!("{}, {}: {error}", peer.name(), job.name())),
         }
     }
     mounted.end()?;
-    if peer == Peer::Ubtrfs {
+    if peer.is_ours() {
         // A wrong image is no result.
         context.check("image", work.file_count)?;
     }

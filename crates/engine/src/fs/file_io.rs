@@ -509,6 +509,15 @@ impl FileSystem for FileIo {
         self.fs()?.allocate_file(inode, range.start.bytes()..range.end.bytes())
     }
 
+    fn make_unwritten(&self, inode: &IoInode, range: FileRange) -> Result<()> {
+        let fs = self.fs()?;
+        if fs.is_allocated(inode, &(range.start.bytes()..range.end.bytes()))? {
+            return fs.record_end(inode);
+        }
+        self.punch(inode, range)?;
+        self.allocate(inode, range)
+    }
+
     fn sync(&self, inode: &IoInode, size: FileOffset) -> Result<()> {
         let fs = self.fs()?;
         fs.record_file(inode, size.bytes())?;

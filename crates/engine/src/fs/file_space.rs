@@ -91,7 +91,11 @@ impl Filesystem {
             let _lock = self.inner.files.lock_data(io.id);
             self.drop_in_steps(io, range, |old, _| old)?;
         }
-        // The dirty block that would have said where the file ends may be gone.
+        self.record_end(io)
+    }
+
+    /// The dirty block that would have said where the file ends may be gone.
+    pub(super) fn record_end(&self, io: &IoInode) -> Result<()> {
         match self.inner.open_files.find(io.id) {
             Some(space) => self.record_file(io, space.size().bytes()),
             None => Ok(()),
@@ -158,6 +162,21 @@ impl Filesystem {
         };
         self.inner.core.alloc.take_back_data(promised_bytes);
         result
+    }
+
+    /// Whether all of a range of whole blocks is allocated, and nothing is written to it.
+    pub(super) fn is_allocated(&self, io: &IoInode, range: &Range<u64>) -> Result<bool> {
+        let tree = self.tree(io.id.root)?;
+        let mut walk = ExtentWalk::new(&tree, io.of(self), FileOffset(range.start));
+        let mut at = range.start;
+        while at < range.end {
+            let Some(mapping) = walk.next()? else { return Ok(false) };
+            if mapping.kind != MappingKind::Prealloc {
+                return Ok(false);
+            }
+            at = walk.position();
+        }
+        Ok(true)
     }
 
     /// How much of a range of whole blocks has no space.

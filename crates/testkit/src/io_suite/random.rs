@@ -165,7 +165,7 @@ impl<H: Harness> Run<H> {
         let (start, len) = self.range();
         // A range that is to have space or none has some length.
         let some = len.max(1);
-        let kind = self.random.below(28);
+        let kind = self.random.below(29);
         let Subject { inode, file, model } = &mut self.subjects[chosen];
         let file = file.as_ref().expect("it is open between steps");
         match kind {
@@ -201,6 +201,7 @@ impl<H: Harness> Run<H> {
             22 => self.append_blocks(chosen, len),
             23 | 24 => self.msync(chosen, start, len),
             25 => self.fault(chosen, start),
+            26 => self.close_and_open(chosen),
             _ => file.flush(range(start, start + len)).unwrap(),
         }
     }
