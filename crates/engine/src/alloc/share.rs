@@ -18,7 +18,7 @@ use ubtrfs_ondisk::file_extent::FileExtent;
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Corruption, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
 
-use super::delayed_ref::ExtentKind;
+use super::delayed_ref::{ExtentKind, Queued};
 use super::{Allocator, State};
 use ubtrfs_rt::MutexGuard;
 
@@ -363,7 +363,8 @@ impl Allocator {
                 for data in found {
                     let reference = below.of_data(data.inode, data.offset);
                     let (start, len) = (data.start, data.len_bytes);
-                    state.refs.change(start, len, ExtentKind::Data, reference, count);
+                    let queued = state.refs.change(start, len, ExtentKind::Data, reference, count);
+                    debug_assert_eq!(queued, Queued::Pending, "data at {start} went beside a copy");
                 }
             }
         }

@@ -10,7 +10,7 @@
 //! [`Names`](super::state::Names), so that no clean-up takes them.
 
 use ubtrfs_ondisk::dir::DirEntry;
-use ubtrfs_ondisk::file_extent::FileExtent;
+use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
 use ubtrfs_ondisk::{InodeNo, Key, KeyType, ObjectId, RootId};
 
 use super::entry::{Named, check_flags, shown};
@@ -300,12 +300,19 @@ impl Handle<'_> {
             else {
                 return Err(self.txn.abort(Error::not_found(id)));
             };
-            if key.ty == KeyType::EXTENT_DATA {
-                self.drop_extent(id, key.offset, &data)?;
-            }
+            let extent = match key.ty {
+                KeyType::EXTENT_DATA => data_of(&data).map_err(|error| error.in_root(id.root))?,
+                _ => None,
+            };
             let txn = &mut self.txn;
             txn.remove(id.root, key).map_err(|error| txn.abort(error))?;
+            if let Some(extent) = extent {
+                // Only now: the leaf may have been shared until it was copied for this, and what lies in it then got the
+                // reference that is taken back.
+                self.drop_extent(id, key.offset, &extent)?;
+            }
             if key.ty == KeyType::INODE_ITEM {
+                let txn = &mut self.txn;
                 txn.remove(id.root, orphan_key(id)).map_err(|error| txn.abort(error))?;
                 files.forget(&mut names, id);
                 return Ok(true);
@@ -315,18 +322,21 @@ impl Handle<'_> {
     }
 
     /// Takes back a file extent's reference to its data.
-    pub(super) fn drop_extent(&mut self, id: InodeId, file_offset: u64, data: &[u8]) -> Result<()> {
-        let extent = FileExtent::parse(data).map_err(|error| error.in_root(id.root))?;
-        let (FileExtent::Regular(extent) | FileExtent::Prealloc(extent)) = extent else {
-            return Ok(());
-        };
-        if extent.is_hole() {
-            return Ok(());
-        }
+    fn drop_extent(&mut self, id: InodeId, file_offset: u64, extent: &RegularExtent) -> Result<()> {
         // Checksums go by address, whether this file has any or not.
         let target = Target { root: id.root, inode: id.inode, has_csums: true };
         let kept = self.fs.inner.files.kept();
-        drop_reference(&mut self.txn, &target, file_offset, &extent, kept)
+        drop_reference(&mut self.txn, &target, file_offset, extent, kept)
+    }
+}
+
+/// The file extent in an item, if it has space.
+fn data_of(item: &[u8]) -> ubtrfs_ondisk::Result<Option<RegularExtent>> {
+    match FileExtent::parse(item)? {
+        FileExtent::Regular(extent) | FileExtent::Prealloc(extent) if !extent.is_hole() => {
+            Ok(Some(extent))
+        }
+        _ => Ok(None),
     }
 }
 

@@ -185,3 +185,51 @@ impl Handle<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_ondisk::FileOffset;
+    use ubtrfs_rt::{Arc, Runtime, Time};
+    use ubtrfs_volume::{Device, MemDevice, Volume, VolumeOptions};
+
+    use super::*;
+    use crate::filesystem::OpenOptions;
+    use crate::fs::make::NewInode;
+    use crate::mkfs::{MkfsOptions, mkfs};
+
+    /// A file without a name that somebody has open when a snapshot is taken goes from the source before it goes from the snapshot, all
+    /// in one transaction, as threads can have it. There its reference was taken back before the leaf was copied that had been
+    /// shared, which gave it that reference: nobody took its checksums back, and they stayed for space that was free.
+    #[test]
+    fn file_without_a_name_that_goes_from_both_sides_of_a_snapshot_leaves_no_checksums() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+        let runtime = Arc::new(Runtime::simulated(1));
+        let volume = mkfs(vec![Arc::clone(&device)], &MkfsOptions::default(), &runtime).unwrap();
+        let options = OpenOptions { runtime, ..OpenOptions::default() };
+        let fs = Filesystem::open(volume, options).unwrap();
+        let top = fs.top_level();
+        for number in 0..300 {
+            let mut handle = fs.begin(Reservation::create(0)).unwrap();
+            let new = NewInode::new(0o100_644, Time::default());
+            let id = handle.create(top, format!("file {number}").as_bytes(), &new).unwrap();
+            drop(handle);
+            fs.write(id, FileOffset(0), &[7; 5000]).unwrap();
+        }
+        let unnamed = [&b"file 7"[..], b"file 150"]
+            .map(|name| fs.unlink_deferred(top, name).unwrap().unwrap());
+        let shared = fs.flush_subvolume_to_share(top.root).unwrap();
+        let txn = fs.inner.core.begin_alone(Reservation::snapshot()).unwrap();
+        let options = SnapshotOptions { read_only: false };
+        let copy = Handle { fs: &fs, txn }.snapshot(top.root, top, b"copy", &options).unwrap();
+        drop(shared);
+        unnamed.iter().for_each(|id| fs.evict(*id).unwrap());
+        assert_eq!(fs.clean_orphans(copy.root).unwrap(), 2);
+        fs.commit().unwrap();
+        drop(fs);
+        let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+        let volume = Volume::open(vec![device], &read_only).unwrap();
+        let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default()).unwrap();
+        let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+        assert!(report.is_clean(), "{errors:#?}");
+    }
+}
