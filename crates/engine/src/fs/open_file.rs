@@ -191,19 +191,21 @@ impl Filesystem {
     /// the next commit.
     ///
     /// # Errors
-    /// That of what could not be written while commits are held, and is still in memory; else the last with
-    /// which data was lost of a file that nobody has open any more. Of others each file's next fsync tells.
+    /// That of what is still in memory: data that could not be written while commits are held, or where a file
+    /// ends, or when it was written, that could not be entered in its inode; else the last with which data was lost
+    /// of a file that nobody has open any more. Of others each file's next fsync tells.
     pub fn flush_files(&self) -> Result<()> {
         let mut result = Ok(());
         for space in self.inner.open_files.all() {
             // What others write behind the end from now on may not be on the medium.
             let size = space.size().bytes();
             let flushed = space.flush(FileRange::from(FileOffset::ZERO));
-            if flushed.is_ok() {
+            let stored = flushed.and_then(|()| match self.record_file(space.inode(), size) {
                 // One that went meanwhile has nothing to be recorded.
-                let _ = self.record_file(space.inode(), size);
-            }
-            result = result.and(flushed);
+                Err(Error::NotFound { .. }) => Ok(()),
+                recorded => recorded,
+            });
+            result = result.and(stored);
         }
         result?;
         self.inner.open_files.lost.lock().take().map_or(Ok(()), Err)
