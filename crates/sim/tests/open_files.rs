@@ -86,3 +86,19 @@ fn run_of_a_seed_twice_with_files_open_does_the_same() {
     assert_eq!(first, second);
     assert_ne!(first, run_open_files(&OpenFilesConfig { seed: 8, ..config }).unwrap());
 }
+
+/// Seeds that found something.
+const FOUND: OpenFilesConfig = OpenFilesConfig {
+    operations: 300,
+    crash_states: 20,
+    check_one_in: 100,
+    mount_one_in: 150,
+    go_on_one_in: 20,
+    ..CUTS
+};
+
+/// While the device failed, a sync promised all although where a file ends could not be recorded.
+#[test]
+fn sync_that_cannot_record_where_a_file_ends_says_so() {
+    runs(FOUND, 1375..1376);
+}
