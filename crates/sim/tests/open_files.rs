@@ -102,3 +102,9 @@ const FOUND: OpenFilesConfig = OpenFilesConfig {
 fn sync_that_cannot_record_where_a_file_ends_says_so() {
     runs(FOUND, 1375..1376);
 }
+
+/// A commit that merged and split the same leaves by turns until there was no metadata left, and stopped the filesystem.
+#[test]
+fn commit_whose_leaves_are_merged_and_split_settles() {
+    runs(FOUND, 873..874);
+}

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::block_group::{BlockGroup, FreeSpaceForm};
 use super::chunk::DeviceSpace;
-use super::delayed_ref::ExtentKind;
+use super::delayed_ref::{ExtentKind, Head};
 use super::extent_tree::{self, Form, Outcome};
 use super::free_space_tree::{Delta, FreeSpaceTree};
 use super::{Allocator, Class, csum_tree};
@@ -127,7 +127,7 @@ impl Allocator {
         }
     }
 
-    /// Runs what is queued now, in address order. Returns whether anything was.
+    /// Runs what is queued now, new extents first, each in address order. Returns whether anything was.
     fn run_delayed_refs(&self, roots: &Roots, generation: Generation) -> Result<bool> {
         let heads = self.state().refs.take();
         if heads.is_empty() {
@@ -141,7 +141,11 @@ impl Allocator {
         let mut editor = self.edit(roots, &tree, generation);
         let mut times = self.ref_times.lock();
         let mut started = rt::monotonic_ns();
-        for (addr, head) in &heads {
+        // What is new goes in before anything is taken out, so that leaves are merged only where they fit with it. A leaf
+        // that was merged full, and split by what came behind, would give back and take two blocks in each run, without end.
+        let is_new = |(_, head): &(&LogicalAddr, &Head)| head.is_new;
+        let (new, old): (Vec<_>, Vec<_>) = heads.iter().partition(is_new);
+        for (addr, head) in new.into_iter().chain(old) {
             let outcome = extent_tree::run(&mut editor, &form, *addr, head)?;
             let ended = rt::monotonic_ns();
             times.saturating_record(ended - started);
@@ -158,6 +162,7 @@ impl Allocator {
         }
         drop(times);
         drop(editor);
+        deltas.sort_by_key(|delta: &Delta| delta.start);
         self.remove_csums(roots, generation, &freed_data)?;
         self.account(roots, &deltas)?;
         if self.has_free_space_tree() {

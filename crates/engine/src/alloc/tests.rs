@@ -21,6 +21,8 @@ use crate::{
 
 const GROUP_BYTES: u64 = 8 << 20;
 const EXTENT_BYTES: u64 = 128 << 10;
+/// Changes of extents that a small commit runs.
+const RUNS_MAX: u64 = 64;
 const EXTENTS_A_GROUP: u64 = GROUP_BYTES / EXTENT_BYTES;
 
 fn open(device: &Arc<SimDevice>) -> Filesystem {
@@ -382,4 +384,41 @@ fn damaged_device_tree_is_an_error_for_who_makes_a_chunk() {
     fs.unlink(fs.top_level(), b"f1").unwrap();
     fs.commit().unwrap();
     assert!(fs.lookup(fs.top_level(), b"f1").is_err());
+}
+
+/// The commit took old extents out of the extent tree before it put new ones in. So the leaf that lost what the commit freed
+/// was merged with its neighbour, full to the brim, and split again by what came behind: two blocks given back and two taken,
+/// which did the same to the same leaves, until there was no metadata left.
+#[test]
+fn commit_where_new_extents_just_fill_a_leaf_settles() {
+    for (count, free_space_tree) in (40..110).flat_map(|count| [(count, false), (count, true)]) {
+        let device = Arc::new(SimDevice::new(160 << 20));
+        let options = MkfsOptions {
+            nodesize_bytes: 4096,
+            metadata_profile: Some(BlockGroupFlags::default()),
+            free_space_tree,
+            block_group_tree: false,
+            ..MkfsOptions::default()
+        };
+        let runtime = Arc::new(Runtime::simulated(1));
+        let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+        drop(mkfs(devices, &options, &runtime).unwrap());
+        let fs = open(&device);
+        let file = fs.open_data(create(&fs, "file")).unwrap();
+        // Apart, so that each is an extent.
+        let place = |number: u64| ubtrfs_iomap::FileOffset::new(number * 8192);
+        for number in 0..count {
+            file.allocate(place(number), 4096, Reach::Extends).unwrap();
+        }
+        fs.sync().unwrap();
+        // The first leaf holds the blocks of metadata, and ever less of what lies behind them.
+        for number in 0..count {
+            file.punch_hole(place(number), 4096).unwrap();
+            let before = alloc(&fs).ref_times().len();
+            let result = fs.sync();
+            let runs = alloc(&fs).ref_times().len() - before;
+            let what = format!("{number} of {count} punched, {runs} runs: {result:?}");
+            assert!(result.is_ok() && runs <= RUNS_MAX, "{what}");
+        }
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! [`Core::commit`] closes the gate, lets what was held back become items, and repeats
 //! [`Core::settle`] until a pass changes nothing: delayed refs edit the extent tree, which copies
-//! blocks, which queues delayed refs. It ends because a block is copied once a transaction. Then
+//! blocks, which queues delayed refs. It ends because a block is copied once a transaction, and because
+//! what a pass adds goes in before what it takes out, so that no leaf is merged and split by turns. Then
 //! it writes blocks, flushes, writes the superblocks, and gives freed space out again.
 
 use ubtrfs_ondisk::misc::{OnDisk, QgroupStatusItem};
