@@ -69,6 +69,34 @@ fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
     }
 }
 
+/// Where the tail of a short file was lost and its inline data could not be moved either, what is on the medium ended before that,
+/// and the flush said that all was well: a commit made the short file durable as if it were what was flushed.
+#[test]
+fn flush_of_files_that_cannot_say_where_one_ends_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let (fs, faults) = open_failing(&image);
+    let file = create(&fs, "short", 0).unwrap();
+    file.write(FileOffset::ZERO, &[1; 1000]).unwrap();
+    fs.sync().unwrap();
+    faults.fails.store(true, Ordering::Relaxed);
+    file.write(FileOffset::new(1000), &[2; 4000]).unwrap();
+    assert!(matches!(fs.sync(), Err(Error::Volume(_))));
+    faults.fails.store(false, Ordering::Relaxed);
+    // In memory it is as long as it was, and so it is on the medium as soon as that can be.
+    assert_eq!(file.size(), FileOffset::new(5000));
+    fs.sync().unwrap();
+    // That data was lost is told apart, to who has it open.
+    assert!(matches!(file.fsync(), Err(Error::Volume(_))));
+    file.fsync().unwrap();
+    let id = file.id();
+    drop((file, fs));
+    judge(&image);
+    let expect = [&[1; 1000][..], &[0; 4000]].concat();
+    assert!(read(&open(&image), id) == expect);
+}
+
 /// The file was cut to its size after any direct write that failed: preallocation behind the end went,
 /// and what others had appended meanwhile.
 #[test]
