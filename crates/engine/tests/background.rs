@@ -11,6 +11,7 @@ use common::open_for_writing;
 use ubtrfs_engine::{
     BackgroundOptions, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation, mkfs,
 };
+use ubtrfs_iomap::FileOffset;
 use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::{Oracle, assert_checks_clean, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
@@ -57,6 +58,36 @@ fn judge(image: &Path) {
     if oracle::require(Oracle::BtrfsProgs) {
         assert_checks_clean(image);
     }
+}
+
+/// The thread that writes back what files have in memory is there, and does so without a commit, or a writer that has to wait.
+#[test]
+fn background_writes_back_what_is_dirty_of_open_files() {
+    const LEN: usize = 24 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image, Runtime::system());
+    let id = create(&fs, fs.top_level(), "file");
+    let file = fs.open_data(id).unwrap();
+    let write = |from: usize| {
+        for at in (from..from + LEN).step_by(1 << 20) {
+            file.write(FileOffset::new(at as u64), &vec![7; 1 << 20]).unwrap();
+        }
+    };
+    write(0);
+    // Less than writers may have dirty, and more than the background lets be.
+    assert_eq!(fs.unstored_bytes(id), LEN as u64, "nobody is there to write back");
+    let commit_every = Duration::from_secs(3600);
+    let options = BackgroundOptions { commit_every, ..BackgroundOptions::default() };
+    let commits = || fs.superblock().generation.get();
+    let before = commits();
+    let background = fs.run_in_background(options).unwrap();
+    write(LEN);
+    wait_until("little is dirty", || fs.unstored_bytes(id) <= 32 << 20);
+    assert_eq!(commits(), before);
+    background.stop().unwrap();
+    drop((file, fs));
+    judge(&image);
 }
 
 #[test]

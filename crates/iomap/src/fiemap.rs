@@ -63,12 +63,12 @@ impl FiemapExtent {
         })
     }
 
-    /// Whether `next` goes on where this ends, in the file and where it lies.
+    /// Whether `next` goes on where this ends, in the file and where it lies: as if it lay there in full length, also if it is encoded,
+    /// as Linux has it.
     fn goes_on_with(&self, next: &Self) -> bool {
         let place = self.address.map(|address| address.checked_add(self.range.len_bytes()));
         self.range.end == next.range.start
             && self.flags == next.flags
-            && !self.flags.is_encoded
             && place == next.address.map(Some)
     }
 }

@@ -1,4 +1,5 @@
-//! The one way from a range to its mappings.
+//! The way from a range to its mappings, one at a time, for what changes them or answers from them. Who reads asks for many at once
+//! ([`AddressSpace::mappings`]).
 
 use crate::address_space::AddressSpace;
 use crate::error::Error;

@@ -188,6 +188,21 @@ impl DelayedRefs {
         true
     }
 
+    /// The new data extent that ends at `end`, and its reference, if it has one only.
+    pub(crate) fn new_data_before(&self, end: LogicalAddr) -> Option<(LogicalAddr, u64, BackRef)> {
+        let (addr, head) = self.heads.range(..end).next_back()?;
+        let [(reference, 1)] = head.changes.list.as_slice() else { return None };
+        let is_new_data = head.is_new && head.kind == ExtentKind::Data;
+        let ends_there = addr.0 + head.len_bytes == end.0;
+        (is_new_data && ends_there).then_some((*addr, head.len_bytes, *reference))
+    }
+
+    /// Makes the extent at `addr`, as [`DelayedRefs::new_data_before`] found it, longer.
+    pub(crate) fn grow(&mut self, addr: LogicalAddr, more_bytes: u64) {
+        let head = self.heads.get_mut(&addr).expect("it was found under this lock");
+        head.len_bytes += more_bytes;
+    }
+
     /// What waits for the extent at `addr`.
     pub(crate) fn waiting(&self, addr: LogicalAddr) -> Waiting {
         self.heads.get(&addr).map_or(Waiting::default(), |head| Waiting {

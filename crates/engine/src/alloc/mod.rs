@@ -362,6 +362,40 @@ impl Allocator {
         Ok(())
     }
 
+    /// The data extent of this transaction that only this file refers to and that ends at `start` of the medium and `file_offset` of
+    /// the file, in one block group with what follows: it may become longer, if its file extent is whole. Returns where it begins, and
+    /// its length.
+    pub(crate) fn data_before(
+        &self,
+        start: LogicalAddr,
+        root: RootId,
+        inode: InodeNo,
+        file_offset: u64,
+    ) -> Option<(LogicalAddr, u64)> {
+        let state = self.state();
+        let (addr, len_bytes, reference) = state.refs.new_data_before(start)?;
+        let offset = file_offset.checked_sub(len_bytes)?;
+        let is_own = reference == BackRef::ExtentData { root, inode, offset, count: 1 };
+        (is_own && !state.groups.contains_key(&start)).then_some((addr, len_bytes))
+    }
+
+    /// Makes the extent that [`Allocator::data_before`] found longer by what lies behind it. Returns whether it was still so: to have
+    /// its file extent copied may have given it another reference.
+    pub(crate) fn grow_data(
+        &self,
+        start: LogicalAddr,
+        root: RootId,
+        inode: InodeNo,
+        file_offset: u64,
+        more_bytes: u64,
+    ) -> bool {
+        let Some((addr, _)) = self.data_before(start, root, inode, file_offset) else {
+            return false;
+        };
+        self.state().refs.grow(addr, more_bytes);
+        true
+    }
+
     /// Searches made so far for the form in which a group's free space is kept.
     pub(crate) fn form_searches(&self) -> u64 {
         self.form_searches.load(Ordering::Relaxed)

@@ -19,6 +19,10 @@ use super::{Allocator, Class, csum_tree};
 use crate::btree::{Editor, Roots, Tree};
 use crate::error::{Error, Result};
 
+/// Each run queues what changing the trees for the one before it took and gave back, which soon is nothing. If it is not, the commit
+/// shall say so before it has taken all there is.
+const RUN_COUNT_MAX: usize = 1000;
+
 impl Allocator {
     /// One pass: items of new chunks, delayed refs, free space, block groups, devices. Returns
     /// whether there was anything to do.
@@ -27,7 +31,14 @@ impl Allocator {
     /// What stops an edit; the transaction must then not commit.
     pub(crate) fn settle(&self, roots: &Roots, generation: Generation) -> Result<bool> {
         let mut did = self.insert_new_groups(roots, generation)?;
-        while self.run_delayed_refs(roots, generation)? {
+        for run in 0.. {
+            if !self.run_delayed_refs(roots, generation)? {
+                break;
+            }
+            if run == RUN_COUNT_MAX {
+                let what = format!("references that queue others after {run} runs");
+                return Err(Error::Unsupported { what });
+            }
             did = true;
         }
         did |= self.write_groups(roots, generation)?;

@@ -144,14 +144,14 @@ impl Editor<'_> {
         Ok(new.bytenr)
     }
 
-    /// Merges the small leaf at the end of `path` with a neighbour, if the two fit one leaf.
+    /// Merges the small leaf at the end of `path` with a neighbour, if the two leave an eighth of one leaf free: of a leaf that
+    /// was merged full, the next insertion would make two again.
     pub(super) fn merge_leaf(&mut self, path: &EditPath) -> Result<()> {
         let (addr, _) = *path.last().expect("a path ends in a leaf");
         let (parent, slot) = path[path.len() - 2];
-        let used = {
-            let leaf = self.leaf_mut(addr);
-            leaf.capacity_bytes() - leaf.free_bytes()
-        };
+        let used_bytes = |leaf: &Leaf| leaf.capacity_bytes() - leaf.free_bytes();
+        let used = used_bytes(self.leaf_mut(addr));
+        let merged_max = self.leaf_capacity_bytes() / 8 * 7;
         let node = self.node_mut(parent);
         let right =
             (slot + 1 < node.len()).then(|| (child_ptr(node, slot + 1), node.key(slot + 1)));
@@ -159,8 +159,7 @@ impl Editor<'_> {
         if let Some((mut ptr, key)) = right {
             let mut block = Block::clone(&*self.load(&ptr, Some(key))?);
             if let Block::Leaf(neighbour) = &mut block
-                && neighbour.capacity_bytes() - neighbour.free_bytes() + used
-                    <= neighbour.capacity_bytes()
+                && used_bytes(neighbour) + used <= merged_max
             {
                 let count = neighbour.len();
                 neighbour.move_head_to(count, self.leaf_mut(addr));
@@ -177,9 +176,7 @@ impl Editor<'_> {
         if let Some((ptr, key)) = left {
             let block = self.load(&ptr, Some(key))?;
             let Block::Leaf(neighbour) = &*block else { return Ok(()) };
-            if neighbour.capacity_bytes() - neighbour.free_bytes() + used
-                > neighbour.capacity_bytes()
-            {
+            if used_bytes(neighbour) + used > merged_max {
                 return Ok(());
             }
             drop(block);

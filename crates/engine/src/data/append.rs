@@ -408,6 +408,9 @@ fn enter(
     extent: &RegularExtent,
 ) -> Result<()> {
     use_compression(handle, extent.compression);
+    if extent.compression == Compression::None && grow(handle, target, file_offset, extent)? {
+        return Ok(());
+    }
     insert(handle, target, file_offset, &FileExtent::Regular(*extent))?;
     // The reference names file offset − offset in the extent, which is the extent's own beginning.
     let added = handle.core().alloc.add_data(
@@ -418,6 +421,46 @@ fn enter(
         file_offset,
     );
     added.map_err(|error| handle.abort(error))
+}
+
+/// Makes the file extent before longer by `extent`, if that goes on from it on the medium, too, and it was made in this transaction
+/// and is whole: a file that is written in parts gets extents as large as one that is written at once.
+fn grow(
+    handle: &mut Handle<'_>,
+    target: &Target,
+    file_offset: u64,
+    extent: &RegularExtent,
+) -> Result<bool> {
+    let alloc = &handle.core().alloc;
+    let (start, more) = (extent.disk_bytenr, extent.disk_num_bytes);
+    let Target { root, inode, .. } = *target;
+    let Some((addr, len)) = alloc.data_before(start, root, inode, file_offset) else {
+        return Ok(false);
+    };
+    if len + more > PLAIN_EXTENT_BYTES_MAX {
+        return Ok(false);
+    }
+    let grown = handle.update(root, extent_key(target, file_offset - len), |bytes| {
+        let Ok(FileExtent::Regular(mut before)) = FileExtent::parse(bytes) else { return false };
+        let is_whole = before.compression == Compression::None
+            && before.disk_bytenr == addr
+            && before.offset == 0
+            && [before.ram_bytes, before.disk_num_bytes, before.num_bytes] == [len; 3];
+        if !is_whole || !alloc.grow_data(start, root, inode, file_offset, more) {
+            return false;
+        }
+        for field in [&mut before.ram_bytes, &mut before.disk_num_bytes, &mut before.num_bytes] {
+            *field += more;
+        }
+        let mut item = Vec::with_capacity(bytes.len());
+        FileExtent::Regular(before).write(&mut item);
+        bytes.copy_from_slice(&item);
+        true
+    });
+    match grown {
+        Err(Error::NotFound { .. }) => Ok(false),
+        grown => grown.map_err(|error| handle.abort(error)),
+    }
 }
 
 /// Sets the feature bit that readers of this compression look for.

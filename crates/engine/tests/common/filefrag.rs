@@ -49,8 +49,8 @@ impl Extent {
     }
 }
 
-/// Adds an extent. Linux reports two as one where their places follow each other as their offsets do,
-/// also compressed ones, which are shorter there.
+/// Adds an extent that the kernel told. Of two where their places follow each other as their offsets do it makes one, also of compressed
+/// ones, which are shorter there; but not where one answer ends and `filefrag` asks for the next.
 fn push(extents: &mut Vec<Extent>, extent: Extent) {
     if let Some(last) = extents.last_mut() {
         let place = last.physical.map(|place| place + last.len_bytes);
@@ -72,9 +72,7 @@ fn push(extents: &mut Vec<Extent>, extent: Extent) {
 pub fn by_engine(file: &DataFile) -> Vec<Extent> {
     let all = FileRange::from(FileOffset::ZERO);
     let extents = file.fiemap(all, usize::MAX, FiemapSync::WriteBack).unwrap();
-    let mut pushed = Vec::new();
-    extents.iter().for_each(|extent| push(&mut pushed, Extent::of_engine(extent)));
-    pushed
+    extents.iter().map(Extent::of_engine).collect()
 }
 
 /// What the kernel says of a file of a mount.

@@ -155,9 +155,10 @@ const TURN_BYTES: u64 = 4 << 20;
 impl PageCache {
     /// An empty one.
     pub fn new(options: CacheOptions) -> Arc<Self> {
+        let usage = Usage::new(options.cached_bytes_max, options.folio_bytes_max);
         Arc::new(Self {
             options,
-            usage: Arc::new(Usage::default()),
+            usage: Arc::new(usage),
             listed: Mutex::new(Listed::default()),
             dirty: Mutex::new(DirtyFiles::default()),
             turn_ended: Condvar::new(),

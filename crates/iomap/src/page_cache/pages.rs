@@ -29,10 +29,12 @@ pub(crate) struct Usage {
     /// Buffers of folios of the largest size that went, for those that come: to get memory from the system anew, and zeroed, costs
     /// as much as to read into it. Beside what is counted as cached.
     spare: Mutex<Vec<Arc<[u8]>>>,
+    spare_max: usize,
 }
 
-/// How many buffers are spared.
+/// How many buffers are spared at most, and what part of the memory for folios they may have.
 const SPARE_MAX: usize = 64;
+const SPARE_PART: u64 = 16;
 
 /// What was done so far, which depends on no machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -48,6 +50,15 @@ pub struct CacheCounts {
 }
 
 impl Usage {
+    /// Of a cache of so many bytes, in folios of so many at most.
+    pub(super) fn new(cached_bytes_max: u64, folio_bytes_max: u64) -> Self {
+        let count = cached_bytes_max / SPARE_PART / folio_bytes_max.max(1);
+        Self {
+            spare_max: usize::try_from(count).unwrap_or(usize::MAX).min(SPARE_MAX),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn cached_bytes(&self) -> u64 {
         self.cached_bytes.load(Ordering::Relaxed)
     }
@@ -556,7 +567,7 @@ impl Pages {
         // Nobody else looks at it.
         if is_largest && Arc::get_mut(&mut folio.data).is_some() {
             let mut spare = self.usage.spare.lock();
-            if spare.len() < SPARE_MAX {
+            if spare.len() < self.usage.spare_max {
                 spare.push(folio.data);
             }
         }

@@ -43,6 +43,24 @@ fn compress_text_round_trips_and_shrinks() {
     }
 }
 
+/// A level that was not handed on would make no difference.
+#[test]
+fn compress_at_a_higher_level_takes_fewer_bytes() {
+    let text = include_str!("lzo.rs").repeat(20);
+    let input = &text.as_bytes()[..EXTENT_BYTES_MAX];
+    let packed_bytes = |compression, level| {
+        let mut out = Vec::new();
+        assert!(compress(Method::new(compression, level), input, &mut out, input.len(), SECTOR));
+        out.len()
+    };
+    for (compression, levels) in
+        [(Compression::Zlib, &[1, 9][..]), (Compression::Zstd, &[-15, 1, 15])]
+    {
+        let sizes: Vec<_> = levels.iter().map(|level| packed_bytes(compression, *level)).collect();
+        assert!(sizes.is_sorted_by(|low, high| low > high), "{compression:?}: {sizes:?}");
+    }
+}
+
 #[test]
 fn compress_extent_noise_is_refused_and_leaves_the_output() {
     let noise = noise(64 << 10);
