@@ -92,6 +92,7 @@ enum Command {
     Filesystem(commands::filesystem::Args),
     Check(commands::check::Args),
     Inspect(commands::inspect::Args),
+    Bench(commands::bench::Args),
     Help(commands::help::Args),
     #[command(hide = true)]
     Generate(commands::generate::Args),
@@ -128,6 +129,7 @@ impl Command {
             },
             Self::Check(args) => commands::check::run(&args, out),
             Self::Inspect(args) => commands::inspect::run(&args, out),
+            Self::Bench(args) => commands::bench::run(&args),
             Self::Help(args) => commands::help::run(&args, out),
             Self::Generate(args) => commands::generate::run(&args, out),
             Self::Put(args) => change::run(&args, out),

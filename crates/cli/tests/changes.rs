@@ -584,6 +584,36 @@ fn image_with_an_unknown_feature_is_shown_and_not_changed() {
     assert!(fs::read(place.image()).unwrap() == before, "the image is as it was");
 }
 
+/// What FIEMAP says of an extent beside where it lies: the command showed none of it.
+#[test]
+fn fiemap_tells_what_is_shared_encoded_inline_and_last() {
+    let place = Place(tempfile::tempdir().unwrap());
+    place.run(&["mkfs", "-q", "--size", "300M", "disk.img"]).ok();
+    place.run(&["mkdir", "disk.img", "/packed"]).ok();
+    place.run(&["property", "set", "disk.img", "/packed", "compression", "zstd"]).ok();
+    for (name, bytes) in [("data", &[3; 1 << 20][..]), ("tiny", b"x"), ("text", &[b'a'; 3 << 17])] {
+        fs::write(place.path(name), bytes).unwrap();
+        let to = if name == "text" { "/packed/" } else { "/" };
+        place.run(&["put", "disk.img", name, to]).ok();
+    }
+    place.run(&["reflink", "disk.img", "/data", "/copy"]).ok();
+    let flags = |path: &str| {
+        let rows = place.run(&["inspect", "fiemap", "--json", "disk.img", path]).ok().json();
+        let rows = rows.as_array().unwrap().iter();
+        let named = |row: &serde_json::Value| {
+            let flags = row["flags"].as_array().cloned().unwrap_or_default();
+            flags.iter().map(|flag| flag.as_str().unwrap()).collect::<Vec<_>>().join(",")
+        };
+        rows.map(named).collect::<Vec<_>>()
+    };
+    assert_eq!(flags("/data"), ["shared,last"]);
+    assert_eq!(flags("/copy"), ["shared,last"]);
+    assert_eq!(flags("/tiny"), ["inline,last"]);
+    assert_eq!(flags("/packed/text"), ["encoded", "encoded", "encoded,last"]);
+    let shown = place.run(&["inspect", "fiemap", "disk.img", "/data"]).ok();
+    assert!(shown.text().contains(" shared,last "), "{}", shown.text());
+}
+
 #[test]
 fn check_tells_damage_and_exits_1() {
     let place = Place(tempfile::tempdir().unwrap());

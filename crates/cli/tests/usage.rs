@@ -62,6 +62,7 @@ const COMMANDS: &[&[&str]] = &[
     &["inspect", "fiemap"],
     &["inspect", "free-space"],
     &["inspect", "delayed-refs"],
+    &["bench"],
     &["help"],
 ];
 
@@ -166,4 +167,27 @@ fn generate_writes_man_pages_and_completions() {
         let text = fs::read_to_string(directory.path().join("completions").join(name)).unwrap();
         assert!(text.contains("subvolume"), "{name}");
     }
+}
+
+/// It hands on what it is given, and its exit code is that of the program.
+#[test]
+fn bench_becomes_the_program_beside() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let ours = dir.path().join("ubtrfs");
+    std::fs::copy(env!("CARGO_BIN_EXE_ubtrfs"), &ours).unwrap();
+    let run = |path: &std::path::Path| {
+        let words = ["bench", "all", "seek", "--scale", "0.1"];
+        std::process::Command::new(&ours).args(words).env("PATH", path).output().unwrap()
+    };
+    let without = run(dir.path());
+    let said = String::from_utf8(without.stderr).unwrap();
+    assert_eq!(without.status.code(), Some(6), "{said}");
+    assert!(said.contains("ubtrfs-bench") && said.contains("cargo build"), "{said}");
+    let program = dir.path().join("ubtrfs-bench");
+    std::fs::write(&program, "#!/bin/sh\necho \"$@\"; exit 3\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let with = run(dir.path());
+    assert_eq!(with.status.code(), Some(3));
+    assert_eq!(with.stdout, b"seek --scale 0.1\n");
 }

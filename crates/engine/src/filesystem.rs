@@ -396,6 +396,16 @@ impl Filesystem {
         self.inner.core.roots.store.blocks_read()
     }
 
+    /// Tree blocks written to the devices so far, each once, whatever its copies.
+    pub fn blocks_written(&self) -> u64 {
+        self.inner.core.roots.store.blocks_written()
+    }
+
+    /// Searches so far of any tree from its root to a leaf, those of changes included.
+    pub fn tree_searches(&self) -> u64 {
+        self.inner.core.roots.store.searches()
+    }
+
     /// Searches of the free space tree for the form of a block group, so far: what
     /// [`OpenOptions::cache_free_space_form`] saves.
     #[doc(hidden)]

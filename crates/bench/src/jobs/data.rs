@@ -7,8 +7,8 @@ use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use ubtrfs_engine::{
-    Background, BackgroundOptions, DataFile, Error as EngineError, Filesystem, Method, MkfsOptions,
-    NewInode, OpenOptions, Reservation, mkfs,
+    Background, BackgroundOptions, CACHE_BYTES_DEFAULT, DataFile, Error as EngineError, Filesystem,
+    Method, MkfsOptions, NewInode, OpenOptions, Reservation, mkfs,
 };
 use ubtrfs_iomap::{
     CacheAblation, CacheOptions, Error as IoError, FiemapSync, FileOffset, FileRange, Reach,
@@ -110,7 +110,9 @@ struct Seen {
     mappings: u64,
     runs_written: u64,
     bytes_written: u64,
+    tree_searches: u64,
     blocks_read: u64,
+    blocks_written: u64,
     commits: u64,
     requests: Requests,
 }
@@ -151,22 +153,32 @@ impl Engine {
 }
 
 fn open_options(args: &Args) -> OpenOptions {
+    let compression = args.compress.map(|level| Method::new(Compression::Zstd, level));
+    OpenOptions { page_cache: page_cache(args), compression, ..args.open_options() }
+}
+
+/// How the memory for file data is used; `None` for what the engine gives users.
+fn page_cache(args: &Args) -> Option<CacheOptions> {
     let mut ablation = CacheAblation::default();
     let ablate = args.ablate;
     ablation.states.without_hint = matches!(ablate, Some(Ablate::Hint | Ablate::Seek));
     ablation.states.lock_in_tree = matches!(ablate, Some(Ablate::Lock | Ablate::Seek));
     ablation.zero_without_batch = ablate == Some(Ablate::Batch);
     let mut cache = CacheOptions { ablation, ..CacheOptions::default() };
-    if let Some(mib) = args.cache_mib {
-        // All of it may be dirty, as the kernel has it for a while.
-        let bytes = (mib as u64) << 20;
-        cache.cached_bytes_max = bytes;
-        cache.dirty_bytes_max = bytes;
-        cache.dirty_bytes_background = bytes;
-        cache.dirty_age_max_ms = u64::MAX;
+    match args.cache_mib {
+        None if ablate.is_none() => return None,
+        // Half, as the engine chooses where it is told nothing of file data.
+        None => cache.cached_bytes_max = CACHE_BYTES_DEFAULT as u64 / 2,
+        Some(mib) => {
+            // All of it may be dirty, as the kernel has it for a while.
+            let bytes = (mib as u64) << 20;
+            cache.cached_bytes_max = bytes;
+            cache.dirty_bytes_max = bytes;
+            cache.dirty_bytes_background = bytes;
+            cache.dirty_age_max_ms = u64::MAX;
+        }
     }
-    let compression = args.compress.map(|level| Method::new(Compression::Zstd, level));
-    OpenOptions { page_cache: Some(cache), compression, ..args.open_options() }
+    Some(cache)
 }
 
 impl Seen {
@@ -177,7 +189,9 @@ impl Seen {
             mappings: counts.mappings,
             runs_written: counts.runs_written,
             bytes_written: counts.bytes_written,
+            tree_searches: fs.tree_searches(),
             blocks_read: fs.blocks_read(),
+            blocks_written: fs.blocks_written(),
             commits: fs.superblock().generation.get(),
             requests: device.requests(),
         }
@@ -239,7 +253,9 @@ impl Data for Engine {
         [
             ("state searches", now.state_searches - last.state_searches),
             ("mappings", now.mappings - last.mappings),
+            ("tree searches", now.tree_searches - last.tree_searches),
             ("tree blocks read", now.blocks_read - last.blocks_read),
+            ("tree blocks written", now.blocks_written - last.blocks_written),
             ("runs flushed", now.runs_written - last.runs_written),
             ("pages flushed", (now.bytes_written - last.bytes_written) / 4096),
             ("device reads", now.requests.reads - last.requests.reads),
@@ -398,5 +414,32 @@ impl Data for System {
 
     fn counts(&mut self) -> Vec<Count> {
         Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn options(words: &str) -> OpenOptions {
+        let words = ["job", "seek", "image", "1"].into_iter().chain(words.split_whitespace());
+        open_options(&Args::try_parse_from(words).unwrap())
+    }
+
+    /// It used to be twice as much memory for file data as users have.
+    #[test]
+    fn cache_that_is_not_asked_for_is_what_users_get() {
+        let users = OpenOptions::default();
+        for words in ["", "--compress 1"] {
+            let options = options(words);
+            assert!(options.page_cache.is_none() && users.page_cache.is_none());
+            assert_eq!(options.cache_bytes, users.cache_bytes);
+        }
+        let bytes_max = |words| options(words).page_cache.unwrap().cached_bytes_max;
+        assert_eq!(bytes_max("--ablate hint"), users.cache_bytes as u64 / 2);
+        assert_eq!(bytes_max("--cache-mib 1024"), 1 << 30);
+        assert!(options("--ablate hint").page_cache.unwrap().ablation.states.without_hint);
     }
 }

@@ -120,6 +120,8 @@ pub enum Phase {
     Store,
     /// Looks at what was stored.
     Look,
+    /// Makes the file and walks it as long as it is delalloc.
+    Walk,
     /// Asks for the next data and hole at places that are known.
     Places,
     /// Reads blocks of what is cached, in no order.
@@ -147,6 +149,7 @@ impl Phase {
             Self::Fiemap => "fiemap",
             Self::Store => "store",
             Self::Look => "look",
+            Self::Walk => "walk",
             Self::Places => "places",
             Self::Random => "random",
             Self::Remove => "remove",
@@ -264,7 +267,7 @@ pub(crate) struct Args {
     /// Length of a file's name, at least 9
     #[arg(long, default_value_t = 12)]
     name_bytes: usize,
-    /// The cache option, unless it is the default
+    /// The cache option, unless it is the default; a job on one file may have as much data dirty
     #[arg(long)]
     cache_mib: Option<usize>,
     /// Search for the form of each group's free space each time
@@ -450,8 +453,13 @@ mod tests {
             }
             if place.ends_with("image") {
                 assert_eq!(made.count("seek, delalloc", "device reads"), Some(0));
+                assert_eq!(made.count("seek, delalloc", "tree searches"), Some(0));
+                assert!(made.count("fsync", "tree searches") > Some(0));
+                assert!(made.count("fsync", "tree blocks written") > Some(0));
             }
         }
+        let walked = job(&format!("seek {path}/walk 100 --phase walk")).unwrap();
+        assert_eq!(walked.all("seek, delalloc").next().unwrap().count, 201);
         let sought = job(&format!("seek {path}/places 100 --phase places")).unwrap();
         assert_eq!(sought.count("seek", "told"), Some(200));
         for ablate in ["hint", "lock", "seek"] {

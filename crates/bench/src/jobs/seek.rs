@@ -8,11 +8,16 @@ const BLOCK: u64 = 4096;
 /// What a copy reads at once.
 const COPY_BYTES: usize = 128 << 10;
 
-/// With [`Phase::Make`], makes the file of `count` extents, and looks at it in its two states; else looks
-/// at it in one way, right after it was opened.
+/// With [`Phase::Make`], makes the file of `count` extents, and looks at it in its two states; with [`Phase::Walk`] walks
+/// it only, in the first one; else looks at it in one way, right after it was opened.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     match args.phase {
         Phase::Make => with_file(args, true, |file| make(args, file)),
+        Phase::Walk => with_file(args, true, |file| {
+            let mut outcome = fill(args, file)?;
+            look(file, args.count, Phase::Seek, "delalloc", &mut outcome)?;
+            Ok(outcome)
+        }),
         Phase::Places => with_file(args, true, |file| places(args.count, file)),
         phase => with_file(args, false, |file| {
             let mut outcome = Outcome::default();
@@ -22,13 +27,19 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
 }
 
-fn make(args: &Args, file: &mut dyn Data) -> Result<Outcome> {
+/// Writes the extents.
+fn fill(args: &Args, file: &mut dyn Data) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let block = [7; 4096];
     let (written, ()) =
         timed(|| (0..args.count).try_for_each(|extent| file.write(extent * 2 * BLOCK, &block)))?;
     outcome.timings.push(Timing::new("write", args.count, written));
     outcome.note_counts("write", file.counts());
+    Ok(outcome)
+}
+
+fn make(args: &Args, file: &mut dyn Data) -> Result<Outcome> {
+    let mut outcome = fill(args, file)?;
     for state in ["delalloc", "synced"] {
         if state == "synced" {
             let (synced, ()) = timed(|| file.fsync())?;

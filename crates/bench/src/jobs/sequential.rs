@@ -87,6 +87,9 @@ fn copy(what: &'static str, count: u64, from: &mut dyn Data, to: &mut dyn Data) 
         to.fsync()
     })?;
     outcome.timings.push(Timing::new(what, count, spent));
+    // The plain file tells none.
+    outcome.note_counts(what, from.counts());
+    outcome.note_counts(what, to.counts());
     Ok(outcome)
 }
 

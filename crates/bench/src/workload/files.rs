@@ -4,11 +4,12 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{Context, run_job};
+use crate::contest::Series;
 use crate::error::{Error, Result};
 use crate::jobs::Outcome;
 use crate::mount::{Kernel, Mount};
 use crate::peer::Peer;
-use crate::report::Table;
+use crate::report::{Cell, Table};
 
 /// What the processes of one round told.
 #[derive(Clone, Debug, Default)]
@@ -129,9 +130,14 @@ pub(super) fn mounted(
     Ok(kept)
 }
 
-/// Whether the mount can compete.
-pub(super) fn can_mount() -> bool {
-    Peer::Ubtrfs.available().is_ok()
+/// Why the mount cannot compete, if it cannot.
+pub(super) fn mount_available(context: &Context<'_>) -> std::result::Result<(), String> {
+    let ubtrfs = &context.options.ubtrfs;
+    // A bare name is looked for when it is started.
+    if ubtrfs.components().count() > 1 && !ubtrfs.is_file() {
+        return Err(format!("there is no command {}", ubtrfs.display()));
+    }
+    Peer::Ubtrfs.available()
 }
 
 /// Those that can compete.
@@ -144,7 +150,7 @@ pub(super) fn kernels(context: &Context<'_>) -> Vec<Kernel> {
 
 /// Says which rows are missing, and why.
 pub(super) fn note_missing(context: &Context<'_>, table: &mut Table) {
-    if let Err(why) = Peer::Ubtrfs.available() {
+    if let Err(why) = mount_available(context) {
         table.note(format!("The row of {MOUNTED} is missing: {why}."));
     }
     if !context.options.with_kernel {
@@ -155,6 +161,52 @@ pub(super) fn note_missing(context: &Context<'_>, table: &mut Table) {
         if let Err(why) = kernel.available() {
             table.note(format!("The row of {} is missing: {why}.", kernel.name()));
         }
+    }
+}
+
+/// What jobs count, as they call it; its name in JSON; its heading.
+const COUNTS: [(&str, &str, &str); 11] = [
+    ("state searches", "state_searches", "searches of states"),
+    ("mappings", "mappings", "mappings asked for"),
+    ("tree searches", "tree_searches", "searches of trees"),
+    ("tree blocks read", "tree_blocks_read", "tree blocks read"),
+    ("tree blocks written", "tree_blocks_written", "written"),
+    ("runs flushed", "runs_flushed", "runs flushed"),
+    ("pages flushed", "pages_flushed", "pages flushed"),
+    ("device reads", "device_reads", "device reads"),
+    ("device writes", "device_writes", "writes"),
+    ("device flushes", "device_flushes", "flushes"),
+    ("commits", "commits", "commits"),
+];
+
+/// A table of what does not depend on the machine, of ours in process. Its first column is the workload's own.
+pub(super) fn counts_table(
+    name: &'static str,
+    title: &str,
+    first: (&'static str, &'static str),
+) -> Table {
+    let mut columns = vec![first, ("who", "who"), ("what", "what")];
+    columns.extend(COUNTS.map(|(_, name, heading)| (name, heading)));
+    let mut table = Table::new(name, title, &columns);
+    table.note(
+        "Of the first round. Searches of states: of the tree of extent states from its root; of trees: of any tree of the filesystem \
+         from its root to a leaf. A tree block is counted once, whatever its copies. Threads that write back, read ahead and commit each half \
+         minute are counted with the rest, so what is done beside may vary.",
+    );
+    table
+}
+
+/// Adds to a [`counts_table`] what was counted while each of `done` was done. Who counts nothing has no rows.
+pub(super) fn push_counts(table: &mut Table, first: &Cell, series: &Series<Kept>, done: &[String]) {
+    let Some(round) = series.rounds.first() else { return };
+    for done in done {
+        let counts = COUNTS.map(|(what, ..)| round.outcome.count(done, what));
+        if counts.iter().all(Option::is_none) {
+            continue;
+        }
+        let mut row = vec![first.clone(), Cell::text(&series.name), Cell::text(done)];
+        row.extend(counts.map(|count| count.map_or(Cell::Missing, Cell::Count)));
+        table.push(row);
     }
 }
 

@@ -2,6 +2,7 @@
 //! asked for its extents; with delalloc, after sync, after reopening.
 
 use ubtrfs_engine::CACHE_BYTES_DEFAULT;
+use ubtrfs_iomap::CacheOptions;
 
 use super::files::{self, Kept};
 use super::{Context, verdict};
@@ -21,15 +22,21 @@ const GROWTH_MAX: f64 = 1.3;
 /// Of the time that the kernel's btrfs takes.
 const MOUNTED_COPY_MAX: f64 = 2.0;
 const OURS: &str = "ubtrfs";
-/// Extents of the files on which the mechanism is off: each seek then takes time for each extent, minutes for all of
-/// the smallest size.
+/// Extents of the files on which everything is measured with the mechanism off. With ranges locked in the tree each seek
+/// with delalloc takes time for each extent: a walk of 4,096 two seconds, of 16,384 half a minute, of 131,072 half an hour.
 const BEFORE_SIZES: [u64; 3] = [410, 1_365, 4_096];
-/// The mechanism off, and what is off of it.
-const BEFORE: [(&str, &str); 3] = [
+/// Ranges are locked in the tree: at [`BEFORE_SIZES`], and a walk at the smallest of [`SIZES`].
+const LOCKED: [(&str, &str); 2] = [
     ("ubtrfs, before: no hint, ranges locked in the tree", "seek"),
     ("ubtrfs, ranges locked in the tree", "lock"),
-    ("ubtrfs, no hint", "hint"),
 ];
+/// At all sizes.
+const NO_HINT: (&str, &str) = ("ubtrfs, no hint", "hint");
+const WALK: &[&str] = &["walk"];
+const ALL_LOOKS: &[&str] = &["make", "seek", "copy", "fiemap"];
+
+/// A row with a mechanism off: its name, what is off, and the phases that it is measured in.
+type Before = (&'static str, &'static str, &'static [&'static str]);
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     let title = format!(
@@ -51,29 +58,34 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         ("fiemap_reopened_ms", "reopened"),
     ]);
     let mut table = Table::new("seek", title, &columns);
+    let before = |phases| LOCKED.map(|(name, ablate)| (name, ablate, phases));
+    let no_hint = (NO_HINT.0, NO_HINT.1, ALL_LOOKS);
     let mut befores = Vec::new();
-    for extents in BEFORE_SIZES {
-        let series = measure(context, extents, true)?;
+    for extents in BEFORE_SIZES.map(|extents| context.scaled(extents)) {
+        let [both, locked] = before(ALL_LOOKS);
+        let series = measure(context, extents, &[both, locked, no_hint])?;
         push(&mut table, extents, &series);
         befores.push((extents, series));
     }
     let mut sizes = Vec::new();
-    for extents in SIZES {
-        let extents = context.scaled(extents);
-        let series = measure(context, extents, false)?;
+    for (at, extents) in SIZES.map(|extents| context.scaled(extents)).into_iter().enumerate() {
+        let [both, locked] = before(WALK);
+        let off = [no_hint, both, locked];
+        let series = measure(context, extents, if at == 0 { &off } else { &off[..1] })?;
         push(&mut table, extents, &series);
         sizes.push((extents, series));
     }
     draw(&mut table, &befores, &sizes);
     note(context, &mut table, &sizes);
+    note_sizes(&mut table, &befores, &sizes);
     Ok(vec![table, counts(&befores, &sizes)])
 }
 
 /// How many extents, and what was measured.
 type Size = (u64, Vec<Series<Kept>>);
 
-fn measure(context: &Context<'_>, extents: u64, with_before: bool) -> Result<Vec<Series<Kept>>> {
-    let ours = |name: &str, ablate: Option<&'static str>| {
+fn measure(context: &Context<'_>, extents: u64, befores: &[Before]) -> Result<Vec<Series<Kept>>> {
+    let ours = |name: &str, ablate: Option<&'static str>, phases: &'static [&'static str]| {
         Contestant::new(name, move || {
             files::ours(
                 context,
@@ -87,29 +99,21 @@ fn measure(context: &Context<'_>, extents: u64, with_before: bool) -> Result<Vec
                         job.args(["--ablate", ablate]);
                     }
                 },
-                &["make", "seek", "copy", "fiemap"],
+                phases,
             )
         })
     };
-    let mut contestants = vec![ours(OURS, None)];
-    if with_before {
-        contestants.extend(BEFORE.map(|(name, ablate)| ours(name, Some(ablate))));
-    }
-    if files::can_mount() {
+    let mut contestants = vec![ours(OURS, None, ALL_LOOKS)];
+    let off = befores.iter().map(|(name, ablate, phases)| ours(name, Some(ablate), phases));
+    contestants.extend(off);
+    if files::mount_available(context).is_ok() {
         contestants.push(Contestant::new(files::MOUNTED, move || {
             files::mounted(context, "seek", extents, &["make", "seek", "copy"])
         }));
     }
     for kernel in files::kernels(context) {
         contestants.push(Contestant::new(kernel.name(), move || {
-            files::theirs(
-                context,
-                kernel,
-                mount_options(kernel),
-                "seek",
-                extents,
-                &["make", "seek", "copy", "fiemap"],
-            )
+            files::theirs(context, kernel, mount_options(kernel), "seek", extents, ALL_LOOKS)
         }));
     }
     alternate(contestants, context.options.round_count)
@@ -131,21 +135,19 @@ fn all_ms(series: &Series<Kept>, what: &str, state: &str) -> f64 {
     series.median(|run| run.outcome.wall_s(&format!("{what}, {state}")) * 1e3)
 }
 
-/// FUSE hands no FIEMAP on.
-fn tells_extents(series: &Series<Kept>) -> bool {
-    series.name != files::MOUNTED
+/// A row need not have all: FUSE hands no FIEMAP on, and some are of a walk alone.
+fn measured(value: f64, cell: fn(f64) -> Cell) -> Cell {
+    if value > 0.0 { cell(value) } else { Cell::Missing }
 }
 
 fn push(table: &mut Table, extents: u64, series: &[Series<Kept>]) {
     for one in series {
         let mut row =
             vec![Cell::Bytes(extents * 8192), Cell::Count(extents), Cell::text(&one.name)];
-        row.extend(STATES.map(|state| Cell::Nanos(seek_ns(one, state))));
-        row.extend(STATES.map(|state| Cell::Millis(all_ms(one, "copy", state))));
-        row.extend(STATES.map(|state| match tells_extents(one) {
-            true => Cell::Millis(all_ms(one, "fiemap", state)),
-            false => Cell::Missing,
-        }));
+        row.extend(STATES.map(|state| measured(seek_ns(one, state), Cell::Nanos)));
+        for what in ["copy", "fiemap"] {
+            row.extend(STATES.map(|state| measured(all_ms(one, what, state), Cell::Millis)));
+        }
         table.push(row);
     }
 }
@@ -264,66 +266,54 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
     table.note(format!(
         "Ours in process, the kernel's by lseek, pread and ioctl, each of which pays for a system call: {:.0} ns here when it does \
          nothing. Reopened: each of the three in a process of its own, first thing after opening; of the kernel after umount and \
-         mount. So that all of the file can be delalloc, ours has a cache of 1 GiB instead of {} MiB; mounted it has no more, so part \
-         of the largest file is written by then. Seeks of a mount against bindfs: see the workload mount.",
+         mount. So that all of the file can be delalloc, ours has a cache of 1 GiB, all of which may be dirty file data, instead of {} MiB, of \
+         which {} may be; mounted it has no more, so most of a large file is written by then. Seeks of a mount against bindfs: see the workload \
+         mount.",
         context.syscall_ns,
         CACHE_BYTES_DEFAULT >> 20,
+        CacheOptions::default().dirty_bytes_max >> 20,
     ));
 }
 
-/// What does not depend on the machine, of ours.
+/// Says where rows with the mechanism off are, and why not everywhere.
+fn note_sizes(table: &mut Table, befores: &[Size], sizes: &[Size]) {
+    let Some((extents, series)) = sizes.first() else { return };
+    let file = |extents: u64| format!("{extents} extents ({:.1} MiB)", extents as f64 / 128.0);
+    let all: Vec<String> = befores.iter().map(|(extents, _)| file(*extents)).collect();
+    let off = series.iter().filter(|one| LOCKED.iter().any(|(name, _)| one.name == *name));
+    let times = off.map(|one| {
+        let times = seek_ns(one, STATES[0]) / seek_ns(&series[0], STATES[0]);
+        let wall_s = one.median(|run| run.outcome.wall_s("seek, delalloc"));
+        format!("{}: {wall_s:.3} s, {times:.0} times as long", one.name)
+    });
+    table.note(format!(
+        "Where ranges are locked in the tree each seek with delalloc takes time for each extent, and a walk grows with the square of \
+         the file's size. So these rows have files of their own: {}. Of {} they have the walk with delalloc alone: {}; of the largest file \
+         it would take 64 times as long. With only the hint off there is a row at each size.",
+        all.join(", "),
+        file(*extents),
+        times.collect::<Vec<_>>().join("; "),
+    ));
+}
+
+/// What does not depend on the machine, of ours: everything at the largest size, else the walk with delalloc.
 fn counts(befores: &[Size], sizes: &[Size]) -> Table {
-    const COUNTS: [&str; 6] = [
-        "state searches",
-        "mappings",
-        "tree blocks read",
-        "device reads",
-        "device writes",
-        "commits",
-    ];
-    let mut table = Table::new(
+    let mut table = files::counts_table(
         "seek_counts",
         "seek: what was done, whatever the machine",
-        &[
-            ("extents", "extents"),
-            ("who", "who"),
-            ("what", "what"),
-            ("state_searches", "searches of states"),
-            ("mappings", "mappings asked for"),
-            ("tree_blocks_read", "tree blocks read"),
-            ("device_reads", "device reads"),
-            ("device_writes", "device writes"),
-            ("commits", "commits"),
-        ],
+        ("extents", "extents"),
     );
     let looked = STATES
         .into_iter()
         .flat_map(|state| ["seek", "copy", "fiemap"].map(|what| format!("{what}, {state}")));
     let done: Vec<String> =
         ["write".to_owned(), "fsync".to_owned()].into_iter().chain(looked).collect();
-    let done = &done[..];
-    let off = befores.iter().flat_map(|(extents, series)| {
-        let is_ours = |one: &&Series<Kept>| one.name.starts_with(OURS) && tells_extents(one);
-        let ours = series.iter().filter(is_ours);
-        ours.map(|one| (*extents, one, &done[2..3]))
-    });
-    let ours = sizes
-        .last()
-        .into_iter()
-        .filter_map(|(extents, series)| Some((*extents, series.first()?, done)));
-    for (extents, one, done) in off.chain(ours) {
-        let Some(first) = one.rounds.first() else { continue };
-        for what in done {
-            let mut row =
-                vec![Cell::Count(extents), Cell::text(&one.name), Cell::text(what.as_str())];
-            row.extend(
-                COUNTS.map(|count| {
-                    first.outcome.count(what, count).map_or(Cell::Missing, Cell::Count)
-                }),
-            );
-            table.push(row);
+    for (at, (extents, series)) in befores.iter().chain(sizes).enumerate() {
+        let is_last = at + 1 == befores.len() + sizes.len();
+        for one in series {
+            let done = if is_last && one.name == OURS { &done[..] } else { &done[2..3] };
+            files::push_counts(&mut table, &Cell::Count(*extents), one, done);
         }
     }
-    table.note("Searches of states: of the tree of extent states from its root. What else is counted is of the whole process.");
     table
 }

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use ubtrfs_engine::CACHE_BYTES_DEFAULT;
+
 use super::files::{self, Kept};
 use super::{Context, verdict_at_least};
 use crate::chart::{Bar, Chart, Shape};
@@ -47,7 +49,24 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     push(&mut table, "zstd:1", mib, &packed);
     table.charts = ["write", "read"].map(|what| chart(what, mib, &plain, &packed)).to_vec();
     note(context, &mut table, &plain, &packed, &copied);
-    Ok(vec![table])
+    let series = [("plain", &plain), ("copy", &copied), ("zstd:1", &packed)];
+    Ok(vec![table, counts(&series)])
+}
+
+/// What does not depend on the machine, of ours.
+fn counts(jobs: &[(&str, &Vec<Series<Kept>>)]) -> Table {
+    let mut table = files::counts_table(
+        "sequential_counts",
+        "sequential: what was done, whatever the machine",
+        ("job", "job"),
+    );
+    let done = ["write", "read"].map(str::to_owned);
+    for (job, series) in jobs {
+        for one in *series {
+            files::push_counts(&mut table, &Cell::text(*job), one, &done);
+        }
+    }
+    table
 }
 
 /// A plain file copied into an image, and out of it to another; beside a plain file copied twice.
@@ -214,5 +233,9 @@ fn note(
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
     table.note("Copy: a plain file that lies where the image does is read by 1 MiB and written, durable in the end; then back.");
-    table.note("Write: with the fsync behind it. Ours with the default cache; the kernel's with all free memory.");
+    table.note(format!(
+        "Write: with the fsync behind it. Ours with the default cache, as users have it, of which at most {} MiB are file data; the kernel's with all \
+         free memory.",
+        CACHE_BYTES_DEFAULT >> 21,
+    ));
 }

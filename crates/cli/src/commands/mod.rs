@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub mod bench;
 pub mod cat;
 pub mod change;
 pub mod check;

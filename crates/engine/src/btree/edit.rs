@@ -262,6 +262,7 @@ impl<'a> Editor<'a> {
     }
 
     fn leaf_and_end(&self, key: &Key) -> Result<(Arc<Block>, Option<Key>)> {
+        self.tree.store.note_search();
         let (mut block, mut high) = (self.load(&self.state.root, None)?, None);
         while let Block::Node(node) = &*block {
             let slot = node.slot_for(key);
@@ -276,6 +277,7 @@ impl<'a> Editor<'a> {
 
     /// First key of the leaf where `key` belongs, as the nodes above it say.
     fn range_start(&self, key: &Key) -> Result<Key> {
+        self.tree.store.note_search();
         let (mut block, mut low) = (self.load(&self.state.root, None)?, Key::MIN);
         while let Block::Node(node) = &*block {
             let slot = node.slot_for(key);
@@ -324,6 +326,7 @@ impl<'a> Editor<'a> {
 
     /// Walks to the leaf where `key` belongs, making every block on the way dirty.
     fn descend(&mut self, key: &Key, purpose: Purpose) -> Result<EditPath> {
+        self.tree.store.note_search();
         let mut path = EditPath::new();
         let mut ptr = self.state.root;
         if !self.state.is_dirty(&ptr) {

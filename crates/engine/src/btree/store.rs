@@ -45,7 +45,17 @@ pub(crate) struct Store {
     budget_bytes: u64,
     /// Of them, left to dirty blocks; in whole steps.
     left_bytes: AtomicU64,
+    counts: Counts,
+}
+
+/// What was done since the store was made. On cache lines of their own: each search writes to one of them and reads the rest of
+/// the store.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Counts {
+    searches: AtomicU64,
     blocks_read: AtomicU64,
+    blocks_written: AtomicU64,
 }
 
 /// Parts of the budget in which room is left to dirty blocks.
@@ -63,7 +73,7 @@ impl Store {
             cache: Cache::with_weighter(estimate, cache_bytes as u64, BlockWeighter),
             budget_bytes: cache_bytes as u64,
             left_bytes: AtomicU64::new(0),
-            blocks_read: AtomicU64::new(0),
+            counts: Counts::default(),
         }
     }
 
@@ -90,7 +100,29 @@ impl Store {
 
     /// Blocks read from the volume since the store was made.
     pub(crate) fn blocks_read(&self) -> u64 {
-        self.blocks_read.load(Ordering::Relaxed)
+        self.counts.blocks_read.load(Ordering::Relaxed)
+    }
+
+    /// Walks from the root of a tree to a leaf since the store was made, those that change what they meet included. One that
+    /// waits for a block counts once.
+    pub(crate) fn searches(&self) -> u64 {
+        self.counts.searches.load(Ordering::Relaxed)
+    }
+
+    /// Notes one of [`Store::searches`].
+    #[inline]
+    pub(crate) fn note_search(&self) {
+        self.counts.searches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Blocks written to the volume since the store was made, each once, whatever its copies.
+    pub(crate) fn blocks_written(&self) -> u64 {
+        self.counts.blocks_written.load(Ordering::Relaxed)
+    }
+
+    /// Notes `count` of [`Store::blocks_written`].
+    pub(crate) fn note_written(&self, count: usize) {
+        self.counts.blocks_written.fetch_add(count as u64, Ordering::Relaxed);
     }
 
     /// The block, if it is in memory and is the one meant: also under another parent than that
@@ -134,7 +166,7 @@ impl Store {
             *accepted.lock() = Some(block);
             Ok(())
         })?;
-        self.blocks_read.fetch_add(1, Ordering::Relaxed);
+        self.counts.blocks_read.fetch_add(1, Ordering::Relaxed);
         let block = accepted.into_inner().expect("an accepted read left its block");
         let block = Arc::new(block);
         self.insert(Arc::clone(&block));
@@ -153,7 +185,7 @@ impl Store {
         for ((ptr, key), copy) in run.iter().zip(bytes.chunks_exact(nodesize)) {
             let expect = expect(ptr, root, Some(*key));
             if let Ok(block) = verify::block(copy.into(), &self.geometry, &expect) {
-                self.blocks_read.fetch_add(1, Ordering::Relaxed);
+                self.counts.blocks_read.fetch_add(1, Ordering::Relaxed);
                 self.insert(Arc::new(block));
             }
         }

@@ -223,6 +223,7 @@ impl Tree {
     /// # Errors
     /// A block on the way that is damaged or cannot be read.
     pub(crate) fn search(&self, key: &Key) -> Result<(Path, u64)> {
+        self.store.note_search();
         // What was loaded on the way, in case the cache is too small to keep it.
         let mut loaded: SmallVec<[(BlockPtr, Arc<Block>); 1]> = SmallVec::new();
         loop {

@@ -75,6 +75,7 @@ impl Core {
             let (run, others) = rest.split_at(count);
             let bytes: Vec<&[u8]> = run.iter().map(|block| block.as_bytes()).collect();
             volume.write_vectored(start, &bytes)?;
+            self.roots.store.note_written(count);
             rest = others;
         }
         Ok(())

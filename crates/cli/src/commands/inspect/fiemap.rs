@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use serde::Serialize;
 use ubtrfs_engine::{Mapping, MappingKind};
+use ubtrfs_iomap::{FiemapExtent, FiemapSync, FileRange};
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::file_extent::Compression;
 
@@ -19,7 +20,9 @@ use crate::output::table::{Align, Table};
 ///
 /// Ranges of the file in order, with the logical address and the place on each device where they lie.
 /// Holes are listed, too. Of a compressed extent, address and bytes are those of the whole extent on
-/// disk, and Skip says how many decoded bytes precede the range.
+/// disk, and Skip says how many decoded bytes precede the range. Flags are those of `filefrag -v`:
+/// shared with other files or snapshots, encoded, unwritten, inline, last. What a mounted filesystem
+/// holds of the file in memory is written first, as `filefrag -s` asks for.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -45,9 +48,12 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     let path = args.path.as_bytes();
     let id = image.resolve_following(path)?;
     let failed = |error| image.failure("reading extents", path, error);
+    let file = image.filesystem().open_data(id).map_err(failed)?;
+    let whole = FileRange::from(ubtrfs_iomap::FileOffset::ZERO);
+    let extents = file.fiemap(whole, usize::MAX, FiemapSync::WriteBack).map_err(failed)?;
     let mut rows = Vec::new();
     for mapping in image.filesystem().file_extents(id, FileOffset(0)).map_err(failed)? {
-        rows.push(Row::new(&image, &mapping.map_err(failed)?)?);
+        rows.push(Row::new(&image, &mapping.map_err(failed)?, &extents)?);
     }
     if args.json {
         let mut array = Array::begin(out)?;
@@ -59,7 +65,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     }
     let right = Align::Right;
     let left = Align::Left;
-    let columns = [right, right, left, right, right, right, left, left];
+    let columns = [right, right, left, right, right, right, left, left, left];
     let mut table = Table::new(&columns, "  ");
     table.row([
         "Offset",
@@ -69,6 +75,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         "On disk",
         "Skip",
         "Compression",
+        "Flags",
         "Device:offset",
     ]);
     for row in &rows {
@@ -94,6 +101,8 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     compression: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    flags: Vec<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     places: Vec<Place>,
 }
 
@@ -104,7 +113,7 @@ struct Place {
 }
 
 impl Row {
-    fn new(image: &Image, mapping: &Mapping) -> Result<Self> {
+    fn new(image: &Image, mapping: &Mapping, extents: &[FiemapExtent]) -> Result<Self> {
         let is_compressed = mapping.compression != Compression::None;
         let mut row = Self {
             offset: mapping.offset.0,
@@ -119,6 +128,7 @@ impl Row {
             disk_bytes: None,
             skip: None,
             compression: is_compressed.then(|| compression_name(mapping.compression)),
+            flags: flags_of(mapping, extents),
             places: Vec::new(),
         };
         if !matches!(mapping.kind, MappingKind::Data | MappingKind::Prealloc) {
@@ -141,7 +151,7 @@ impl Row {
         Ok(row)
     }
 
-    fn cells(&self) -> [String; 8] {
+    fn cells(&self) -> [String; 9] {
         let number = |value: Option<u64>| value.map_or("-".to_owned(), |value| value.to_string());
         let places = self.places.iter();
         let places: Vec<String> = places.map(|p| format!("{}:{}", p.devid, p.offset)).collect();
@@ -153,7 +163,30 @@ impl Row {
             number(self.disk_bytes),
             number(self.skip),
             self.compression.unwrap_or("-").to_owned(),
+            if self.flags.is_empty() { "-".to_owned() } else { self.flags.join(",") },
             places.join(" "),
         ]
     }
+}
+
+/// What FIEMAP says of a range, of which it may make one with its neighbours; only of the last of them that it is that.
+fn flags_of(mapping: &Mapping, extents: &[FiemapExtent]) -> Vec<&'static str> {
+    let start = mapping.offset.0;
+    let at = extents.partition_point(|extent| extent.range.end.bytes() <= start);
+    let Some(extent) = extents.get(at).filter(|extent| extent.range.start.bytes() <= start) else {
+        return Vec::new();
+    };
+    let of = extent.flags;
+    // An inline extent is alone, and shorter than a block.
+    let is_whole = of.is_inline || mapping.end().0 >= extent.range.end.bytes();
+    let is_last = of.is_last && is_whole;
+    let named = [
+        (of.is_shared, "shared"),
+        (of.is_encoded, "encoded"),
+        (of.is_unwritten, "unwritten"),
+        (of.is_inline, "inline"),
+        (of.is_delalloc, "delalloc"),
+        (is_last, "last"),
+    ];
+    named.into_iter().filter_map(|(is, name)| is.then_some(name)).collect()
 }

@@ -1,0 +1,230 @@
+//! The command as a user runs it: seek, zeroing and sequential at a thousandth of their size, and what it writes. No time is judged.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Of the sizes that the workloads have at full scale.
+const SCALE: &str = "0.001";
+const BEFORE: &str = "ubtrfs, before: no hint, ranges locked in the tree";
+const LOCKED: &str = "ubtrfs, ranges locked in the tree";
+const NO_HINT: &str = "ubtrfs, no hint";
+
+/// What a run left.
+struct Run {
+    stdout: String,
+    figures: Value,
+    page: String,
+}
+
+impl Run {
+    fn rows(&self, table: &str) -> &[Value] {
+        let tables = self.figures["tables"].as_array().unwrap();
+        let found = tables.iter().find(|found| found["name"] == table);
+        found.unwrap_or_else(|| panic!("table {table} is missing"))["rows"].as_array().unwrap()
+    }
+
+    /// The only row in which columns are as told.
+    fn row(&self, table: &str, told: &[(&str, Value)]) -> &Value {
+        let rows = self.rows(table).iter();
+        let mut found = rows.filter(|row| told.iter().all(|(column, value)| row[column] == *value));
+        let (row, other) = (found.next(), found.next());
+        assert!(other.is_none(), "{table}: more than one row {told:?}");
+        row.unwrap_or_else(|| panic!("{table}: no row {told:?}"))
+    }
+
+    fn count(&self, table: &str, told: &[(&str, Value)], column: &str) -> u64 {
+        let row = self.row(table, told);
+        row[column].as_u64().unwrap_or_else(|| panic!("{table}: {column} of {row}"))
+    }
+}
+
+fn run(directory: &Path) -> Run {
+    let (json, html) = (directory.join("figures.json"), directory.join("figures.html"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs-bench"));
+    command.args(["seek", "zeroing", "sequential", "--vs", "none", "--rounds", "1"]);
+    // Which mounts there are must not decide what is judged, and the command may be that of another build.
+    command.args(["--scale", SCALE, "--ubtrfs"]).arg(directory.join("missing"));
+    command.arg("--scratch").arg(directory);
+    command.arg("--json").arg(&json).arg("--html").arg(&html);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Run {
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        figures: serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap(),
+        page: std::fs::read_to_string(html).unwrap(),
+    }
+}
+
+fn who(name: &str) -> (&str, Value) {
+    ("who", name.into())
+}
+
+fn what(done: &str) -> (&str, Value) {
+    ("what", done.into())
+}
+
+#[test]
+fn seek_zeroing_and_sequential_tell_all_that_they_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = run(directory.path());
+    judge_seek(&run);
+    judge_zeroing(&run);
+    judge_sequential(&run);
+    judge_texts(&run);
+    // Images go with the directory that they were made in.
+    let left = std::fs::read_dir(directory.path()).unwrap().count();
+    assert_eq!(left, 2, "JSON and page alone");
+}
+
+fn judge_seek(run: &Run) {
+    let extents_of = |name: &str| -> Vec<u64> {
+        let rows = run.rows("seek").iter().filter(|row| row["who"] == name);
+        rows.map(|row| row["extents"].as_u64().unwrap()).collect()
+    };
+    for name in ["ubtrfs", NO_HINT] {
+        assert_eq!(extents_of(name), [1, 1, 4, 16, 66, 131], "{name}");
+    }
+    for name in [BEFORE, LOCKED] {
+        assert_eq!(extents_of(name), [1, 1, 4, 16], "{name}");
+        let walked = run.row("seek", &[who(name), ("extents", 16.into())]);
+        assert!(walked["seek_delalloc_ns"].as_f64().unwrap() > 0.0, "{walked}");
+        assert!(walked["copy_delalloc_ms"].is_null() && walked["seek_synced_ns"].is_null());
+    }
+    for row in run.rows("seek").iter().filter(|row| row["who"] == "ubtrfs") {
+        for (column, value) in row.as_object().unwrap() {
+            assert!(
+                value.is_string() || value.as_f64().is_some_and(|value| value > 0.0),
+                "{column}"
+            );
+        }
+    }
+
+    let done = |name: &str, extents: u64, done: &str, column: &str| {
+        run.count("seek_counts", &[who(name), ("extents", extents.into()), what(done)], column)
+    };
+    let ours = |what: &str, column: &str| done("ubtrfs", 131, what, column);
+    // A block of each extent is written, in one transaction.
+    assert_eq!(ours("fsync", "pages_flushed"), 131);
+    assert_eq!(ours("fsync", "commits"), 1);
+    for column in
+        ["tree_searches", "tree_blocks_written", "runs_flushed", "device_writes", "device_flushes"]
+    {
+        assert!(ours("fsync", column) > 0, "{column}");
+    }
+    // To look at what is dirty asks nothing of trees or devices; to look at what is not changes nothing.
+    for look in ["seek", "copy", "fiemap"] {
+        for column in ["tree_searches", "tree_blocks_read", "device_reads"] {
+            assert_eq!(ours(&format!("{look}, delalloc"), column), 0, "{look}: {column}");
+        }
+        assert!(ours(&format!("{look}, reopened"), "tree_searches") > 0, "{look}");
+        for column in ["tree_blocks_written", "pages_flushed", "device_writes", "commits"] {
+            assert_eq!(ours(&format!("{look}, reopened"), column), 0, "{look}: {column}");
+        }
+    }
+    assert!(ours("copy, reopened", "device_reads") > 0);
+    assert!(ours("copy, reopened", "tree_blocks_read") > 0);
+    // The hint is what spares searches.
+    for name in [BEFORE, NO_HINT] {
+        let searches = |name: &str| done(name, 16, "seek, delalloc", "state_searches");
+        assert!(searches(name) >= 2 * 16 && searches("ubtrfs") < 16, "{name}");
+    }
+}
+
+fn judge_zeroing(run: &Run) {
+    const DEFAULT: &str = "ubtrfs, default cache";
+    const BEFORE: &str = "ubtrfs, before: written back first";
+    for rounds in [5, 17, 50_u64] {
+        for name in ["ubtrfs", DEFAULT, BEFORE] {
+            let row = run.row("zeroing", &[who(name), ("rounds", rounds.into())]);
+            assert!(row["wall_s"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["peak_bytes"].as_u64().unwrap() > 0, "{row}");
+        }
+    }
+    assert_eq!(run.rows("zeroing").len(), 9);
+    let count = |name: &str, done: &str, column: &str| {
+        run.count("zeroing_counts", &[who(name), what(done)], column)
+    };
+    for name in ["ubtrfs", DEFAULT] {
+        for column in ["pages_flushed", "device_writes", "tree_blocks_written", "commits"] {
+            assert_eq!(count(name, "rounds", column), 0, "{name}: {column}");
+        }
+        assert_eq!(count(name, "fsync", "pages_flushed"), 50, "{name}");
+        for column in ["tree_searches", "tree_blocks_written", "runs_flushed", "commits"] {
+            assert!(count(name, "fsync", column) > 0, "{name}: {column}");
+        }
+    }
+    assert!(count(BEFORE, "rounds", "pages_flushed") >= 50);
+    assert!(count(BEFORE, "rounds", "tree_searches") > count("ubtrfs", "rounds", "tree_searches"));
+    let stored = run.row("mapped_store", &[who("ubtrfs")]);
+    assert_eq!((&stored["wrong_bytes"], &stored["wrong_bytes_reopened"]), (&0.into(), &0.into()));
+}
+
+fn judge_sequential(run: &Run) {
+    let jobs = ["plain", "plain", "copy", "copy", "zstd:1"];
+    let rows = run.rows("sequential");
+    assert!(rows.iter().map(|row| &row["job"]).eq(&jobs), "{rows:?}");
+    for row in rows {
+        assert!(row["write_s"].as_f64().unwrap() > 0.0 && row["read_s"].as_f64().unwrap() > 0.0);
+        assert_eq!(row["device_writes"].is_null(), row["who"] == "plain file", "{row}");
+    }
+    for job in ["plain", "copy", "zstd:1"] {
+        let count = |done: &str, column: &str| {
+            let told = [("job", job.into()), who("ubtrfs"), what(done)];
+            run.count("sequential_counts", &told, column)
+        };
+        // 4 MiB.
+        assert_eq!(count("write", "pages_flushed"), 1024, "{job}");
+        for column in ["tree_searches", "tree_blocks_written", "device_writes", "commits"] {
+            assert!(count("write", column) > 0, "{job}: {column}");
+        }
+        for column in ["tree_searches", "tree_blocks_read", "device_reads"] {
+            assert!(count("read", column) > 0, "{job}: {column}");
+        }
+        assert_eq!(count("read", "tree_blocks_written"), 0, "{job}");
+    }
+}
+
+/// What is printed and the page have each table, with its notes.
+fn judge_texts(run: &Run) {
+    let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let tables = run.figures["tables"].as_array().unwrap();
+    let names: Vec<&str> = tables.iter().map(|table| table["name"].as_str().unwrap()).collect();
+    let expected = [
+        "seek",
+        "seek_counts",
+        "zeroing",
+        "zeroing_counts",
+        "mapped_store",
+        "sequential",
+        "sequential_counts",
+    ];
+    assert_eq!(names, expected);
+    for table in tables {
+        let title = table["title"].as_str().unwrap();
+        assert!(run.stdout.contains(&format!("**{title}**\n\n|")), "{title}");
+        assert!(run.page.contains(&format!(">{}</h2>", escaped(title))), "{title}");
+        for note in table["notes"].as_array().unwrap() {
+            let note = note.as_str().unwrap();
+            assert!(run.stdout.contains(note) && run.page.contains(&escaped(note)), "{note}");
+        }
+    }
+    let notes = tables[0]["notes"].to_string();
+    for told in
+        ["Of 16 extents (0.1 MiB) they have the walk with delalloc alone", "mounted is missing"]
+    {
+        assert!(notes.contains(told), "{told}: {notes}");
+    }
+    // A row for each of JSON's, beside headings, rules and text.
+    let row_count: usize = names.iter().map(|name| run.rows(name).len()).sum();
+    let printed = run.stdout.lines().filter(|line| line.starts_with('|')).count();
+    assert_eq!(printed, row_count + 2 * names.len());
+
+    assert!(run.page.starts_with("<!doctype html>") && run.page.ends_with("</html>\n"));
+    assert!(run.page.matches("<svg").count() >= 5);
+    assert_eq!(run.page.matches("<svg").count(), run.page.matches("</svg>").count());
+    for asks in ["http:", "https:", "<script", "<link", "<img", "src=", "@import", "url("] {
+        assert!(!run.page.contains(asks), "{asks}");
+    }
+}
