@@ -34,7 +34,7 @@ use crate::iter::MappingIter;
 use crate::mapping::{Cookie, FileSystem, Mapping, Purpose, ReadPiece};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{
-    Blocks, CachedFile, DirtyOrder, ErrorMark, PageCache, Pages, Readahead, Source,
+    Blocks, CachedFile, DirtyOrder, ErrorMark, PageCache, Pages, Readahead, ReadaheadNeed, Source,
     WritebackErrors, zeroed,
 };
 use crate::seek_window::SeekWindow;
@@ -68,8 +68,8 @@ pub struct AddressSpace<F: FileSystem> {
     pub(crate) ended: Condvar,
     pub(crate) errors: Mutex<WritebackErrors<F::Error>>,
     pub(crate) block_bytes: u64,
-    /// Who read it last came before what he wanted was in memory.
-    pub(crate) wants_readahead: AtomicBool,
+    /// Whether who reads it comes before what he wants is in memory.
+    pub(crate) readahead_need: ReadaheadNeed,
     /// A read found encoded data, which several threads decode faster than the reader.
     pub(crate) is_encoded: AtomicBool,
     size: AtomicU64,
@@ -106,7 +106,7 @@ impl<F: FileSystem> AddressSpace<F> {
             ended: Condvar::new(),
             errors: Mutex::new(WritebackErrors::default()),
             block_bytes,
-            wants_readahead: AtomicBool::new(false),
+            readahead_need: ReadaheadNeed::default(),
             is_encoded: AtomicBool::new(false),
             size: AtomicU64::new(size.bytes()),
             me: Weak::clone(me),
@@ -223,11 +223,14 @@ impl<F: FileSystem> AddressSpace<F> {
             self.ended.wait(&mut pages);
             return Ok(pages);
         };
-        let mut buffers = pages.buffers_for(blocks.clone());
+        let folios = pages.folios_for(blocks.clone());
         drop(pages);
         let range = self.range_of(&blocks);
         self.cache.make_room(range.len_bytes());
-        self.cache.usage().count_fill();
+        let usage = self.cache.usage();
+        usage.count_fill();
+        let mut buffers: Vec<_> =
+            folios.into_iter().map(|(first, len_bytes)| (first, usage.buffer(len_bytes))).collect();
         let into = buffers
             .iter_mut()
             .map(|(_, data)| Arc::get_mut(data).expect("nobody else has seen the new buffers"))

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use ubtrfs_rt::Ordering;
-
 use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::LockMode;
 use crate::mapping::FileSystem;
@@ -54,7 +52,7 @@ impl<F: FileSystem> OpenFile<F> {
         let ahead = AheadOptions {
             window_bytes_max: window_max,
             is_served: self.space.cache.has_readahead_service()
-                && self.space.wants_readahead.load(Ordering::Relaxed),
+                && self.space.readahead_need.is_there(),
             may_be_straight: self.space.may_read_straight(range),
         };
         let misses = match self.readahead.lock().read(start, end, ahead) {
@@ -132,8 +130,7 @@ impl<F: FileSystem> AddressSpace<F> {
             }
         }
         if !was_needed {
-            // Until somebody misses something again.
-            self.wants_readahead.store(false, Ordering::Relaxed);
+            self.readahead_need.note_in_vain();
         }
         Ok(())
     }
@@ -194,7 +191,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 pages = self.pages.lock();
                 result
             } else {
-                self.wants_readahead.store(true, Ordering::Relaxed);
+                self.readahead_need.note_miss();
                 match self.fill(pages, missing) {
                     Ok(after) => {
                         pages = after;

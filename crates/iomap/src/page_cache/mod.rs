@@ -33,7 +33,7 @@ pub(crate) use errors::{ErrorMark, WritebackErrors};
 pub(crate) use lists::{DirtyOrder, ListedSlot};
 pub use pages::CacheCounts;
 pub(crate) use pages::{Blocks, FolioPart, Pages, Source, Usage, zeroed};
-pub(crate) use readahead::{Ahead, AheadOptions, Readahead};
+pub(crate) use readahead::{Ahead, AheadOptions, Readahead, ReadaheadNeed};
 use service::AheadQueue;
 pub use service::ServiceEnd;
 

@@ -59,6 +59,12 @@ impl Usage {
         }
     }
 
+    /// A buffer that may hold anything. To be called with no file's pages locked: memory that is new comes a page at a time.
+    pub(crate) fn buffer(&self, len_bytes: u64) -> Arc<[u8]> {
+        let spare = self.spare.lock().pop_if(|spare| len_u64(spare) == len_bytes);
+        spare.unwrap_or_else(|| zeroed(len_bytes))
+    }
+
     pub(crate) fn cached_bytes(&self) -> u64 {
         self.cached_bytes.load(Ordering::Relaxed)
     }
@@ -342,20 +348,16 @@ impl Pages {
         count
     }
 
-    /// Buffers for the folios that `blocks`, none of which is uptodate, will be read into. They may hold anything.
-    pub(crate) fn buffers_for(&self, blocks: Blocks) -> Vec<(u64, Arc<[u8]>)> {
-        let mut buffers = Vec::new();
+    /// The folios that `blocks`, none of which is uptodate, will be read into: where each begins, and its length in bytes.
+    pub(crate) fn folios_for(&self, blocks: Blocks) -> Vec<(u64, u64)> {
+        let mut folios = Vec::new();
         let mut at = blocks.start;
         while at < blocks.end {
             let count = self.gap_blocks(at, blocks.end);
-            let is_largest = count == self.folio_blocks_max;
-            let spare = if is_largest { self.usage.spare.lock().pop() } else { None };
-            let len_bytes = count * self.block_bytes;
-            let spare = spare.filter(|spare| len_u64(spare) == len_bytes);
-            buffers.push((at, spare.unwrap_or_else(|| zeroed(len_bytes))));
+            folios.push((at, count * self.block_bytes));
             at += count;
         }
-        buffers
+        folios
     }
 
     /// Takes over what was read for the blocks from `first` on; blocks that are uptodate stay as they are.

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use ubtrfs_rt::{AtomicU64, Ordering};
+
 /// The first window behind a sequential read, in bytes; it doubles with each further one.
 const WINDOW_FIRST_BYTES: u64 = 64 * 1024;
 
@@ -10,6 +12,38 @@ const BESIDE_BYTES_MIN: u64 = 512 * 1024;
 
 /// A read that begins so little behind the end of the last one goes on with it: who copies a file with holes leaves them out.
 const GAP_BYTES_MAX: u64 = 32 * 1024;
+
+/// So many requests to read ahead may find all there one after the other, as a reader may be there first, before nobody asks any more.
+const IN_VAIN_MAX: u64 = 16;
+
+/// Whether it helps to have somebody else read ahead in a file: not where all of it is in memory.
+#[derive(Debug)]
+pub(crate) struct ReadaheadNeed {
+    /// Requests that found all there, since somebody missed something.
+    in_vain: AtomicU64,
+}
+
+impl Default for ReadaheadNeed {
+    /// Until something is missed, none.
+    fn default() -> Self {
+        Self { in_vain: AtomicU64::new(IN_VAIN_MAX) }
+    }
+}
+
+impl ReadaheadNeed {
+    pub(crate) fn is_there(&self) -> bool {
+        self.in_vain.load(Ordering::Relaxed) < IN_VAIN_MAX
+    }
+
+    pub(crate) fn note_miss(&self) {
+        self.in_vain.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_in_vain(&self) {
+        // Only requests that were asked for come here, so that it stays near the limit.
+        self.in_vain.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 /// An open file's reads so far.
 #[derive(Debug, Default)]
