@@ -3,14 +3,17 @@
 mod common;
 
 use std::path::Path;
+use std::sync::Arc;
 
+use common::failing::{DataFaults, FailingDevice, Lasting};
 use common::full::{create, make, noise, open, read};
 use common::judge;
-use ubtrfs_engine::{DataFile, Filesystem, SnapshotOptions};
-use ubtrfs_iomap::FileOffset;
+use ubtrfs_engine::{DataFile, Filesystem, OpenOptions, SnapshotOptions};
+use ubtrfs_iomap::{FileOffset, Reach};
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_testkit::Prng;
+use ubtrfs_volume::{FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const MIB: u64 = 1 << 20;
 /// As Linux has it.
@@ -113,6 +116,42 @@ fn shown_as_written(image: &Path, end: &[u8], what: &str) {
     let fs = open(image);
     let id = fs.lookup(fs.top_level(), b"file").unwrap();
     assert!(read(&fs, id).ends_with(end), "{what}, reopened");
+}
+
+/// What is placed before something else of the same writeback fails is placed again. Had it become part of the extent before, the
+/// first place of it would have been cut off that, and given no space back, though that is promised to others.
+#[test]
+fn extent_does_not_grow_by_what_may_be_placed_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let faults = Arc::<DataFaults>::default();
+    let fs = open_failing(&image, &faults);
+    let file = create(&fs, "file", 0).unwrap();
+    let bytes = noise(&mut Prng::new(1), 2 * MIB);
+    let (first, second) = bytes.split_at(usize::try_from(MIB).unwrap());
+    file.append(first).unwrap();
+    file.allocate(at(4 * MIB), MIB, Reach::Stays).unwrap();
+    settle(&fs);
+    // New space, and then preallocated space, which fails.
+    file.append(second).unwrap();
+    file.write(at(4 * MIB), first).unwrap();
+    faults.fail_after(1, Lasting::Once);
+    let flushed = file.fsync();
+    assert_eq!((faults.failures(), flushed.is_ok()), (1, true), "it is tried again: {flushed:?}");
+    // The first, the second, a hole, and what was preallocated.
+    assert_eq!(extents(&fs, &file), [MIB, MIB, 0, MIB]);
+    let expected = [&bytes[..], &vec![0; bytes.len()], first].concat();
+    assert!(read(&fs, file.id()) == expected);
+    drop((file, fs));
+    judge(&image);
+}
+
+fn open_failing(image: &Path, faults: &Arc<DataFaults>) -> Filesystem {
+    let inner = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device = FailingDevice::new(inner, Arc::clone(faults));
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
 }
 
 /// What grew is given back as one, in the same transaction and in a later one.

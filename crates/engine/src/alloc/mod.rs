@@ -372,11 +372,7 @@ impl Allocator {
         inode: InodeNo,
         file_offset: u64,
     ) -> Option<(LogicalAddr, u64)> {
-        let state = self.state();
-        let (addr, len_bytes, reference) = state.refs.new_data_before(start)?;
-        let offset = file_offset.checked_sub(len_bytes)?;
-        let is_own = reference == BackRef::ExtentData { root, inode, offset, count: 1 };
-        (is_own && !state.groups.contains_key(&start)).then_some((addr, len_bytes))
+        self.state().data_before(start, root, inode, file_offset)
     }
 
     /// Makes the extent that [`Allocator::data_before`] found longer by what lies behind it. Returns whether it was still so: to have
@@ -389,11 +385,12 @@ impl Allocator {
         file_offset: u64,
         more_bytes: u64,
     ) -> bool {
-        let Some((addr, _)) = self.data_before(start, root, inode, file_offset) else {
-            return false;
-        };
-        self.state().refs.grow(addr, more_bytes);
-        true
+        let mut state = self.state();
+        let found = state.data_before(start, root, inode, file_offset);
+        if let Some((addr, _)) = found {
+            state.refs.grow(addr, more_bytes);
+        }
+        found.is_some()
     }
 
     /// Searches made so far for the form in which a group's free space is kept.
@@ -464,6 +461,19 @@ impl Allocator {
 }
 
 impl State {
+    fn data_before(
+        &self,
+        start: LogicalAddr,
+        root: RootId,
+        inode: InodeNo,
+        file_offset: u64,
+    ) -> Option<(LogicalAddr, u64)> {
+        let (addr, len_bytes, reference) = self.refs.new_data_before(start)?;
+        let offset = file_offset.checked_sub(len_bytes)?;
+        let is_own = reference == BackRef::ExtentData { root, inode, offset, count: 1 };
+        (is_own && !self.groups.contains_key(&start)).then_some((addr, len_bytes))
+    }
+
     /// Takes space of a class out of a loaded group.
     fn take(
         &mut self,

@@ -31,6 +31,13 @@ pub(crate) struct Target {
     pub(crate) has_csums: bool,
 }
 
+/// Whether what is entered may become part of the extent before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Grows {
+    Yes,
+    No,
+}
+
 /// A run of disk bytes that becomes a file extent, or, plain, part of one.
 #[derive(Clone, Copy, Debug)]
 struct Unit<'a> {
@@ -99,7 +106,7 @@ pub(crate) fn place(
     pending_csums: &PendingCsums,
 ) -> Result<u64> {
     let written = write_out(handle.core(), target, pieces)?;
-    enter_all(handle, target, &written, pending_csums)
+    enter_all(handle, target, &written, pending_csums, Grows::Yes)
 }
 
 /// The first part of [`place`]: allocates space and writes.
@@ -160,6 +167,7 @@ pub(crate) fn enter_all(
     target: &Target,
     written: &Written<'_>,
     pending_csums: &PendingCsums,
+    grows: Grows,
 ) -> Result<u64> {
     let mut nbytes = 0;
     let geometry = *handle.core().roots.store.geometry();
@@ -176,7 +184,7 @@ pub(crate) fn enter_all(
         }
         for (file_offset, extent) in extents_of(region, handle.generation()) {
             nbytes += extent.num_bytes;
-            enter(handle, target, file_offset, &extent)?;
+            enter(handle, target, file_offset, &extent, grows)?;
         }
     }
     if pending_csums.is_full() {
@@ -406,9 +414,11 @@ fn enter(
     target: &Target,
     file_offset: u64,
     extent: &RegularExtent,
+    grows: Grows,
 ) -> Result<()> {
     use_compression(handle, extent.compression);
-    if extent.compression == Compression::None && grow(handle, target, file_offset, extent)? {
+    let may_grow = grows == Grows::Yes && extent.compression == Compression::None;
+    if may_grow && grow(handle, target, file_offset, extent)? {
         return Ok(());
     }
     insert(handle, target, file_offset, &FileExtent::Regular(*extent))?;
@@ -440,27 +450,39 @@ fn grow(
     if len + more > PLAIN_EXTENT_BYTES_MAX {
         return Ok(false);
     }
-    let grown = handle.update(root, extent_key(target, file_offset - len), |bytes| {
-        let Ok(FileExtent::Regular(mut before)) = FileExtent::parse(bytes) else { return false };
-        let is_whole = before.compression == Compression::None
-            && before.disk_bytenr == addr
-            && before.offset == 0
-            && [before.ram_bytes, before.disk_num_bytes, before.num_bytes] == [len; 3];
-        if !is_whole || !alloc.grow_data(start, root, inode, file_offset, more) {
-            return false;
+    let whole = |bytes: &[u8]| match FileExtent::parse(bytes) {
+        Ok(FileExtent::Regular(before))
+            if before.compression == Compression::None
+                && before.disk_bytenr == addr
+                && before.offset == 0
+                && [before.ram_bytes, before.disk_num_bytes, before.num_bytes] == [len; 3] =>
+        {
+            Some(before)
         }
-        for field in [&mut before.ram_bytes, &mut before.disk_num_bytes, &mut before.num_bytes] {
-            *field += more;
+        _ => None,
+    };
+    let key = extent_key(target, file_offset - len);
+    let grown = handle.edit(root, |editor| {
+        // Only looked at, if it is cut: no leaf is copied for that.
+        if editor.get(&key, |bytes| whole(bytes).is_none())?.is_none_or(|is_cut| is_cut) {
+            return Ok(false);
         }
-        let mut item = Vec::with_capacity(bytes.len());
-        FileExtent::Regular(before).write(&mut item);
-        bytes.copy_from_slice(&item);
-        true
+        editor.update(&key, |bytes| {
+            let Some(mut before) = whole(bytes) else { return false };
+            if !alloc.grow_data(start, root, inode, file_offset, more) {
+                return false;
+            }
+            for field in [&mut before.ram_bytes, &mut before.disk_num_bytes, &mut before.num_bytes]
+            {
+                *field += more;
+            }
+            let mut item = Vec::with_capacity(bytes.len());
+            FileExtent::Regular(before).write(&mut item);
+            bytes.copy_from_slice(&item);
+            true
+        })
     });
-    match grown {
-        Err(Error::NotFound { .. }) => Ok(false),
-        grown => grown.map_err(|error| handle.abort(error)),
-    }
+    grown.map_err(|error| handle.abort(error))
 }
 
 /// Sets the feature bit that readers of this compression look for.

@@ -24,7 +24,7 @@ use super::inode::{Inode, InodeId};
 use super::state::{DataChange, timespec, touch};
 use super::xattr::COMPRESSION_XATTR;
 use crate::alloc::DataPromise;
-use crate::data::append::{self, Target, Written};
+use crate::data::append::{self, Grows, Target, Written};
 use crate::data::compression::Method;
 use crate::data::drop_range::{self, drop_range};
 use crate::data::prepare::{PreparedData, WriteOptions};
@@ -353,7 +353,7 @@ impl<'a> Locked<'a> {
         // What is behind the end of a file that is cut off goes, too.
         let dropped = range.start..if size < old_size { u64::MAX } else { range.end };
         let lost = drop_range(txn, &self.target, &dropped, files.kept())?;
-        let added = append::enter_all(txn, &self.target, written, &files.csums)?;
+        let added = append::enter_all(txn, &self.target, written, &files.csums, Grows::Yes)?;
         let new_end = size.next_multiple_of(self.sector);
         if !self.no_holes() && new_end > old_end.min(range.start) {
             let gap = old_end.min(range.start)..new_end;

@@ -21,7 +21,7 @@ use super::inode::{Inode, time_of};
 use super::state::{timespec, touch};
 use super::write::Locked;
 use crate::alloc::DataPromise;
-use crate::data::append::{self, Target, Written};
+use crate::data::append::{self, Grows, Target, Written};
 use crate::data::drop_range::{self, drop_range};
 use crate::data::file_extent::{ExtentWalk, Mapping, MappingKind};
 use crate::data::prealloc;
@@ -74,6 +74,9 @@ struct Job<'a> {
     /// Where the file ended in memory when this began.
     size: u64,
     from: From,
+    /// What is placed may become part of the extent before. Not where it may have to be placed again: then that would be cut, and give
+    /// no space back.
+    grows: Grows,
     /// The file in memory, if the data comes from there: it may end elsewhere by now.
     space: Option<Arc<AddressSpace<FileIo>>>,
 }
@@ -85,8 +88,13 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::write`]; nothing is mapped then but what was preallocated.
     pub(super) fn write_runs(&self, io: &IoInode, runs: &[WritebackRun<'_>]) -> Result<()> {
+        self.write_runs_once(io, runs, Grows::Yes)
+    }
+
+    fn write_runs_once(&self, io: &IoInode, runs: &[WritebackRun<'_>], grows: Grows) -> Result<()> {
         let Some(last) = runs.last() else { return Ok(()) };
-        let job = Job::new(self, io, last.size.bytes(), From::Memory)?;
+        let mut job = Job::new(self, io, last.size.bytes(), From::Memory)?;
+        job.grows = grows;
         let alloc = &self.inner.core.alloc;
         if let [only] = runs
             && job.write_inline(only)?
@@ -101,6 +109,9 @@ impl Filesystem {
         let tail_stays = parts.iter().find(|part| part.range().contains(&old_end));
         let tail_stays = tail_stays.is_none_or(|part| part.stays);
         parts.sort_by_key(|part| part.stays != tail_stays);
+        if steps(&parts).nth(1).is_some() {
+            job.grows = Grows::No;
+        }
         let (mut placed_bytes, mut new_bytes) = (0, 0);
         for parts in steps(&parts) {
             let stayed = job.write_parts(parts).inspect_err(|_| {
@@ -178,8 +189,17 @@ impl Filesystem {
     /// # Errors
     /// As there; what is not written keeps its mapping, and space is promised for all of it.
     pub(super) fn write_run_in_parts(&self, io: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
+        self.write_run_or_halves(io, run, Grows::Yes)
+    }
+
+    fn write_run_or_halves(
+        &self,
+        io: &IoInode,
+        run: &WritebackRun<'_>,
+        grows: Grows,
+    ) -> Result<()> {
         let block = self.sectorsize_bytes();
-        match self.write_runs(io, std::slice::from_ref(run)) {
+        match self.write_runs_once(io, std::slice::from_ref(run), grows) {
             Err(Error::NoSpace { .. }) if run.range.len_bytes() > block => {}
             result => return result,
         }
@@ -188,7 +208,8 @@ impl Filesystem {
         let (front, back) = split_buffers(run.buffers, half);
         let write_part = |start, end, buffers: &[&[u8]]| {
             let range = ubtrfs_iomap::FileRange::new(start, end);
-            self.write_run_in_parts(io, &WritebackRun { range, buffers, size: run.size })
+            let part = WritebackRun { range, buffers, size: run.size };
+            self.write_run_or_halves(io, &part, Grows::No)
         };
         write_part(run.range.start, middle, &front)?;
         write_part(middle, run.range.end, &back)
@@ -218,7 +239,7 @@ impl<'f> Job<'f> {
             From::Memory => fs.inner.open_files.find(io.id),
             From::Caller => None,
         };
-        Ok(Self { fs, io, inode, target, options, size, from, space })
+        Ok(Self { fs, io, inode, target, options, size, from, grows: Grows::Yes, space })
     }
 
     /// Writes parts of one kind, all or none. The promise for them is used up. Returns whether they are
@@ -466,7 +487,7 @@ impl<'f> Job<'f> {
                 Err(error) => return Err(error),
             }
         }
-        let added = append::enter_all(&mut handle.txn, &self.target, written, csums)?;
+        let added = append::enter_all(&mut handle.txn, &self.target, written, csums, self.grows)?;
         let end = parts.last().map_or(0, |part| part.range().end);
         self.count(&mut handle, added, lost, end.min(self.size))
     }
