@@ -12,8 +12,9 @@
 //! - [`floor`]: a server that does nothing, for benchmarks.
 //! - `control`: the socket by which commands reach the engine that serves a mount.
 //!
-//! Writes go through at once: the kernel keeps what it wrote for reading only. What fsync returned for is durable; the rest
-//! with the next commit.
+//! Writes go through at once: the kernel keeps what it wrote for reading only. But for stores to a shared map, and writes with
+//! `-o writeback`: those it holds back, and they come marked WRITE_CACHE. What fsync (or msync) returned for is durable; the rest with the
+//! next commit. That data was lost is told once a file, to the first who syncs it.
 #![deny(unsafe_code)]
 
 mod abi;

@@ -46,7 +46,7 @@ impl OpenFiles {
             let default = CacheOptions::default();
             // Where a checksum costs more than a copy, the threads that read ahead and write back do better.
             let is_csum_cheap = matches!(csum, CsumType::Crc32c | CsumType::Xxhash);
-            // Half of the budget; the other half is for the trees.
+            // Half of the budget at most; the trees may have what this does not use.
             CacheOptions {
                 cached_bytes_max: bytes / 2,
                 dirty_bytes_max: default.dirty_bytes_max.min(bytes / 4),
