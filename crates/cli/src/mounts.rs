@@ -124,7 +124,10 @@ fn mount_of(pid: u32, image: &Path) -> Served {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let file = file_of(image);
     let is_his = |mounted: &Mounted| match &connections {
-        Some(connections) => connections.contains(&mounted.device),
+        // The number of a mount that has ended is soon another's, be it before the process has closed its end.
+        Some(connections) => {
+            connections.contains(&mounted.device) && may_have_open(pid, &mounted.source)
+        }
         // Not all kernels tell of connections, and one is gone a little before the image is free.
         None => match file_of(&mounted.source) {
             Some(source) => Some(source) == file,
@@ -150,6 +153,13 @@ fn connections_of(pid: u32) -> Option<Vec<String>> {
         })
         .collect();
     (!found.is_empty()).then_some(found)
+}
+
+/// Whether a process has a file open, as far as can be seen.
+fn may_have_open(pid: u32, path: &Path) -> bool {
+    let Some(file) = file_of(path) else { return true };
+    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
+    open.flatten().any(|one| file_of(&one.path()) == Some(file))
 }
 
 /// A file, whatever it is called.

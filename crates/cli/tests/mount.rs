@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use place::{NOBODY, Place};
-use ubtrfs_testkit::{KernelMount, LoopDevice, assert_checks_clean_whatever_it_holds};
+use place::{NOBODY, Place, assert_image_clean};
+use ubtrfs_testkit::{KernelMount, LoopDevice};
 
 #[test]
 fn mounted_by_root_and_by_another_user() {
@@ -32,7 +32,7 @@ fn mounted_by_root_and_by_another_user() {
         place.umount();
         assert!(!place.is_mounted());
         assert!(place.done(&["ls", "-l"], &[&place.image]).contains("3000000"));
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
         place.mount(&["-o", "ro"]);
         let status = place.command("rm").arg(&file).stderr(Stdio::null()).status();
         assert!(!status.unwrap().success());
@@ -100,7 +100,7 @@ fn fake_root_records_owners_permissions_and_devices() {
     // Others are not let in, root neither.
     assert!(fs::metadata(place.directory.join("su")).is_err());
     place.umount();
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
     let kernel = KernelMount::read_only(&place.image, "");
     for (name, expected) in [
         ("etc", "directory 0:0 755"),
@@ -146,7 +146,7 @@ fn root_of_a_user_namespace_mounts_and_commands_reach_the_mount() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && errors.is_empty(), "{errors}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0:0:4755\nprogram\n");
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
     let kernel = KernelMount::read_only(&place.image, "");
     let output = Command::new("stat")
         .args(["-c", "%n %F %u:%g %a", "program", "null", "before/program"])
@@ -194,7 +194,7 @@ fn mount_8_mounts_by_the_type_of_fstab() {
         assert!(line.last().unwrap().split(',').any(|shown| shown == option), "{said}");
     }
     assert!(errors.contains("Permission denied") && !said.contains("runs"), "{said}{errors}");
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
     assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "by fstab\n");
 }
 
@@ -208,7 +208,7 @@ fn process_that_is_asked_to_end_loses_nothing() {
     File::open(&place.image).unwrap().lock_shared().unwrap();
     assert!(!place.is_mounted());
     assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
 }
 
 /// A block device that root mounts is the kernel's to hold: syncfs(2) reaches the engine, umount(8) returns when all is
@@ -249,7 +249,7 @@ fn block_device_is_held_by_the_kernel_and_synced_with_it() {
         // Not a moment later than that.
         let bytes = place.done(&["cat"], &[&image, &Path::new("/").join(by)]);
         assert!(bytes.len() == 1 << 20, "{by}: {} bytes", bytes.len());
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&image));
+        assert_image_clean(&image);
     }
     // What nobody synced as a file is durable by `sync`.
     place.mount(&["-o", "commit=3600"]);
@@ -262,7 +262,7 @@ fn block_device_is_held_by_the_kernel_and_synced_with_it() {
     File::open(&place.image).unwrap().lock_shared().unwrap();
     assert!(place.done(&["cat"], &[&image, Path::new("/synced")]).len() == 1 << 20);
     assert!(!place.done(&["ls"], &[&image]).contains("lost"));
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&image));
+    assert_image_clean(&image);
 }
 
 /// With `-o writeback` the kernel holds what is written: snapshots by the command have it all the same, of files that are still open,
@@ -288,7 +288,7 @@ fn kernel_holds_writes_where_it_is_asked_to() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains("writeback"), "{said}");
         place.umount();
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
         let mounted = KernelMount::read_only(&place.image, "");
         let lines: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
         assert!(fs::read_to_string(mounted.path().join("lines")).unwrap() == lines);
@@ -321,55 +321,99 @@ fn assert_a_snapshot_has_what_an_open_file_has(place: &Place, number: u32) {
     drop(file);
 }
 
-/// Killed under load, again and again: what was synced is there, and the image is clean. UBTRFS_KILLS says how often.
+/// A file that was synced, and its bytes.
+type Synced = (String, Vec<u8>);
+
+/// Killed under load, again and again: what was synced is there, for the kernel, too, and both checkers find nothing. UBTRFS_KILLS says how
+/// often; half of it is of a mount of root, half of somebody else's.
 #[test]
 fn process_that_is_killed_loses_nothing_that_was_synced() {
-    let Some(place) = Place::new(true) else { return };
-    let rounds = std::env::var("UBTRFS_KILLS").map_or(3, |count| count.parse().unwrap());
-    let mut synced = Vec::new();
-    for round in 0..rounds {
-        place.mount(&[]);
-        for (name, bytes) in &synced {
-            assert!(fs::read(place.directory.join(name)).unwrap() == *bytes, "{name}");
+    let kills = std::env::var("UBTRFS_KILLS").map_or(4, |count| count.parse::<u64>().unwrap());
+    for (is_root, kills) in [(true, kills.div_ceil(2)), (false, kills / 2)] {
+        let Some(place) = Place::new(is_root) else { return };
+        let mut synced = Vec::new();
+        for round in 0..kills {
+            place.mount(&[]);
+            assert_shows(&synced, &place.directory, || place.command("cat"));
+            kill_under_load(&place, round, &mut synced);
+            place.assert_clean();
+            assert_kernel_recovers(&place.image, &synced);
         }
-        std::thread::scope(|scope| {
-            let directory = &place.directory;
-            let loads: Vec<_> = (0..2)
-                .map(|thread| {
-                    scope.spawn(move || {
-                        // Until the server is gone.
-                        for at in 0..u64::MAX {
-                            let path = directory.join(format!("load {thread} {}", at % 50));
-                            if fs::write(&path, vec![1; 50_000]).is_err()
-                                || at % 3 == 0 && fs::remove_file(&path).is_err()
-                            {
-                                return;
-                            }
-                        }
-                    })
-                })
-                .collect();
-            for at in 0..5_u8 {
-                let name = format!("synced {round} {at}");
-                let bytes = vec![at; 10_000 * usize::from(at)];
-                let mut file = File::create(place.directory.join(&name)).unwrap();
-                file.write_all(&bytes).unwrap();
-                file.sync_all().unwrap();
-                synced.push((name, bytes));
-            }
-            std::thread::sleep(Duration::from_millis(20 * round % 100));
-            place.signal("-KILL");
-            loads.into_iter().for_each(|load| load.join().unwrap());
-        });
-        assert!(Command::new("umount").arg("-l").arg(&place.directory).status().unwrap().success());
-        File::open(&place.image).unwrap().lock_shared().unwrap();
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.mount(&[]);
+        assert_shows(&synced, &place.directory, || place.command("cat"));
+        let shown = listed(place.command("sh"), &place.directory);
+        place.umount();
+        place.assert_clean();
+        let kernel = KernelMount::read_only(&place.image, "");
+        assert_shows(&synced, kernel.path(), || Command::new("cat"));
+        assert_eq!(listed(Command::new("sh"), kernel.path()), shown);
     }
-    place.mount(&[]);
-    for (name, bytes) in &synced {
-        assert!(fs::read(place.directory.join(name)).unwrap() == *bytes, "{name}");
+}
+
+/// Syncs some files beside who writes others, and kills the process that serves while they write.
+fn kill_under_load(place: &Place, round: u64, synced: &mut Vec<Synced>) {
+    // Until the server is gone.
+    const LOAD: &str = r#"
+        bytes=$(head -c 50000 /dev/zero | tr '\0' 1)
+        at=0
+        while printf %s "$bytes" >"$1/load $2 $((at % 50))"; do
+            test $((at % 3)) != 0 || rm "$1/load $2 $((at % 50))" || exit
+            at=$((at + 1))
+        done 2>/dev/null"#;
+    let load = |number: &str| {
+        let mut command = place.command("sh");
+        command.args(["-c", LOAD, "sh"]).arg(&place.directory).arg(number);
+        command.stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut loads = ["0", "1"].map(load);
+    for at in 0..5_u8 {
+        let name = format!("synced {round} {at}");
+        let bytes = vec![at; 10_000 * usize::from(at)];
+        let mut command = place.command("sh");
+        command.args(["-c", r#"cat >"$1" && sync "$1""#, "sh"]).arg(place.directory.join(&name));
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&bytes).unwrap();
+        assert!(child.wait().unwrap().success(), "{name}");
+        synced.push((name, bytes));
     }
-    place.umount();
+    std::thread::sleep(Duration::from_millis(20 * round % 100));
+    for load in &mut loads {
+        assert_eq!(load.try_wait().unwrap(), None, "nothing is written");
+    }
+    place.signal("-KILL");
+    // While it is mounted: what lies below would take what they write.
+    loads.iter_mut().for_each(|load| _ = load.wait().unwrap());
+    assert!(Command::new("umount").arg("-l").arg(&place.directory).status().unwrap().success());
+    File::open(&place.image).unwrap().lock_shared().unwrap();
+}
+
+fn assert_shows(synced: &[Synced], directory: &Path, cat: impl Fn() -> Command) {
+    for (name, bytes) in synced {
+        let output = cat().arg(directory.join(name)).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.stdout == *bytes, "{name}: {} bytes, {said}", output.stdout.len());
+    }
+}
+
+/// As if the machine started with the kernel's btrfs then; in a copy, so that the next mount of ours finds what was left.
+fn assert_kernel_recovers(image: &Path, synced: &[Synced]) {
+    let copy = image.with_extension("copy");
+    let status = Command::new("cp").arg("--sparse=always").args([image, &copy]).status().unwrap();
+    assert!(status.success());
+    let kernel = KernelMount::read_write(&copy, "");
+    assert_shows(synced, kernel.path(), || Command::new("cat"));
+    kernel.unmount();
+    assert_image_clean(&copy);
+    fs::remove_file(copy).unwrap();
+}
+
+/// What there is, with its attributes and the sums of its bytes.
+fn listed(mut shell: Command, directory: &Path) -> String {
+    let script = r#"cd "$1" && find . -mindepth 1 -printf '%p %y %m %U %G %s %n %T@\n' | LC_ALL=C sort &&
+        find . -type f -exec sha256sum {} + | LC_ALL=C sort"#;
+    let output = shell.args(["-c", script, "sh"]).arg(directory).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Commands at the directory go to the process that serves it, and the kernel sees what they did at once, though it was told
@@ -459,7 +503,7 @@ fn commands_reach_a_mount_and_the_kernel_sees_what_they_did() {
         assert!(!output.status.success() && is_told, "{said}");
         place.umount();
         assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/sub/x")]), "two\n");
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
         let place_of_sub = ["-o", "subvol=sub"];
         place.mount(&place_of_sub);
         let output =
@@ -503,7 +547,7 @@ fn commands_beside_programs_that_write() {
     let count = fs::read_dir(dir).unwrap().count();
     assert_eq!(count, 2 * 200 + 10);
     place.umount();
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
     let list = place.done(&["ls"], &[&place.image, Path::new("/")]);
     assert_eq!(list.lines().count(), count);
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use place::Place;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
-use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean_whatever_it_holds, oracle};
+use ubtrfs_testkit::{KernelMount, Oracle, oracle};
 
 const OLD: usize = 1000;
 
@@ -67,7 +67,7 @@ fn append_goes_to_the_end_after_a_change_that_was_refused() {
     for name in ["truncate", "allocate"] {
         assert_stored(&place, name, &expected);
     }
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
 }
 
 /// The kernel cut the file off where it believed it to end, which was too far.
@@ -102,7 +102,7 @@ fn direct_write_behind_the_end_that_fails_leaves_the_file_as_long_as_it_was() {
         drop((file, filler));
         place.umount();
         assert_stored(&place, "file", &vec![b'a'; len]);
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
     }
 }
 
@@ -174,7 +174,7 @@ fn space_of_what_is_in_memory_is_told_as_the_kernel_does() {
     place.mount(&["-o", "commit=3600"]);
     let here = blocks_step_by_step(&place.directory);
     place.umount();
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
     if oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
         let mount = KernelMount::read_write(&image, "commit=3600");
         assert_eq!(here, blocks_step_by_step(mount.path()));

@@ -5,12 +5,16 @@ mod place;
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
-use place::{NOBODY, Place};
-use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Prng, assert_checks_clean_whatever_it_holds};
+use place::{NOBODY, PATIENCE, Place, wait_until};
+use ubtrfs_testkit::oracle::FUSE_RINGS_SWITCH;
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, Prng, oracle};
 
 /// The flags of a file's extents, as the kernel tells them.
 fn extents(kernel: &KernelMount, name: &str) -> String {
@@ -47,7 +51,7 @@ fn data_is_inline_or_compressed_as_is_asked_for() {
         }
         assert!(fs::read(kernel.path().join("mixed")).unwrap() == mixed);
         kernel.unmount();
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
     }
 }
 
@@ -86,7 +90,158 @@ fn space_that_is_freed_goes_back_to_the_image_where_it_is_asked_for() {
         fs::remove_file(&path).unwrap();
         place.umount();
         assert_eq!(taken() < 20 << 20, goes_back, "{options}: {before}, then {}", taken());
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
+    }
+}
+
+/// That of the last commit, as `btrfs` reads it beside the mount.
+fn generation(image: &Path) -> u64 {
+    let mut command = Command::new("btrfs");
+    let output = command.args(["inspect-internal", "dump-super"]).arg(image).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = said.lines().find_map(|line| line.strip_prefix("generation"));
+    line.unwrap_or_else(|| panic!("{output:?}")).trim().parse().unwrap()
+}
+
+/// What nobody synced or closed is there as soon as commits that came by time have it, and not before.
+#[test]
+fn commits_come_as_often_as_is_asked_for() {
+    let mut lasted = Duration::ZERO;
+    for (options, do_come) in [("commit=1", true), ("commit=3600", false)] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", options]);
+        let mut file = File::create(place.directory.join("file")).unwrap();
+        file.write_all(&[b'x'; 300_000]).unwrap();
+        let (before, begun) = (generation(&place.image), Instant::now());
+        // The next commit may have begun before, the one after it may find the bytes too young to be written back.
+        let have_come = || {
+            // Where nothing has changed there is no commit.
+            fs::write(place.directory.join("other"), b"changed").unwrap();
+            generation(&place.image) >= before + 3
+        };
+        if do_come {
+            wait_until("commits", have_come);
+            lasted = begun.elapsed();
+        } else {
+            while begun.elapsed() < lasted {
+                assert!(!have_come());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(generation(&place.image), before);
+        }
+        place.cut_off();
+        let output = place.run(&["cat"], &[&place.image, Path::new("/file")]);
+        assert_eq!(output.status.success(), do_come, "{options}");
+        assert!(output.stdout == vec![b'x'; if do_come { 300_000 } else { 0 }], "{options}");
+        place.assert_clean();
+    }
+}
+
+/// Of what was read, on its own and in a directory: noted if it had not been since the last change, or for a day.
+#[test]
+fn time_of_access_is_noted_where_that_is_asked_for() {
+    const OLD: i64 = 1_580_608_922;
+    for is_root in [true, false] {
+        for (options, notes) in
+            [("relatime", true), ("noatime", false), ("rw", false), ("noatime,relatime", true)]
+        {
+            let Some(place) = Place::new(is_root) else { return };
+            let shell = |script: &str| {
+                let mut command = place.command("sh");
+                let output =
+                    command.args(["-ec", script]).current_dir("/").env("D", &place.directory);
+                let output = output.output().unwrap();
+                assert!(output.status.success(), "{options}: {output:?}");
+                String::from_utf8_lossy(&output.stdout).into_owned()
+            };
+            place.mount(&[]);
+            shell(
+                "cd \"$D\"; mkdir dir; for name in old recent dir/in; do echo $name >$name; done
+                touch -a -d @1580608922 old dir; touch -a -d '1 hour' recent",
+            );
+            place.umount();
+            // The kernel keeps what it has read, and asks for it once.
+            place.mount(&["-o", options]);
+            let times = "cd \"$D\"; stat -c %X old dir recent";
+            let before = shell(times);
+            shell("cd \"$D\"; cat old recent; ls dir");
+            let after = shell(times);
+            place.umount();
+            let kernel = KernelMount::read_only(&place.image, "noatime");
+            let stored = ["old", "dir", "recent"]
+                .map(|name| fs::metadata(kernel.path().join(name)).unwrap().atime());
+            kernel.unmount();
+            let seconds = |shown: &str| -> Vec<i64> {
+                shown.lines().map(|line| line.parse().unwrap()).collect()
+            };
+            let (before, after) = (seconds(&before), seconds(&after));
+            assert_eq!(before[..2], [OLD, OLD], "{options}");
+            assert_eq!(after, stored, "{options}");
+            assert_eq!([after[0] > OLD, after[1] > OLD], [notes, notes], "{options}");
+            assert_eq!(after[2], before[2], "{options}");
+        }
+    }
+}
+
+/// The kernel's switch for FUSE over io_uring; as it was when this is dropped.
+struct RingsSwitch {
+    before: String,
+}
+
+impl RingsSwitch {
+    fn turned(is_on: bool) -> Self {
+        let before = fs::read_to_string(FUSE_RINGS_SWITCH).unwrap();
+        fs::write(FUSE_RINGS_SWITCH, if is_on { "Y" } else { "N" }).unwrap();
+        Self { before }
+    }
+}
+
+impl Drop for RingsSwitch {
+    fn drop(&mut self) {
+        let _ = fs::write(FUSE_RINGS_SWITCH, self.before.trim());
+    }
+}
+
+/// With more of them that are possible, the server takes no rings.
+const RING_PROCESSORS_MAX: usize = 64;
+
+fn possible_processors() -> usize {
+    let list = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
+    let last = list.trim().rsplit([',', '-']).next().unwrap();
+    last.parse::<usize>().unwrap() + 1
+}
+
+/// Each queue has a thread of its own.
+fn ring_threads(place: &Place) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{}/task", place.server())).unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "ubtrfs-ring").count()
+}
+
+#[test]
+fn requests_come_by_io_uring_unless_that_is_refused_or_off() {
+    for is_on in [false, true] {
+        for options in ["rw", "no_io_uring"] {
+            let Some(place) = Place::new(true) else { return };
+            if !oracle::require(Oracle::FuseRings) {
+                return;
+            }
+            let switch = RingsSwitch::turned(is_on);
+            place.mount(&["-o", options]);
+            drop(switch);
+            // The first request is answered when all queues are registered.
+            let path = place.directory.join("file");
+            fs::write(&path, b"by whichever way").unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"by whichever way");
+            let has_rings =
+                is_on && options == "rw" && possible_processors() <= RING_PROCESSORS_MAX;
+            assert_eq!(ring_threads(&place) > 0, has_rings, "{options}, switch: {is_on}");
+            place.umount();
+            assert_eq!(
+                place.done(&["cat"], &[&place.image, Path::new("/file")]),
+                "by whichever way"
+            );
+        }
     }
 }
 
@@ -211,25 +366,165 @@ fn programs_tell_a_subvolume_from_its_snapshot() {
     place.umount();
 }
 
-/// In the foreground it serves until it is unmounted.
-#[test]
-fn foreground_process_ends_with_its_mount() {
-    let Some(place) = Place::new(true) else { return };
-    let mut child = place
-        .command(env!("CARGO_BIN_EXE_ubtrfs"))
-        .args(["mount", "-f"])
-        .args([&place.image, &place.directory])
-        .spawn()
-        .unwrap();
-    for _ in 0..2000 {
-        if place.is_mounted() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
+/// A subvolume that holds hard links and a repository, and a snapshot beside it in which some of it has changed since.
+fn subvolume_and_snapshot(place: &Place, git: impl Fn(&str, &[&str]) -> String) {
+    let top = &place.directory;
+    place.done(&["subvolume", "create"], &[top, Path::new("/sub")]);
+    fs::write(top.join("sub/name"), vec![b'1'; 100_000]).unwrap();
+    fs::hard_link(top.join("sub/name"), top.join("sub/link")).unwrap();
+    fs::write(top.join("sub/same"), b"in both").unwrap();
+    fs::hard_link(top.join("sub/same"), top.join("sub/same too")).unwrap();
+    fs::create_dir(top.join("sub/repository")).unwrap();
+    git("sub", &["init", "-q"]);
+    for number in 0..20 {
+        fs::write(top.join(format!("sub/repository/file {number}")), number.to_string()).unwrap();
     }
-    let mut file = File::create(place.directory.join("file")).unwrap();
-    file.write_all(b"written").unwrap();
-    drop(file);
+    git("sub", &["add", "."]);
+    git("sub", &["commit", "-q", "-m", "first"]);
+    place.done(&["subvolume", "snapshot"], &[top, Path::new("/sub"), Path::new("/snap")]);
+    fs::write(top.join("snap/name"), vec![b'2'; 100_000]).unwrap();
+}
+
+/// rsync finds hard links by what git knows unchanged files by: device, inode number, times.
+#[test]
+fn rsync_and_git_tell_a_subvolume_from_its_snapshot() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let top = &place.directory;
+    let run = |program: &str, words: &[&str]| {
+        let mut command = Command::new(program);
+        command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+        let output = command.args(words).current_dir(top).output().unwrap();
+        assert!(output.status.success(), "{program} {words:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let git = |inside: &str, words: &[&str]| {
+        let repository = format!("{inside}/repository");
+        let who = ["-c", "user.name=nobody", "-c", "user.email=nobody@localhost"];
+        run("git", &[&["-C", &repository], &who[..], words].concat())
+    };
+    subvolume_and_snapshot(&place, git);
+    let copy = place.image.with_file_name("rsync");
+    let target = format!("{}/", copy.display());
+    run("rsync", &["-aH", "sub", "snap", &target]);
+    run("rsync", &["-aH", &target, "back/"]);
+    for inside in ["sub", "snap"] {
+        for there in [copy.join(inside), top.join("back").join(inside)] {
+            run("diff", &["-r", inside, there.to_str().unwrap()]);
+            let about = |name: &str| fs::metadata(there.join(name)).unwrap();
+            for [name, link] in [["name", "link"], ["same", "same too"]] {
+                assert_eq!(about(name).ino(), about(link).ino(), "{}", there.display());
+                assert_eq!(about(name).nlink(), 2, "{}", there.display());
+            }
+        }
+    }
+    // What it would copy again, it takes for changed.
+    assert_eq!(run("rsync", &["-aHni", "--delete", "sub", "snap", &target]), "");
+    for _ in 0..2 {
+        for inside in ["sub", "snap"] {
+            // It looks at attributes alone, and at no file.
+            assert_eq!(git(inside, &["diff-files", "--name-only"]), "", "{inside}");
+            assert_eq!(git(inside, &["status", "--porcelain"]), "", "{inside}");
+        }
+        place.umount();
+        place.mount(&[]);
+    }
+    fs::write(top.join("snap/repository/file 3"), b"4").unwrap();
+    assert_eq!(git("snap", &["status", "--porcelain"]), " M \"file 3\"\n");
+    assert_eq!(git("sub", &["status", "--porcelain"]), "");
+    git("snap", &["commit", "-q", "-a", "-m", "second"]);
+    for (inside, count) in [("sub", "1\n"), ("snap", "2\n")] {
+        assert_eq!(git(inside, &["rev-list", "--count", "HEAD"]), count, "{inside}");
+        git(inside, &["fsck", "--full", "--strict"]);
+    }
+    place.umount();
+    place.assert_clean();
+}
+
+/// What `statfs` says of a directory's filesystem.
+fn figures(directory: &Path) -> Vec<u64> {
+    let mut command = Command::new("stat");
+    // Bytes of a block twice, blocks: all, free, available; bytes of a name; inodes: all, free.
+    let output = command.args(["-f", "-c", "%s %S %b %f %a %l %c %d"]).arg(directory);
+    let output = output.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.split_whitespace().map(|figure| figure.parse().unwrap()).collect()
+}
+
+#[test]
+fn figures_of_a_mount_are_those_of_the_kernel() {
+    let Some(place) = Place::new(true) else { return };
+    let top = &place.directory;
+    for round in 0..3 {
+        place.mount(&[]);
+        match round {
+            0 => {}
+            1 => {
+                fs::write(top.join("large"), Prng::new(1).bytes(40 << 20)).unwrap();
+                for number in 0..1000 {
+                    fs::write(top.join(format!("small {number}")), [b's'; 1000]).unwrap();
+                }
+            }
+            _ => {
+                let names = ["/", "/snap"].map(Path::new);
+                place.done(&["subvolume", "snapshot"], &[top, names[0], names[1]]);
+                fs::remove_file(top.join("large")).unwrap();
+            }
+        }
+        place.done(&["filesystem", "sync"], &[top]);
+        let ours = figures(top);
+        place.umount();
+        let kernel = KernelMount::read_only(&place.image, "");
+        assert_eq!(ours, figures(kernel.path()), "round {round}");
+    }
+}
+
+/// Starts it in the foreground.
+fn serve_in_foreground(place: &Place, socket: &str) -> Child {
+    let mut command = place.command(env!("CARGO_BIN_EXE_ubtrfs"));
+    command.args(["mount", "-f"]).args([&place.image, &place.directory]);
+    command.env("NOTIFY_SOCKET", socket).spawn().unwrap()
+}
+
+/// In the foreground it serves until it is unmounted, and tells a service manager that asks for it when it can be used.
+#[test]
+fn foreground_process_tells_when_it_serves_and_ends_with_its_mount() {
+    for (is_root, is_abstract) in [(true, false), (true, true), (false, false)] {
+        let Some(place) = Place::new(is_root) else { return };
+        let path = place.image.with_file_name("socket").display().to_string();
+        let (name, address) = if is_abstract {
+            (format!("@{path}"), SocketAddr::from_abstract_name(&path).unwrap())
+        } else {
+            (path.clone(), SocketAddr::from_pathname(&path).unwrap())
+        };
+        let socket = UnixDatagram::bind_addr(&address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        if !is_abstract {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        let mut child = serve_in_foreground(&place, &name);
+        let mut message = [0; 100];
+        let len = socket.recv(&mut message).expect("it says nothing");
+        assert_eq!(String::from_utf8_lossy(&message[..len]), "READY=1");
+        // At once.
+        assert!(place.is_mounted());
+        let file = place.directory.join("file");
+        let output =
+            place.command("sh").args(["-c", r#"printf written >"$0""#]).arg(&file).output();
+        assert!(output.unwrap().status.success());
+        place.umount();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "written");
+    }
+}
+
+/// Who cannot be told is not waited for.
+#[test]
+fn foreground_process_serves_where_nobody_listens() {
+    let Some(place) = Place::new(true) else { return };
+    let mut child = serve_in_foreground(&place, "/nonexistent/socket");
+    wait_until("mounted", || place.is_mounted());
+    File::create(place.directory.join("file")).unwrap().write_all(b"written").unwrap();
     place.umount();
     assert!(child.wait().unwrap().success());
     assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "written");

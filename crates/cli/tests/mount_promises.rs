@@ -13,37 +13,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use place::Place;
+use place::{PATIENCE, Place, assert_image_clean, wait_until};
 use rustix::fs::OFlags;
-use ubtrfs_testkit::{KernelMount, LoopDevice, assert_checks_clean_whatever_it_holds};
-
-/// For so long something may take to come.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+use ubtrfs_testkit::{KernelMount, LoopDevice};
 
 fn run(program: &str, words: &[&str], path: &Path) {
     let output = Command::new(program).args(words).arg(path).output().unwrap();
     assert!(output.status.success(), "{program} {words:?}: {output:?}");
-}
-
-/// The process that serves is gone, without having done anything for it.
-fn kill(place: &Place) {
-    place.signal("-KILL");
-    // Who holds the image is gone when it can be locked.
-    File::open(&place.image).unwrap().lock_shared().unwrap();
-}
-
-/// As if the machine had stopped.
-fn cut_off(place: &Place) {
-    kill(place);
-    run("umount", &["-l"], &place.directory);
 }
 
 fn opened_to_append(path: &Path, flags: OFlags) -> File {
@@ -60,11 +36,11 @@ fn sync_by_command_makes_durable_what_files_have() {
         let mut file = File::create(place.directory.join("file")).unwrap();
         file.write_all(&[b'x'; 300_000]).unwrap();
         place.done(&["filesystem", "sync"], &[&place.directory]);
-        cut_off(&place);
+        place.cut_off();
         drop(file);
         let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
         assert!(bytes.len() == 300_000 && bytes.bytes().all(|byte| byte == b'x'), "{options}");
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
     }
 }
 
@@ -136,7 +112,7 @@ fn lost_data_is_told_to_who_syncs_or_unmounts_and_to_who_has_the_file_open() {
         // Told once.
         place.done(&["filesystem", "sync"], &[&place.directory]);
         place.umount();
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
         // The directory of both goes behind it.
         drop(memory);
     }
@@ -148,7 +124,7 @@ fn mount_that_nobody_serves_is_unmounted() {
         for by_relative_name in [false, true] {
             let Some(place) = Place::new(is_root) else { return };
             place.mount(&[]);
-            kill(&place);
+            place.kill();
             assert!(place.is_mounted());
             if by_relative_name {
                 let mut command = place.command(env!("CARGO_BIN_EXE_ubtrfs"));
@@ -216,7 +192,7 @@ fn block_device_is_free_when_it_is_unmounted() {
         let written = fs::read(&image).unwrap();
         std::thread::sleep(Duration::from_millis(300));
         assert!(fs::read(&image).unwrap() == written);
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&image));
+        assert_image_clean(&image);
     }
 }
 
@@ -297,7 +273,7 @@ fn listing_ends_where_each_name_listed_is_renamed() {
     }
     assert_eq!(fs::read_dir(&directory).unwrap().count(), COUNT);
     place.umount();
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
 }
 
 /// The kernel appended where the file had ended, and zeros were between.
@@ -339,7 +315,7 @@ fn append_goes_to_the_end_that_a_command_gave_the_file() {
     place.umount();
     let stored = place.done(&["cat"], &[&place.image, Path::new("/file")]);
     assert!(stored.as_bytes() == expected);
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
 }
 
 /// The kernel cut the file off where it had ended before the command, once it had to take back what it had appended.
@@ -370,7 +346,7 @@ fn append_that_fails_takes_nothing_from_what_a_command_gave_the_file() {
     place.umount();
     let stored = place.done(&["cat"], &[&place.image, Path::new("/file")]);
     assert!(stored.as_bytes() == expected);
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
 }
 
 /// Once a write had found none, the server did not look for them again.
@@ -463,11 +439,11 @@ fn snapshot_and_sync_have_what_was_stored_to_a_map() {
         }
         let mapper = Mapper::new(&path, LEN, 'd');
         place.done(&["filesystem", "sync"], &[&place.directory]);
-        cut_off(&place);
+        place.cut_off();
         drop((mapper, file));
         let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
         assert!(bytes.as_bytes() == [b'd'; LEN], "{options}");
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
     }
 }
 
@@ -490,7 +466,7 @@ fn commands_that_change_files_come_behind_what_was_stored_to_a_map() {
     place.umount();
     let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
     assert!(bytes.as_bytes() == [b'c'; 5000]);
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
 }
 
 /// A program that maps a file may store behind its end, and what was there became data when the file grew: the kernel leaves that to the
@@ -567,7 +543,7 @@ fn commands_take_nothing_off_that_is_mounted_inside() {
     assert_eq!(fs::read(inside.join("file")).unwrap(), b"in memory");
     run("umount", &[], &inside);
     place.umount();
-    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.assert_clean();
 }
 
 /// Who closes a file or subvolume to changes does not lose what was stored to maps of it before.
@@ -681,12 +657,12 @@ fn synchronous_mount_has_each_change_when_it_returns() {
         if option == "sync" {
             file.write_all(b" on").unwrap();
         }
-        cut_off(&place);
+        place.cut_off();
         drop(file);
         let stored = place.done(&["cat"], &[&place.image, Path::new("/dir/renamed")]);
         // What dirsync promises ends with the names.
         assert!(option == "dirsync" || stored == "written on", "{stored}");
-        assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+        place.assert_clean();
     }
 }
 
@@ -711,7 +687,7 @@ fn process_that_is_asked_to_end_while_in_use_makes_durable_what_there_is() {
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
         wait_until("durable", || read() == "not synced");
-        kill(&place);
+        place.kill();
         drop(file);
         assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
     }

@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use support::{Ran, assert_judged, ubtrfs_in};
@@ -171,9 +171,16 @@ fn image_takes_less_of_the_disk_after_changes_with_discard() {
     place.run(&["mkfs", "-q", "--size", "400M", "disk.img"]).ok();
     place.random_file("data", LEN_BYTES as usize);
     place.run(&["subvolume", "create", "disk.img", "/sub"]).ok();
-    for to in ["/kept", "/plain", "/gone", "/cut", "/batched", "/sub/file"] {
+    for to in ["/kept", "/plain", "/gone", "/whole", "/batched", "/sub/file"] {
         place.run(&["put", "disk.img", "data", to]).ok();
     }
+    // A hole divides it into two extents.
+    let (half_bytes, hole_bytes) = (LEN_BYTES / 2, 1 << 20);
+    let parted = fs::File::create(place.path("parted")).unwrap();
+    let data = fs::read(place.path("data")).unwrap();
+    parted.write_all_at(&data[..half_bytes as usize], 0).unwrap();
+    parted.write_all_at(&data[half_bytes as usize..], half_bytes + hole_bytes).unwrap();
+    place.run(&["put", "disk.img", "parted", "/cut"]).ok();
     let freed = |words: &[&str]| {
         let before = place.image_bytes();
         place.run(words).ok();
@@ -183,9 +190,12 @@ fn image_takes_less_of_the_disk_after_changes_with_discard() {
     let slack = 1 << 20;
     assert!(freed(&["rm", "disk.img", "/plain"]) < slack);
     assert!(freed(&["rm", "--discard", "disk.img", "/gone"]) > LEN_BYTES - slack);
-    let half = format!("{}", LEN_BYTES / 2);
+    let half = format!("{half_bytes}");
     let cut = freed(&["truncate", "--discard", "-s", &half, "disk.img", "/cut"]);
-    assert!((LEN_BYTES / 2 - slack..LEN_BYTES / 2 + slack).contains(&cut), "{cut}");
+    assert!((half_bytes - slack..half_bytes + slack).contains(&cut), "{cut}");
+    // An extent of which a file shows a part stays whole, as everywhere on btrfs.
+    let whole = freed(&["truncate", "--discard", "-s", "4096", "disk.img", "/whole"]);
+    assert!(whole < LEN_BYTES - slack, "{whole}");
     assert!(freed(&["subvolume", "delete", "--discard", "disk.img", "/sub"]) > LEN_BYTES - slack);
     fs::write(place.path("commands"), "rm /batched\nmkdir /dir\n").unwrap();
     let batched = freed(&["batch", "--discard", "-f", "commands", "disk.img"]);
@@ -195,7 +205,9 @@ fn image_takes_less_of_the_disk_after_changes_with_discard() {
     ran.fails(2).says("before the batch");
     // What is left is as it was.
     let kept = place.run(&["cat", "disk.img", "/kept"]).ok();
-    assert!(kept.stdout == fs::read(place.path("data")).unwrap());
+    assert!(kept.stdout == data);
+    let cut = place.run(&["cat", "disk.img", "/cut"]).ok();
+    assert!(cut.stdout == data[..half_bytes as usize]);
     place.run(&["check", "--data", "disk.img"]).ok();
     assert_judged(&place.path("disk.img"));
 }

@@ -12,10 +12,12 @@ use ubtrfs_rt::Mutex;
 
 use crate::abi::{self, Attr, AttrOut, EntryOut, ROOT_NODE, fattr, fopen, opcode};
 use crate::agree::agree;
+use crate::first_open::FirstOpen;
 use crate::leader::{LOOKING, Leaders};
 use crate::message::{Answer, Request, Result};
 use crate::mount::{MountOptions, mount};
 use crate::ops::directories::{Put, Room};
+use crate::ring::Answers;
 use crate::server::{
     DATA_BYTES_MAX, REQUEST_BYTES_MAX, ServeError, ServeOptions, THREADS_MIN, VALID_SECONDS,
     send_answer,
@@ -59,16 +61,17 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
     let Some(agreed) = agree(&transport, &mut buffer, &ServeOptions::default())? else {
         return Ok(());
     };
-    is_ready();
     let mut table = Table { next: ROOT_NODE, ..Table::default() };
     table.add(0, b"", TYPE_DIRECTORY | 0o755, (0, 0));
     let table = Mutex::new(table);
     let leaders = Leaders::new(LOOKING);
-    let answers =
-        |request: Request<'_>, answer: &mut Answer| Some(table.lock().answer(request, answer));
+    let first_open = FirstOpen::default();
+    let answers = |request: Request<'_>, answer: &mut Answer| {
+        first_open.answer(request, answer).or_else(|| Some(table.lock().answer(request, answer)))
+    };
     std::thread::scope(|scope| {
         for _ in 1..THREADS_MIN {
-            scope.spawn(|| work(&leaders, &transport, &table, &mut vec![0; REQUEST_BYTES_MAX]));
+            scope.spawn(|| work(&leaders, &transport, &answers, &mut vec![0; REQUEST_BYTES_MAX]));
         }
         if let Some(rings) = &agreed.rings {
             leaders.stop_looking();
@@ -87,7 +90,9 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
                 scope.spawn(|| rings.run_pool(&answers));
             }
         }
-        let served = work(&leaders, &transport, &table, &mut buffer);
+        first_open.run(&transport);
+        is_ready();
+        let served = work(&leaders, &transport, &answers, &mut buffer);
         if let Some(rings) = &agreed.rings {
             rings.end_pool();
         }
@@ -98,7 +103,7 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
 fn work(
     leaders: &Leaders,
     transport: &FuseDevice,
-    table: &Mutex<Table>,
+    answers: Answers<'_>,
     buffer: &mut [u8],
 ) -> std::result::Result<(), ServeError> {
     let mut answer = Answer::with_room(DATA_BYTES_MAX);
@@ -109,7 +114,7 @@ fn work(
             return Ok(());
         }
         answer.clear();
-        let result = table.lock().answer(request, &mut answer);
+        let Some(result) = answers(request, &mut answer) else { return Ok(()) };
         send_answer(transport, answer.finish(request.header.unique, result))
     })
 }

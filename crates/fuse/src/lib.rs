@@ -2,11 +2,14 @@
 //!
 //! - `abi`, `message`: the protocol's structs, and taking them apart. A protocol layer of our own, as nodes must differ from inode
 //!   numbers (`docs/adr/0003-own-fuse-protocol.md`).
-//! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`. `ring`: requests by io_uring, where it is switched on.
+//! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`.
+//! - `ring`, `ring_threads`: requests by io_uring, where it is switched on. They stand beside the
+//!   transport, of which they have the device and nothing else.
 //! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
 //! - `ends`, `listed`: what of files and directories the kernel is not asked about.
+//! - `first_open`: how it hears in time that it need not open files.
 //! - `notify`: what the kernel is told unasked.
-//! - `tail`: what the kernel has in memory behind the end of a file.
+//! - `tail`: what the kernel has in memory behind the end of a file. `beside`: threads that wait for the kernel in a request's place.
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting.
 //! - [`floor`]: a server that does nothing, for benchmarks.
@@ -19,10 +22,12 @@
 
 mod abi;
 mod agree;
+mod beside;
 mod control;
 mod ends;
 mod errno;
 mod files;
+mod first_open;
 #[doc(hidden)]
 pub mod floor;
 mod leader;
@@ -43,7 +48,7 @@ pub use control::{
     ControlAnswer, ControlSocket, control, control_path, control_within, serve_control,
 };
 pub use mount::{
-    MountError, MountOptions, Restriction, may_hold_block_devices, mount, unmount,
+    MountError, MountOptions, MountedDevice, Restriction, may_hold_block_devices, mount, unmount,
     unmount_when_unused,
 };
 pub use notify::Changed;

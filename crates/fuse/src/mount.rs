@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::fs::{Mode, OFlags};
@@ -74,6 +74,13 @@ impl MountOptions {
     }
 }
 
+/// The device of a mount, from which requests come.
+#[derive(Debug)]
+pub struct MountedDevice {
+    pub(crate) device: OwnedFd,
+    pub(crate) directory: PathBuf,
+}
+
 /// Why a directory could not be mounted on.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {errno}")]
@@ -103,12 +110,13 @@ pub fn may_hold_block_devices() -> bool {
 ///
 /// # Errors
 /// The system's.
-pub fn mount(directory: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
-    if rustix::process::geteuid().is_root() {
-        mount_as_root(directory, options)
+pub fn mount(directory: &Path, options: &MountOptions) -> Result<MountedDevice, MountError> {
+    let device = if rustix::process::geteuid().is_root() {
+        mount_as_root(directory, options)?
     } else {
-        mount_as_user(directory, options)
-    }
+        mount_as_user(directory, options)?
+    };
+    Ok(MountedDevice { device, directory: directory.to_owned() })
 }
 
 fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {

@@ -285,7 +285,7 @@ impl Server {
     ) -> Option<mpsc::Receiver<()>> {
         let transport = Arc::clone(self.transport()?);
         let (is_told, told) = mpsc::channel();
-        let begun = std::thread::Builder::new().spawn(move || {
+        let begun = self.beside.run(move || {
             let _ = transport.send(message.finish_notification(code));
             let _ = is_told.send(());
         });

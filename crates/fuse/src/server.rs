@@ -12,9 +12,11 @@ use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
 use crate::abi::{self, Attr, EntryOut, InHeader, init, opcode};
 use crate::agree::agree;
+use crate::beside::Beside;
 use crate::ends::Ends;
 use crate::errno::errno;
 use crate::files::{Files, UsedFile};
+use crate::first_open::FirstOpen;
 use crate::leader::{LOOKING, Leaders};
 use crate::listed::Listed;
 use crate::message::{Answer, Request, Result};
@@ -111,6 +113,7 @@ pub struct Server {
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) changed_names: Arc<ChangedNames>,
     pub(crate) files: Files,
+    first_open: FirstOpen,
     counts: Mutex<RequestCounts>,
     unsettled: Unsettled,
     leaders: Leaders,
@@ -120,6 +123,7 @@ pub struct Server {
     has_setxattr_ext: AtomicBool,
     device: OnceLock<String>,
     pub(crate) ends: Ends,
+    pub(crate) beside: Beside,
     /// Held by who looks at an inode's flags to set them: another would be undone.
     pub(crate) flags: Mutex<()>,
     pub(crate) listed: Listed,
@@ -185,6 +189,7 @@ impl Server {
             nodes,
             changed_names,
             files: Files::default(),
+            first_open: FirstOpen::default(),
             counts,
             unsettled: Unsettled::default(),
             leaders: Leaders::new(options.looking),
@@ -193,6 +198,7 @@ impl Server {
             has_setxattr_ext: AtomicBool::new(false),
             device: OnceLock::new(),
             ends: Ends::default(),
+            beside: Beside::default(),
             flags: Mutex::new(()),
             listed: Listed::default(),
             brings_back: AtomicBool::new(false),
@@ -207,7 +213,8 @@ impl Server {
     }
 
     /// Serves until the filesystem is unmounted; then all is brought to the medium and committed. `is_ready` is called when the
-    /// kernel has been answered for the first time. Who unmounts may wait for [`Server::take_farewell`] then.
+    /// kernel is answered, and nobody here uses the mount any more. Who unmounts may wait for
+    /// [`Server::take_farewell`] then.
     ///
     /// # Errors
     /// The transport's; the engine's where something could not be made durable.
@@ -260,7 +267,6 @@ impl Server {
         let _ = self.transport.set(Arc::clone(transport));
         let Some(agreed) = agree(&**transport, &mut buffer, &self.options)? else { return Ok(()) };
         self.has_setxattr_ext.store(agreed.flags & init::SETXATTR_EXT != 0, Ordering::Release);
-        is_ready();
         let executor = self.fs.runtime().executor;
         let mut threads = Vec::new();
         let ring_threads = agreed.rings.map(|rings| {
@@ -280,11 +286,17 @@ impl Server {
                 Err(_) => break,
             }
         }
+        let is_answered = !threads.is_empty();
         let server = Arc::clone(self);
         match executor.spawn("ubtrfs-settle", move || server.settle_spaces()) {
             Ok(Some(service)) => threads.push(service),
             Ok(None) | Err(_) => self.unsettled.end(),
         }
+        // Where OPEN is not refused there is nothing to be saved.
+        if is_answered && !self.options.naive {
+            self.first_open.run(&**transport);
+        }
+        is_ready();
         let result = self.work(&**transport, &mut buffer);
         self.unsettled.end();
         let ring_failure = ring_threads.and_then(|ring_threads| {
@@ -366,6 +378,9 @@ impl Server {
                 return None;
             }
             _ => {}
+        }
+        if let Some(answered) = self.first_open.answer(request, answer) {
+            return Some(answered);
         }
         let Some(id) = self.nodes.inode(node) else { return Some(Err(Errno::STALE)) };
         let may_change_size =

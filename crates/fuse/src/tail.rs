@@ -162,7 +162,7 @@ impl Server {
         let begun = {
             let is_decided = Arc::clone(&is_decided);
             // Whoever the kernel waits for before it takes them is to be answered meanwhile.
-            std::thread::Builder::new().spawn(move || {
+            self.beside.run(move || {
                 if is_decided.swap(true, Ordering::AcqRel) {
                     return;
                 }

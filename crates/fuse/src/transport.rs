@@ -1,11 +1,22 @@
-//! Where requests come from and answers go: the seam at which another way than `/dev/fuse` can take its place.
+//! Where requests come from and answers go: the seam at which another way than `/dev/fuse` can take
+//! its place.
+//!
+//! Queues of io_uring (`ring_threads`) stand beside this seam, not behind it: they take the
+//! kernel's device from [`Transport::device`], and receive and answer requests by threads of their
+//! own that call none of the other functions. Only a queue that fails says so, by
+//! [`Transport::stop`]. INIT, FORGET, INTERRUPT, and what the kernel is told unasked, go this way
+//! still. A transport without a device has no queues.
 
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use ubtrfs_rt::{AtomicBool, Ordering};
+
+use crate::mount::MountedDevice;
 
 /// What came of looking for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,8 +52,15 @@ pub trait Transport: Send + Sync {
     /// The system's; `NOENT` where the request was interrupted and nobody waits for its answer.
     fn send(&self, answer: &[u8]) -> Result<(), Errno>;
 
-    /// The device to which queues of io_uring can be registered, if it is one.
+    /// The device to which queues of io_uring can be registered, if it is one: what they take does
+    /// not come by [`Transport::receive`].
     fn device(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// What has the kernel open and close the file `name` of the directory that is mounted, where
+    /// that can be done. It waits for answers to requests, and does not keep the connection.
+    fn opener(&self, _name: &str) -> Option<Box<dyn FnOnce() + Send>> {
         None
     }
 
@@ -54,21 +72,23 @@ pub trait Transport: Send + Sync {
 #[derive(Debug)]
 pub struct FuseDevice {
     device: OwnedFd,
+    directory: PathBuf,
     is_stopped: AtomicBool,
     /// Readable once it is.
     stopped: OwnedFd,
 }
 
 impl FuseDevice {
-    /// Takes over a device that a mount belongs to.
+    /// Takes over the device of a mount.
     ///
     /// # Errors
     /// The system's, where reading it cannot be made not to wait.
-    pub fn new(device: OwnedFd) -> Result<Self, Errno> {
+    pub fn new(mounted: MountedDevice) -> Result<Self, Errno> {
+        let MountedDevice { device, directory } = mounted;
         let flags = fcntl_getfl(&device)?;
         fcntl_setfl(&device, flags | OFlags::NONBLOCK)?;
         let stopped = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Self { device, is_stopped: AtomicBool::new(false), stopped })
+        Ok(Self { device, directory, is_stopped: AtomicBool::new(false), stopped })
     }
 }
 
@@ -111,6 +131,11 @@ impl Transport for FuseDevice {
 
     fn device(&self) -> Option<BorrowedFd<'_>> {
         Some(self.device.as_fd())
+    }
+
+    fn opener(&self, name: &str) -> Option<Box<dyn FnOnce() + Send>> {
+        let path = self.directory.join(name);
+        Some(Box::new(move || drop(File::open(path))))
     }
 
     fn stop(&self) {

@@ -6,8 +6,10 @@ mod fake;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fake::{Fake, INVAL_ENTRY, INVAL_INODE, LOOKUP, MKDIR, READ, ROOT_NODE, STORE, Served, WRITE};
-use ubtrfs_engine::{InodeId, MkfsOptions, NewInode, Reservation, SetAttributes, mkfs};
+use fake::{
+    DELETE, Fake, INVAL_ENTRY, INVAL_INODE, LOOKUP, MKDIR, READ, ROOT_NODE, STORE, Served, WRITE,
+};
+use ubtrfs_engine::{InodeId, MkfsOptions, NewInode, RenameMode, Reservation, SetAttributes, mkfs};
 use ubtrfs_fuse::{Changed, ServeOptions, Syncs};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::PhysicalAddr;
@@ -15,6 +17,7 @@ use ubtrfs_rt::Runtime;
 use ubtrfs_volume::{Device, MemDevice};
 
 const EIO: i32 = 5;
+const ENOSYS: i32 = 38;
 
 /// In memory; what is written fails where it is told to.
 #[derive(Debug)]
@@ -140,6 +143,73 @@ fn attributes_that_were_on_their_way_during_a_change_are_asked_for_again() {
             told.code == INVAL_INODE && told.node == node && told.is_known
         });
     });
+}
+
+/// Told only to look again, the kernel would not say to who watches a file that it is gone.
+#[test]
+fn name_that_is_removed_beside_the_kernel_is_told_as_removed() {
+    let served = served(&Medium::new(), Syncs::Asked);
+    let (fake, fs) = (&served.fake, &served.fs);
+    let top = fs.default_subvolume().unwrap();
+    let names: [&[u8]; 3] = [b"gone", b"replaced", b"moved"];
+    let nodes = names.map(|name| {
+        made(&served, name);
+        node_of(fake, name)
+    });
+    served.server.change(Changed::Names, || {
+        fs.unlink(top, b"gone").unwrap();
+        fs.rename(top, b"moved", top, b"replaced", RenameMode::Replace).unwrap();
+    });
+    let told = |name: &[u8]| fake.told_of(ROOT_NODE, name);
+    assert_eq!(told(b"gone"), [(DELETE, nodes[0])]);
+    // Something else has the name; and what had it is not gone.
+    assert!(!told(b"replaced").is_empty() && !told(b"moved").is_empty());
+    for (code, _) in told(b"replaced").into_iter().chain(told(b"moved")) {
+        assert_eq!(code, INVAL_ENTRY);
+    }
+}
+
+/// RELEASE was sent for each file that was made, as long as nobody had opened one.
+#[test]
+fn one_open_is_refused_before_the_mount_is_there_of_a_file_that_is_found_once() {
+    const GETXATTR: u32 = 22;
+    const FORGET: u32 = 2;
+    const STATX: u32 = 52;
+    let served = served(&Medium::new(), Syncs::Asked);
+    let fake = &served.fake;
+    let opened = fake.opened();
+    let [opened] = &opened[..] else { panic!("{opened:?}") };
+    assert_eq!((&opened.open, &opened.flush), (&Err(ENOSYS), &Err(ENOSYS)));
+    // Neither the name nor what it has may be kept: its time is over at once.
+    let word = |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    let (found, attributes) = (opened.found.as_ref().unwrap(), opened.attributes.as_ref().unwrap());
+    assert_eq!([16, 24, 32].map(|at| word(found, at)), [0; 3]);
+    assert_eq!(word(attributes, 0), 0);
+    assert_eq!(found[40..], attributes[16..]);
+    // Its node is no inode's, and its name random.
+    assert!(![0, ROOT_NODE].contains(&opened.node));
+    assert!(opened.name.len() > 32, "{}", opened.name);
+    let name = opened.name.as_bytes();
+    assert_eq!(node_of(fake, name), 0);
+    let top = served.fs.default_subvolume().unwrap();
+    assert!(served.fs.read_dir(top, 0).unwrap().next().is_none());
+    // What is refused so is asked of no other file any more.
+    for operation in [GETXATTR, STATX, READ, WRITE] {
+        let answered = fake.done(operation, opened.node, &[0; 64]);
+        assert!(answered.is_err() && answered != Err(ENOSYS), "{operation}: {answered:?}");
+    }
+    fake.ask(FORGET, opened.node, &1_u64.to_ne_bytes());
+    made(&served, b"file");
+    assert_ne!(node_of(fake, b"file"), opened.node);
+    served.server.change(Changed::Anything, || ());
+    assert!(!fake.has_told(|told| told.node == opened.node));
+}
+
+#[test]
+fn no_file_is_opened_where_opening_is_not_refused() {
+    let options = ServeOptions { naive: true, ..ServeOptions::default() };
+    let served = Served::new(Medium::new(), options);
+    assert!(served.fake.opened().is_empty());
 }
 
 /// It was answered that all was well, as the file was open and would tell of that at its next fsync.

@@ -146,3 +146,25 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
         ["source", "source/deep/er"].map(|name| place_of(&kernel.path().join(name), dir, low));
     assert_eq!(from, theirs);
 }
+
+/// `lsattr -v` asks for it with room for an int.
+#[test]
+fn generation_by_ioctl_same_as_the_kernel_says() {
+    const GET_VERSION: u32 = 0x8008_7601;
+    let Some(mut mounted) = Mounted::new() else { return };
+    let names = ["", "file", "dir", "later"];
+    fs::write(mounted.path("file"), "one").unwrap();
+    fs::create_dir(mounted.path("dir")).unwrap();
+    fs::File::open(&mounted.directory).unwrap().sync_all().unwrap();
+    fs::write(mounted.path("later"), "one").unwrap();
+    // What is behind the int stays as it is.
+    let said_in = |top: &Path| {
+        let said = |name| ioctl(&top.join(name), GET_VERSION, "l l", "7, 7").unwrap();
+        names.map(|name| said(name)[..8].to_vec())
+    };
+    let ours = said_in(&mounted.directory);
+    assert!(ours[1] == ours[2] && ours[1] != ours[3], "{ours:?}");
+    mounted.judge();
+    let kernel = KernelMount::read_only(&mounted.image, "");
+    assert_eq!(ours, said_in(kernel.path()));
+}

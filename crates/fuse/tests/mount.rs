@@ -9,11 +9,17 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant, SystemTime};
 
 use mounted::{Mounted, open};
 use ubtrfs_engine::SnapshotOptions;
 use ubtrfs_fuse::ServeOptions;
 use ubtrfs_testkit::{Compare, KernelMount, Oracle, Prng, oracle, oracle::FUSE_RINGS_SWITCH};
+
+/// The kernel's time of a file may be older than that of day by so much.
+const CLOCK_TICK: Duration = Duration::from_millis(20);
+/// For so long something may take to come.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn files_directories_and_links_same_as_the_kernel_shows_them() {
@@ -492,6 +498,79 @@ fn attributes_of_what_is_not_written_back_yet_are_asked_for_once() {
     assert_eq!(blocks("file 0"), 16);
     File::open(&mounted.directory).unwrap().sync_all().unwrap();
     assert_eq!(blocks("file 0"), 16);
+}
+
+/// When a file was made says STATX, which has a time of its own beside that of the last change.
+#[test]
+fn time_of_making_same_as_the_inode_has_it() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let path = mounted.path("file");
+    let before = SystemTime::now();
+    fs::write(&path, b"one").unwrap();
+    let made = fs::metadata(&path).unwrap().created().expect("STATX tells of it");
+    assert!(before - CLOCK_TICK <= made && made <= SystemTime::now());
+    std::thread::sleep(CLOCK_TICK);
+    fs::write(&path, b"two").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let about = fs::metadata(&path).unwrap();
+    assert_eq!(about.created().unwrap(), made);
+    assert!(about.modified().unwrap() > made);
+    mounted.unmount();
+    let fs = open(&mounted.image);
+    let id = fs.lookup(fs.default_subvolume().unwrap(), b"file").unwrap();
+    let otime = fs.inode(id).unwrap().otime;
+    let since_1970 = made.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    assert_eq!((otime.sec, otime.nsec), (since_1970.as_secs() as i64, since_1970.subsec_nanos()));
+}
+
+/// RELEASE was sent for each file that was made, as long as nobody had opened one.
+#[test]
+fn files_that_are_only_made_are_not_released() {
+    const OPEN: u32 = 14;
+    const RELEASE: u32 = 18;
+    const CREATE: u32 = 35;
+    const FILE_COUNT: u64 = 30;
+    let Some(mut mounted) = Mounted::new() else { return };
+    let mut names = 0..;
+    let mut make_files = |mounted: &Mounted, releases: u64| {
+        for _ in 0..FILE_COUNT {
+            let name = format!("file {}", names.next().unwrap());
+            File::create_new(mounted.path(&name)).unwrap().write_all(b"written").unwrap();
+        }
+        let (server, _) = mounted.server.as_ref().unwrap();
+        let count = |operation| server.request_counts().get(&operation).copied().unwrap_or(0);
+        // The kernel does not wait for the answers.
+        let begun = Instant::now();
+        while count(RELEASE) < releases && begun.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        [CREATE, RELEASE, OPEN].map(count)
+    };
+    assert_eq!(make_files(&mounted, 0), [FILE_COUNT, 0, 1]);
+    mounted.judge();
+    for serve_options in [
+        ServeOptions { writeback: true, ..ServeOptions::default() },
+        ServeOptions { uses_rings: false, ..ServeOptions::default() },
+    ] {
+        mounted.serve_options = serve_options;
+        mounted.mount();
+        assert_eq!(make_files(&mounted, 0), [FILE_COUNT, 0, 1], "{serve_options:?}");
+        mounted.unmount();
+    }
+    mounted.serve_options = ServeOptions { naive: true, ..ServeOptions::default() };
+    mounted.mount();
+    assert_eq!(make_files(&mounted, FILE_COUNT), [FILE_COUNT, FILE_COUNT, 0]);
+    mounted.unmount();
+    mounted.serve_options = ServeOptions::default();
+    // Nobody uses it once it is said to be there.
+    for _ in 0..20 {
+        mounted.mount();
+        mounted.unmount();
+    }
+    let Some(_switch) = RingsOn::new() else { return };
+    mounted.mount();
+    assert_eq!(make_files(&mounted, 0), [FILE_COUNT, 0, 1]);
+    mounted.judge();
 }
 
 /// As Linux does with `relatime`: after a change, then not before a day has passed; and nothing else of the inode changes.

@@ -75,7 +75,7 @@ fn cuts_while_files_are_open_show_what_was_promised_or_came_after() {
 
 #[test]
 fn other_cuts_while_files_are_open_show_what_was_promised_or_came_after() {
-    cuts(101..109);
+    cuts(201..209);
 }
 
 #[test]

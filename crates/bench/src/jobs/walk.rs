@@ -25,8 +25,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 fn sync(top: &Path) -> Result<Timing> {
     let directory = rustix::fs::open(top, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let directory = directory.map_err(|errno| Error::io("open the mount")(errno.into()))?;
-    let synced =
-        || rustix::fs::syncfs(&directory).map_err(|errno| Error::io("syncfs")(errno.into()));
+    let synced = || {
+        rustix::fs::syncfs(&directory).map_err(|errno| Error::io("syncfs")(errno.into()))?;
+        // The kernel does not hand syncfs on to FUSE servers; of the top directory some take it for the whole.
+        rustix::fs::fsync(&directory).map_err(|errno| Error::io("fsync of the top")(errno.into()))
+    };
     let (spent, ()) = timed(synced)?;
     Ok(Timing::new("sync", 1, spent))
 }

@@ -453,7 +453,7 @@ fn note(table: &mut Table, series: &[Series<Round>]) {
         "Each on a new filesystem, all jobs one after the other. × ours: time of one file, seek, read or MiB; fuse2fs gets \
          10,000 empty files at most, as it searches all of a directory for each. Write: with its fsync. Read: after mounting anew; the \
          floor keeps nothing that could be read then. Warm: after once that is not counted. syncfs: behind the job, not \
-         counted in it; the kernel does not hand it on to FUSE servers that mount as these do. CPU: of the program that asks, in user space and in system calls, not of the server. The floor is a \
+         counted in it; the kernel does not hand it on to FUSE servers that mount as these do, so fsync of the top directory follows. CPU: of the program that asks, in user space and in system calls, not of the server. The floor is a \
          FUSE server that does nothing: it keeps names and attributes, and all data reads as zeros.",
     );
 }

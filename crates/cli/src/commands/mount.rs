@@ -1,7 +1,10 @@
 //! `ubtrfs mount`: a filesystem as a directory.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
@@ -30,6 +33,8 @@ use crate::mounts;
 /// Set for the process that serves; it says on its standard output when it does.
 const SERVES: &str = "UBTRFS_MOUNT_SERVES";
 const READY: &str = "ready";
+/// Names the socket at which a service manager waits for the word of a process in the foreground: sd_notify(3).
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 /// A large file is read half again to twice as fast as by 128 KiB, and no faster by more.
 const READ_AHEAD_KIB: u32 = 512;
 /// Names the file into which the process that serves writes at its end how often each operation of `linux/fuse.h` was asked for, a line
@@ -39,8 +44,10 @@ const REQUEST_COUNTS: &str = "UBTRFS_REQUEST_COUNTS";
 /// Mount the filesystem in an image on a directory
 ///
 /// Returns when the directory shows it; a process in the background serves it until it is
-/// unmounted. What a program syncs (fsync) is durable then; all else within 30 seconds, and when it
+/// unmounted. What a program syncs (fsync) is durable then; all else in about a minute, and when it
 /// is unmounted. sync(1) reaches it where root mounts a block device; `sync DIR` does anywhere.
+/// With -f it stays in the foreground, and tells a service manager when the directory can be used
+/// (sd_notify(3): READY=1 to NOTIFY_SOCKET, as for Type=notify of systemd).
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -52,7 +59,8 @@ Options for -o, as of mount(8):
   subvolid=ID          likewise, by its number
   compress[=METHOD[:LEVEL]], compress-force[=...]
                        compress what is written: zlib, lzo or zstd [zlib]
-  commit=SECONDS       what is changed is durable after so long [30]
+  commit=SECONDS       what is changed is durable after so long; the bytes of files, which wait
+                       as long before they are stored, or 30 seconds, after both [30]
   max_inline=BYTES     keep files of up to so many bytes beside their inode [2048]
   cache=SIZE           memory for tree blocks and file data
   busy_poll=MICROSECONDS
@@ -205,7 +213,11 @@ impl Wanted {
         // The kernel keeps what was read and written; here only what is dirty stays.
         let default = CacheOptions::default();
         let bytes = options.cache_bytes as u64;
+        let commit_ms =
+            self.commit_seconds.map_or(u64::MAX, |seconds| seconds.saturating_mul(1000));
         options.page_cache = Some(CacheOptions {
+            // A commit has of a file's bytes what was written back before.
+            dirty_age_max_ms: default.dirty_age_max_ms.min(commit_ms),
             cached_bytes_max: bytes / 2,
             dirty_bytes_max: default.dirty_bytes_max.min(bytes / 4),
             dirty_bytes_background: default.dirty_bytes_background.min(bytes / 8),
@@ -356,6 +368,9 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         }
         if is_background {
             leave_terminal();
+        } else if let Err(error) = tell_service_manager() {
+            // The mount is of use to others.
+            eprintln!("ubtrfs: note: {NOTIFY_SOCKET}: {error}");
         }
     });
     if let Some(file) = std::env::var_os(REQUEST_COUNTS) {
@@ -422,6 +437,16 @@ fn leave_terminal() {
     let _ = std::env::set_current_dir("/");
 }
 
+/// Says that the directory can be used to who asked for it when it started this process.
+fn tell_service_manager() -> std::io::Result<()> {
+    let Some(name) = std::env::var_os(NOTIFY_SOCKET) else { return Ok(()) };
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(&name)?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address).map(drop)
+}
+
 /// A signal that ends the process unmounts the filesystem; what is in use can be used until it is closed. Who sent it may not wait so long:
 /// what there is by then is made durable.
 fn watch_signals(
@@ -486,6 +511,10 @@ mod tests {
         assert!(wanted.compress.is_some() && !wanted.force_compression);
         assert!(parse("compress-force=lzo").unwrap().force_compression);
         assert!(!parse("ro,rw").unwrap().read_only);
+        let every = |text| parse(text).unwrap().background().commit_every;
+        assert_eq!(every("rw"), BackgroundOptions::default().commit_every);
+        assert_eq!(every("commit=1"), Duration::from_secs(1));
+        assert_eq!(every("commit=3600"), Duration::from_secs(3600));
         for bad in
             ["write-back", "ro=1", "subvol", "commit=soon", "compress=rar", "compress=zstd:99"]
         {

@@ -6,11 +6,15 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use ubtrfs_testkit::{Oracle, oracle};
+use ubtrfs_testkit::{Oracle, assert_checks_clean_whatever_it_holds, oracle};
 
 /// Who is nobody.
 pub const NOBODY: u32 = 65_534;
+
+/// For so long something may take to come.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One test at a time: a process that another one starts has, between its fork and its exec, all files of this process open,
 /// and a mount with an open file is busy.
@@ -98,6 +102,26 @@ impl Place {
         let status = Command::new("kill").args([signal, &self.server()]).status().unwrap();
         assert!(status.success());
     }
+
+    /// The process that serves is gone, without having done anything for it.
+    pub fn kill(&self) {
+        self.signal("-KILL");
+        // Who holds the image is gone when it can be locked.
+        File::open(&self.image).unwrap().lock_shared().unwrap();
+    }
+
+    /// As if the machine had stopped.
+    pub fn cut_off(&self) {
+        self.kill();
+        let output = Command::new("umount").arg("-l").arg(&self.directory).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Both checkers find nothing in what was unmounted.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        assert_image_clean(&self.image);
+    }
 }
 
 impl Drop for Place {
@@ -105,5 +129,26 @@ impl Drop for Place {
         if self.is_mounted() {
             let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
         }
+    }
+}
+
+/// Both checkers find nothing in an image that is not mounted, nor in the data of its files.
+#[track_caller]
+pub fn assert_image_clean(image: &Path) {
+    assert_checks_clean_whatever_it_holds(&[image.to_owned()]);
+    let output = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
+        .args(["check", "--data"])
+        .arg(image)
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "ubtrfs check: {}", String::from_utf8_lossy(&said));
+}
+
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }

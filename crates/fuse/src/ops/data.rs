@@ -15,12 +15,11 @@ use crate::message::{Answer, Request, Result};
 use crate::server::{DATA_BYTES_MAX, Server, Syncs, offset};
 use crate::tail::{By, Growth};
 
-/// Modes of `fallocate`.
+/// Modes of `fallocate`: others the kernel refuses itself.
 mod falloc {
     pub(super) const KEEP_SIZE: u32 = 1;
     pub(super) const PUNCH_HOLE: u32 = 2;
     pub(super) const ZERO_RANGE: u32 = 0x10;
-    pub(super) const UNSHARE: u32 = 0x40;
 }
 
 const SEEK_DATA: u32 = 3;
@@ -183,9 +182,6 @@ impl Server {
                 0 => data.allocate(at, len, reach),
                 falloc::PUNCH_HOLE if reach == Reach::Stays => data.punch_hole(at, len),
                 falloc::ZERO_RANGE => data.allocate_zeroed(at, len, reach),
-                falloc::UNSHARE => {
-                    data.unshare(at, len).and_then(|()| data.allocate(at, len, reach))
-                }
                 _ => return Err(Errno::OPNOTSUPP),
             };
             done.map_err(|error| errno(&error))

@@ -1,4 +1,4 @@
-//! Inode flags, as `lsattr` and `chattr` use them.
+//! Inode flags, as `lsattr` and `chattr` use them, and what else is told of an inode so.
 
 use rustix::io::Errno;
 use ubtrfs_engine::{InodeId, Method, Reservation, SetAttributes};
@@ -14,6 +14,7 @@ use crate::server::Server;
 /// Numbers of requests, from `linux/fs.h`.
 const GET_FLAGS: u32 = 0x8008_6601;
 const SET_FLAGS: u32 = 0x4008_6602;
+const GET_VERSION: u32 = 0x8008_7601;
 const GET_XFLAGS: u32 = 0x801c_581f;
 const SET_XFLAGS: u32 = 0x401c_5820;
 /// The bytes of `struct fsxattr`.
@@ -55,6 +56,14 @@ impl Server {
                 // The number says a long; a flag word is what is there.
                 answer.put_bytes(&shown.to_ne_bytes());
                 answer.put_bytes(&[0; 4][..usize::from(wanted.out_size > 4) * 4]);
+                Ok(())
+            }
+            GET_VERSION => {
+                let generation = self.inode(id)?.generation.0;
+                let shown = u32::try_from(generation & u64::from(u32::MAX)).expect("32 bits");
+                answer.put(&abi::IoctlOut::default());
+                // The number says a long; btrfs writes an int, and there may be no room for more.
+                answer.put_bytes(&shown.to_ne_bytes());
                 Ok(())
             }
             GET_XFLAGS => {

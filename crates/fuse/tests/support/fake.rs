@@ -2,7 +2,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,17 @@ use ubtrfs_fuse::{Received, ServeOptions, Server, Transport};
 use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
 pub const LOOKUP: u32 = 1;
+pub const GETATTR: u32 = 3;
 pub const MKDIR: u32 = 9;
+pub const OPEN: u32 = 14;
 pub const READ: u32 = 15;
 pub const WRITE: u32 = 16;
+pub const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 pub const INVAL_INODE: i32 = 2;
 pub const INVAL_ENTRY: i32 = 3;
 pub const STORE: i32 = 4;
+pub const DELETE: i32 = 6;
 pub const ROOT_NODE: u64 = 1;
 /// Bytes in front of what is sent.
 const HEADER_BYTES: usize = 16;
@@ -32,12 +36,25 @@ pub struct Told {
     pub node: u64,
     /// Of data: where.
     pub at: u64,
+    /// Of what is gone: its node.
+    pub child: u64,
     pub name: Vec<u8>,
     pub is_known: bool,
 }
 
 /// An answer: an error of the system's, or what there is.
 pub type Answered = Result<Vec<u8>, i32>;
+
+/// A file that the server had opened, as a kernel does for a program, and what it answered.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    pub name: String,
+    pub found: Answered,
+    pub node: u64,
+    pub attributes: Answered,
+    pub open: Answered,
+    pub flush: Answered,
+}
 
 #[derive(Default)]
 struct State {
@@ -48,6 +65,7 @@ struct State {
     /// Answers that are held on their way, and whether they are there.
     held: BTreeMap<u64, bool>,
     holds_stores: bool,
+    opened: Vec<Opened>,
     next: u64,
     is_ended: bool,
 }
@@ -56,9 +74,14 @@ struct State {
 pub struct Fake {
     state: Mutex<State>,
     changed: Condvar,
+    itself: Weak<Self>,
 }
 
 impl Fake {
+    fn new() -> Arc<Self> {
+        Arc::new_cyclic(|itself| Self { itself: Weak::clone(itself), ..Self::default() })
+    }
+
     fn wait_until<T>(&self, what: &str, mut is_so: impl FnMut(&mut State) -> Option<T>) -> T {
         let begun = Instant::now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,6 +166,28 @@ impl Fake {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).told.iter().any(is_it)
     }
 
+    /// What was told of a name so far: the code, and the node of what is gone.
+    pub fn told_of(&self, parent: u64, name: &[u8]) -> Vec<(i32, u64)> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = state.told.iter().filter(|told| told.node == parent && told.name == name);
+        told.map(|told| (told.code, told.child)).collect()
+    }
+
+    /// What the server had opened so far.
+    pub fn opened(&self) -> Vec<Opened> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).opened.clone()
+    }
+
+    /// Opens a file of the top and closes it.
+    fn open_and_close(&self, name: String) {
+        let found = self.done(LOOKUP, ROOT_NODE, &[name.as_bytes(), b"\0"].concat());
+        let node = found.as_ref().map_or(0, |found| number(found, 0));
+        let attributes = self.done(GETATTR, node, &[0; 16]);
+        let (open, flush) = (self.done(OPEN, node, &[0; 8]), self.done(FLUSH, node, &[0; 24]));
+        let opened = Opened { name, found, node, attributes, open, flush };
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).opened.push(opened);
+    }
+
     fn end(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).is_ended = true;
         self.changed.notify_all();
@@ -187,10 +232,15 @@ impl Transport for Fake {
             while error == STORE && state.holds_stores && !state.is_ended {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let name =
-                if error == INVAL_ENTRY { body[16..body.len() - 1].to_vec() } else { Vec::new() };
+            // A name, behind a struct, and a zero.
+            let named = |struct_bytes: usize| body[struct_bytes..body.len() - 1].to_vec();
+            let (child, name) = match error {
+                INVAL_ENTRY => (0, named(16)),
+                DELETE => (number(body, 8), named(24)),
+                _ => (0, Vec::new()),
+            };
             let is_known = node == ROOT_NODE || state.known.contains(&node);
-            state.told.push(Told { code: error, node, at, name, is_known });
+            state.told.push(Told { code: error, node, at, child, name, is_known });
             self.changed.notify_all();
             return if is_known { Ok(()) } else { Err(Errno::NOENT) };
         }
@@ -213,6 +263,11 @@ impl Transport for Fake {
         Ok(())
     }
 
+    fn opener(&self, name: &str) -> Option<Box<dyn FnOnce() + Send>> {
+        let (itself, name) = (self.itself.upgrade()?, name.to_owned());
+        Some(Box::new(move || itself.open_and_close(name)))
+    }
+
     fn stop(&self) {
         self.end();
     }
@@ -233,14 +288,17 @@ impl Served {
         let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
         let root = fs.default_subvolume().unwrap();
         let server = Server::new(fs.clone(), root, options);
-        let fake = Arc::new(Fake::default());
+        let fake = Fake::new();
         let init = [7_u32, 39, 1 << 17, 0].map(u32::to_ne_bytes).concat();
         let first = fake.ask(INIT, 0, &init);
         let transport: Arc<dyn Transport> = Arc::<Fake>::clone(&fake);
         let serving = Arc::clone(&server);
         // What cannot be made durable at the end is the tests' own doing.
-        let serving = std::thread::spawn(move || drop(serving.run(&transport, || {})));
+        let (say_ready, ready) = mpsc::channel();
+        let is_ready = move || say_ready.send(()).unwrap();
+        let serving = std::thread::spawn(move || drop(serving.run(&transport, is_ready)));
         fake.answer(first).unwrap();
+        ready.recv_timeout(PATIENCE).unwrap();
         Self { fake, fs, server, serving: Some(serving) }
     }
 }

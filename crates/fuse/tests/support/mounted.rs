@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use tempfile::TempDir;
@@ -81,12 +81,14 @@ impl Mounted {
         let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device).unwrap());
         let server = Server::new(fs.clone(), root, self.serve_options);
         let serving = Arc::clone(&server);
+        let (say_ready, ready) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let background = fs.run_in_background(BackgroundOptions::default()).unwrap();
-            serving.run(&transport, || {}).unwrap();
+            serving.run(&transport, || say_ready.send(()).unwrap()).unwrap();
             background.stop().unwrap();
         });
         self.server = Some((server, thread));
+        ready.recv().unwrap();
     }
 
     pub fn unmount(&mut self) {
