@@ -33,7 +33,7 @@ io-suite:
 		cargo test --release -p ubtrfs-engine --test file_write_failures -- --test-threads 2
 
 # A mount judged by pjdfstest and fsx, which are fetched and built; by programs that check what they write; and killed fifty times under
-# load. First by /dev/fuse alone, then a part of it with FUSE over io_uring, where the kernel has that.
+# load. First by /dev/fuse alone, then a part of it with FUSE over io_uring (`-o io_uring`), where the kernel has that.
 .PHONY: mount-suites
 mount-suites:
 	scripts/setup test

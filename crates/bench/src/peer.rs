@@ -39,8 +39,8 @@ const END_TRIES_MAX: usize = 9000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Peer {
     Ubtrfs,
-    /// Ours, where root has switched on FUSE over io_uring, without it.
-    UbtrfsNoRings,
+    /// Ours by io_uring, where root has switched that on.
+    UbtrfsRings,
     /// Ours where a user asks for `-o writeback`: what is written stays with the kernel first.
     UbtrfsWriteback,
     /// Ours without what spares it requests. It takes no part in the timing.
@@ -57,7 +57,7 @@ pub(crate) enum Peer {
 impl Peer {
     pub(crate) const ALL: [Self; 8] = [
         Self::Ubtrfs,
-        Self::UbtrfsNoRings,
+        Self::UbtrfsRings,
         Self::UbtrfsWriteback,
         Self::KernelBtrfs,
         Self::Bindfs,
@@ -70,7 +70,7 @@ impl Peer {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ubtrfs => "ubtrfs",
-            Self::UbtrfsNoRings => "ubtrfs, no_io_uring",
+            Self::UbtrfsRings => "ubtrfs, io_uring",
             Self::UbtrfsWriteback => "ubtrfs, writeback",
             Self::UbtrfsNaive => "ubtrfs, naive",
             Self::KernelBtrfs => Kernel::Btrfs.name(),
@@ -93,7 +93,7 @@ impl Peer {
         }
         oracle::available(Oracle::Fuse)?;
         let switch = || std::fs::read_to_string(RINGS_SWITCH).unwrap_or_default();
-        if self == Self::UbtrfsNoRings && switch().trim() != "Y" {
+        if self == Self::UbtrfsRings && switch().trim() != "Y" {
             return Err(format!("{RINGS_SWITCH} is not Y"));
         }
         let (programs, package): (&[&str], _) = match self {
@@ -115,7 +115,7 @@ impl Peer {
     pub(crate) fn make(self, options: &Options, scratch: &Scratch) -> Result<()> {
         self.clear(scratch)?;
         match self {
-            Self::Ubtrfs | Self::UbtrfsNoRings | Self::UbtrfsWriteback | Self::UbtrfsNaive => {
+            Self::Ubtrfs | Self::UbtrfsRings | Self::UbtrfsWriteback | Self::UbtrfsNaive => {
                 let mut mkfs = Command::new(&options.ubtrfs);
                 mkfs.args(["mkfs", "--quiet", "--size", &IMAGE_BYTES.to_string()]);
                 child::run(mkfs.arg(scratch.path(IMAGE))).map(drop)
@@ -200,7 +200,7 @@ impl Peer {
     fn our_options(self) -> Option<&'static str> {
         match self {
             Self::Ubtrfs => Some("defaults"),
-            Self::UbtrfsNoRings => Some("no_io_uring"),
+            Self::UbtrfsRings => Some("io_uring"),
             Self::UbtrfsWriteback => Some("writeback"),
             Self::UbtrfsNaive => Some("naive"),
             _ => None,

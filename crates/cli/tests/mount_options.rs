@@ -219,9 +219,9 @@ fn ring_threads(place: &Place) -> usize {
 }
 
 #[test]
-fn requests_come_by_io_uring_unless_that_is_refused_or_off() {
+fn requests_come_by_io_uring_where_that_is_asked_for_and_on() {
     for is_on in [false, true] {
-        for options in ["rw", "no_io_uring"] {
+        for options in ["rw", "io_uring"] {
             let Some(place) = Place::new(true) else { return };
             if !oracle::require(Oracle::FuseRings) {
                 return;
@@ -234,7 +234,7 @@ fn requests_come_by_io_uring_unless_that_is_refused_or_off() {
             fs::write(&path, b"by whichever way").unwrap();
             assert_eq!(fs::read(&path).unwrap(), b"by whichever way");
             let has_rings =
-                is_on && options == "rw" && possible_processors() <= RING_PROCESSORS_MAX;
+                is_on && options == "io_uring" && possible_processors() <= RING_PROCESSORS_MAX;
             assert_eq!(ring_threads(&place) > 0, has_rings, "{options}, switch: {is_on}");
             place.umount();
             assert_eq!(

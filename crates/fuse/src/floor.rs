@@ -22,7 +22,7 @@ use crate::server::{
     DATA_BYTES_MAX, REQUEST_BYTES_MAX, ServeError, ServeOptions, THREADS_MIN, VALID_SECONDS,
     send_answer,
 };
-use crate::transport::{FuseDevice, Transport};
+use crate::transport::FuseDevice;
 
 const TYPE_DIRECTORY: u32 = 0o040_000;
 const TYPE_SYMLINK: u32 = 0o120_000;
@@ -58,9 +58,9 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
     let device = mount(directory, &options).map_err(|error| ServeError::Transport(error.errno))?;
     let transport = FuseDevice::new(device).map_err(ServeError::Transport)?;
     let mut buffer = vec![0; REQUEST_BYTES_MAX];
-    let Some(agreed) = agree(&transport, &mut buffer, &ServeOptions::default())? else {
+    if agree(&transport, &mut buffer, &ServeOptions::default())?.is_none() {
         return Ok(());
-    };
+    }
     let mut table = Table { next: ROOT_NODE, ..Table::default() };
     table.add(0, b"", TYPE_DIRECTORY | 0o755, (0, 0));
     let table = Mutex::new(table);
@@ -73,30 +73,9 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
         for _ in 1..THREADS_MIN {
             scope.spawn(|| work(&leaders, &transport, &answers, &mut vec![0; REQUEST_BYTES_MAX]));
         }
-        if let Some(rings) = &agreed.rings {
-            leaders.stop_looking();
-            for number in 0..rings.queue_count() {
-                let (answers, transport) = (&answers, &transport);
-                scope.spawn(move || {
-                    if let Some(device) = transport.device() {
-                        rings.run_queue(number, device, answers, &|_| false);
-                        if rings.failure().is_some() {
-                            transport.stop();
-                        }
-                    }
-                });
-            }
-            for _ in 0..rings.pool_count() {
-                scope.spawn(|| rings.run_pool(&answers));
-            }
-        }
         first_open.run(&transport);
         is_ready();
-        let served = work(&leaders, &transport, &answers, &mut buffer);
-        if let Some(rings) = &agreed.rings {
-            rings.end_pool();
-        }
-        served
+        work(&leaders, &transport, &answers, &mut buffer)
     })
 }
 

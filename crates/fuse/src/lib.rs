@@ -9,7 +9,8 @@
 //! - `ends`, `listed`: what of files and directories the kernel is not asked about.
 //! - `first_open`: how it hears in time that it need not open files.
 //! - `notify`: what the kernel is told unasked.
-//! - `tail`: what the kernel has in memory behind the end of a file. `beside`: threads that wait for the kernel in a request's place.
+//! - `tail`: what the kernel has in memory behind the end of a file.
+//! - `overdue`, `beside`: how requests wait for the kernel, which may wait for them.
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting.
 //! - [`floor`]: a server that does nothing, for benchmarks.
@@ -37,6 +38,7 @@ mod mount;
 mod nodes;
 mod notify;
 mod ops;
+mod overdue;
 mod ring;
 mod ring_threads;
 mod server;
@@ -52,5 +54,6 @@ pub use mount::{
     unmount_when_unused,
 };
 pub use notify::Changed;
+pub use ring::{RINGS_SWITCH, offers_rings};
 pub use server::{Farewell, RequestCounts, ServeError, ServeOptions, Server, Syncs};
 pub use transport::{FuseDevice, Received, Transport};

@@ -75,6 +75,16 @@ impl<'a> Request<'a> {
 pub(crate) struct Answer {
     bytes: Vec<u8>,
     len: usize,
+    early: Early,
+}
+
+/// Whether an answer can be sent before who puts it together is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Early {
+    No,
+    /// That to this request.
+    Can(u64),
+    Sent,
 }
 
 const HEADER_BYTES: usize = size_of::<OutHeader>();
@@ -82,12 +92,33 @@ const HEADER_BYTES: usize = size_of::<OutHeader>();
 impl Answer {
     /// For answers of up to so many bytes.
     pub(crate) fn with_room(len_max: usize) -> Self {
-        Self { bytes: vec![0; HEADER_BYTES + len_max], len: HEADER_BYTES }
+        Self { bytes: vec![0; HEADER_BYTES + len_max], len: HEADER_BYTES, early: Early::No }
     }
 
     /// Forgets what was put in.
     pub(crate) fn clear(&mut self) {
         self.len = HEADER_BYTES;
+    }
+
+    /// It may be sent before it is finished, as that to the request of this number.
+    pub(crate) fn allow_early(&mut self, unique: u64) {
+        self.early = Early::Can(unique);
+    }
+
+    /// A copy to send early, of success with what was put in; `None` where it may not be, or is empty.
+    pub(crate) fn early_copy(&self) -> Option<Vec<u8>> {
+        let Early::Can(unique) = self.early else { return None };
+        let mut copy = Self { bytes: self.bytes[..self.len].to_vec(), ..*self };
+        (self.body_len() > 0).then(|| copy.finish(unique, Ok(())).to_vec())
+    }
+
+    /// The copy was sent: it is not to be sent again.
+    pub(crate) fn note_sent(&mut self) {
+        self.early = Early::Sent;
+    }
+
+    pub(crate) fn is_sent(&self) -> bool {
+        self.early == Early::Sent
     }
 
     /// Appends a struct.

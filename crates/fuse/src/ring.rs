@@ -30,6 +30,9 @@ use crate::leader::{Length, length_of};
 use crate::message::{Answer, Request, Result as Answered};
 use crate::server::DATA_BYTES_MAX;
 
+/// Where root switches it on. From Linux 6.14 on it is there.
+pub const RINGS_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
 /// Commands, as the kernel numbers them.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
@@ -45,6 +48,11 @@ const POOL_THREADS: usize = 4;
 const WOKEN: u64 = u64::MAX;
 /// Bytes of a header that an operation's first argument may take.
 const ARGUMENT_BYTES: usize = 128;
+
+/// Whether the kernel lets requests come by io_uring.
+pub fn offers_rings() -> bool {
+    std::fs::read_to_string(RINGS_SWITCH).is_ok_and(|switch| switch.trim() == "Y")
+}
 
 /// Does what a request asks for; `None` where nobody waits for an answer.
 pub(crate) type Answers<'a> = &'a (dyn Fn(Request<'_>, &mut Answer) -> Option<Answered> + Sync);

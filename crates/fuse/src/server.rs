@@ -22,6 +22,7 @@ use crate::listed::Listed;
 use crate::message::{Answer, Request, Result};
 use crate::nodes::Nodes;
 use crate::notify::{ChangedNames, note_thread_answers};
+use crate::overdue::Overdue;
 use crate::ring_threads::RingThreads;
 use crate::transport::Transport;
 use crate::unsettled::Unsettled;
@@ -75,7 +76,8 @@ pub struct ServeOptions {
     pub naive: bool,
     /// What is made durable before it is answered.
     pub syncs: Syncs,
-    /// Requests come by io_uring where root has switched that on in the kernel. Off, they come by `/dev/fuse` alone.
+    /// Requests come by io_uring where root has switched that on in the kernel. Off, they come by `/dev/fuse` alone, which is faster for a
+    /// single program.
     pub uses_rings: bool,
 }
 
@@ -88,7 +90,7 @@ impl Default for ServeOptions {
             writeback: false,
             naive: false,
             syncs: Syncs::default(),
-            uses_rings: true,
+            uses_rings: false,
         }
     }
 }
@@ -122,8 +124,9 @@ pub struct Server {
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
     device: OnceLock<String>,
-    pub(crate) ends: Ends,
+    pub(crate) ends: Arc<Ends>,
     pub(crate) beside: Beside,
+    pub(crate) overdue: Overdue,
     /// Held by who looks at an inode's flags to set them: another would be undone.
     pub(crate) flags: Mutex<()>,
     pub(crate) listed: Listed,
@@ -197,8 +200,9 @@ impl Server {
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
             device: OnceLock::new(),
-            ends: Ends::default(),
+            ends: Arc::default(),
             beside: Beside::default(),
+            overdue: Overdue::default(),
             flags: Mutex::new(()),
             listed: Listed::default(),
             brings_back: AtomicBool::new(false),
@@ -339,12 +343,17 @@ impl Server {
             let Some(request) = Request::parse(bytes) else { return Ok(()) };
             answer.clear();
             let unique = request.header.unique;
+            answer.allow_early(unique);
             // Who asks would wait for ever, and so would who unmounts, if a panic ended the thread.
             let answered =
                 catch_unwind(AssertUnwindSafe(|| self.count_and_answer(request, &mut answer)));
             let result = answered.unwrap_or(Some(Err(Errno::IO)));
-            let Some(result) = result else { return Ok(()) };
-            send_answer(transport, answer.finish(unique, result))
+            match result {
+                Some(result) if !answer.is_sent() => {
+                    send_answer(transport, answer.finish(unique, result))
+                }
+                _ => Ok(()),
+            }
         })
     }
 
@@ -443,7 +452,7 @@ impl Server {
             // Of the top it stands for all: `sync` does not come here by itself.
             opcode::FSYNCDIR if id == self.root => self.sync().map_err(|error| errno(&error)),
             opcode::FSYNC | opcode::FSYNCDIR => self.fsync(id),
-            opcode::FALLOCATE => self.fallocate(id, request),
+            opcode::FALLOCATE => self.fallocate(id, request, answer),
             opcode::LSEEK if self.options.asks_for_holes() => self.lseek(id, request, answer),
             opcode::COPY_FILE_RANGE => self.copy_file_range(id, request, answer),
             opcode::SETXATTR => self.setxattr(id, request),

@@ -13,10 +13,14 @@
 //!    truncation would wait for itself; so it is not done elsewhere.
 //! 4. The kernel may hold the page: for a request for it, which another thread answers; or, where it does not know what is in it, for the very write that
 //!    makes the file longer, until that is answered. So it is waited for a while. Who puts zeros there later may do so over what others have written by
-//!    then; so he has the kernel forget the page, and what is appended until then goes to where the file ends ([`Ends::note_late`]).
+//!    then; so he has the kernel forget the page, and what is appended until then goes to where the file ends ([`Ends::note_late`]). The
+//!    thread of a write waits itself, and its answer is sent by another ([`Overdue`]); any other change is answered by its thread, and it has
+//!    another wait ([`Beside`]).
 //!
 //! [`Nodes::cached_bytes`]: crate::nodes::Nodes::cached_bytes
 //! [`Ends::note_late`]: crate::ends::Ends::note_late
+//! [`Overdue`]: crate::overdue::Overdue
+//! [`Beside`]: crate::beside::Beside
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -28,7 +32,8 @@ use crate::abi::{self, NotifyInvalInode, NotifyStore, fattr, opcode};
 use crate::ends::MovedEnd;
 use crate::files::UsedFile;
 use crate::message::{Answer, Request};
-use crate::server::Server;
+use crate::server::{Server, Syncs, send_answer};
+use crate::transport::Transport;
 
 /// For so long who made a file grow waits for the kernel, which may have to read the page first.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -91,26 +96,28 @@ impl Server {
         self.nodes.note_cached(id, end);
     }
 
-    /// Changes a file, which may grow by that; then nothing old is in the kernel's memory of what has become part of it.
+    /// Changes a file, which may grow by that; then nothing old is in the kernel's memory of what has become part of it. The answer to a
+    /// write is put together by `change`, as it may be sent before this returns.
     pub(crate) fn growing<T>(
         &self,
         id: InodeId,
         file: &UsedFile,
         growth: Option<Growth>,
-        change: impl FnOnce() -> T,
+        answer: &mut Answer,
+        change: impl FnOnce(&mut Answer) -> T,
     ) -> T {
         let Some(tail) = growth.and_then(|growth| self.tail(id, file, growth)) else {
-            return change();
+            return change(answer);
         };
         if tail.by == By::Direct {
             let message = forgotten(tail.node, tail.end, tail.stop - tail.end);
             if let Some(told) = self.notify_later(abi::NOTIFY_INVAL_INODE, message) {
                 let _ = told.recv_timeout(PATIENCE);
             }
-            return change();
+            return change(answer);
         }
-        let result = change();
-        self.clear_tail(id, file, tail);
+        let result = change(answer);
+        self.clear_tail(id, file, tail, answer);
         result
     }
 
@@ -144,7 +151,7 @@ impl Server {
     }
 
     /// The file was changed, or not.
-    fn clear_tail(&self, id: InodeId, file: &UsedFile, tail: Tail) {
+    fn clear_tail(&self, id: InodeId, file: &UsedFile, tail: Tail, answer: &mut Answer) {
         let (Ok(inode), Some(transport)) = (file.data.inode(), self.transport().cloned()) else {
             return;
         };
@@ -157,6 +164,26 @@ impl Server {
         let mut zeros = Answer::with_room(size_of::<NotifyStore>() + len);
         zeros.put(&NotifyStore { node, offset: end, size, padding: 0 });
         zeros.put_bytes(&vec![0; len]);
+        let moved = MovedEnd { known_bytes: stop, true_bytes: inode.size_bytes };
+        let forgotten = forgotten(node, end, len_bytes);
+        // What is to be made durable before it is answered is not by now.
+        let early = answer.early_copy().filter(|_| self.options.syncs != Syncs::All);
+        if let (By::Cached(_), Some(early)) = (tail.by, early) {
+            let (ends, kernel) = (Arc::clone(&self.ends), Arc::clone(&transport));
+            let waiting = self.overdue.begin(tail.patience(), move || {
+                ends.note_late(id, moved);
+                let _ = send_answer(&*kernel, &early);
+            });
+            if let Some(waiting) = waiting {
+                // One that it does not know has nothing old.
+                let _ = transport.send(zeros.finish_notification(abi::NOTIFY_STORE));
+                if waiting.end() {
+                    answer.note_sent();
+                    forget(&*transport, forgotten);
+                }
+                return;
+            }
+        }
         let is_decided = Arc::new(AtomicBool::new(false));
         let (is_done, done) = mpsc::channel();
         let begun = {
@@ -170,10 +197,7 @@ impl Server {
                 let _ = transport.send(zeros.finish_notification(abi::NOTIFY_STORE));
                 if is_done.send(()).is_err() {
                     // Nobody has waited: the request was answered before.
-                    let _ = transport.send(
-                        forgotten(node, end, len_bytes)
-                            .finish_notification(abi::NOTIFY_INVAL_INODE),
-                    );
+                    forget(&*transport, forgotten);
                 }
             })
         };
@@ -182,10 +206,14 @@ impl Server {
         }
         // Who has not begun by now does not.
         if is_decided.swap(true, Ordering::AcqRel) {
-            let moved = MovedEnd { known_bytes: stop, true_bytes: inode.size_bytes };
             self.ends.note_late(id, moved);
         }
     }
+}
+
+fn forget(transport: &dyn Transport, mut message: Answer) {
+    // It may have done so.
+    let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_INODE));
 }
 
 /// That the kernel is to forget a part of a file.

@@ -109,6 +109,7 @@ fn requests_by_io_uring_are_answered_as_those_of_the_device() {
         return;
     }
     let Some(_switch) = RingsOn::new() else { return };
+    mounted.serve_options.uses_rings = true;
     mounted.mount();
     // The first request is answered when all queues are registered.
     fs::create_dir(mounted.path("dir")).unwrap();
@@ -151,7 +152,7 @@ fn requests_by_io_uring_are_answered_as_those_of_the_device() {
     assert_eq!(fs::read_dir(mounted.path("dir")).unwrap().count(), 4 * 60);
     mounted.judge();
     assert_eq!(ring_threads(), 0);
-    // The off-switch.
+    // Switched on, and not asked for.
     mounted.serve_options.uses_rings = false;
     mounted.mount();
     assert!(fs::read(mounted.path("long")).unwrap() == long);
@@ -548,15 +549,10 @@ fn files_that_are_only_made_are_not_released() {
     };
     assert_eq!(make_files(&mounted, 0), [FILE_COUNT, 0, 1]);
     mounted.judge();
-    for serve_options in [
-        ServeOptions { writeback: true, ..ServeOptions::default() },
-        ServeOptions { uses_rings: false, ..ServeOptions::default() },
-    ] {
-        mounted.serve_options = serve_options;
-        mounted.mount();
-        assert_eq!(make_files(&mounted, 0), [FILE_COUNT, 0, 1], "{serve_options:?}");
-        mounted.unmount();
-    }
+    mounted.serve_options = ServeOptions { writeback: true, ..ServeOptions::default() };
+    mounted.mount();
+    assert_eq!(make_files(&mounted, 0), [FILE_COUNT, 0, 1]);
+    mounted.unmount();
     mounted.serve_options = ServeOptions { naive: true, ..ServeOptions::default() };
     mounted.mount();
     assert_eq!(make_files(&mounted, FILE_COUNT), [FILE_COUNT, FILE_COUNT, 0]);
@@ -568,6 +564,7 @@ fn files_that_are_only_made_are_not_released() {
         mounted.unmount();
     }
     let Some(_switch) = RingsOn::new() else { return };
+    mounted.serve_options.uses_rings = true;
     mounted.mount();
     assert_eq!(make_files(&mounted, 0), [FILE_COUNT, 0, 1]);
     mounted.judge();

@@ -15,7 +15,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_engine::{BackgroundOptions, Filesystem, InodeId, OpenOptions};
 use ubtrfs_fuse::{
-    ControlSocket, FuseDevice, MountOptions, Restriction, ServeOptions, Server, Syncs, Transport,
+    ControlSocket, FuseDevice, MountOptions, RINGS_SWITCH, Restriction, ServeOptions, Server,
+    Syncs, Transport, offers_rings,
 };
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_ondisk::InodeNo;
@@ -66,9 +67,9 @@ Options for -o, as of mount(8):
   busy_poll=MICROSECONDS
                        look so long for the next request before sleeping; 0 saves that
                        of the processor and makes each request wait for it [100]
-  no_io_uring          have requests come by /dev/fuse, though root has switched on in the
-                       kernel that they come by io_uring: that is faster where several
-                       programs ask at once, and slower for a single one
+  io_uring             have requests come by io_uring where root has switched that on in the
+                       kernel: faster where several programs ask at once, slower for a
+                       single one
   discard              give freed space back to the image file or device
   degraded             mount although devices are missing
   allow_other          other users see it, too (as they do in any case where root mounts)
@@ -129,7 +130,7 @@ struct Wanted {
     fake_root: bool,
     writeback: bool,
     syncs: Syncs,
-    refuses_rings: bool,
+    uses_rings: bool,
     naive: bool,
     restrictions: Vec<Restriction>,
 }
@@ -173,7 +174,7 @@ impl Wanted {
             ("sync", None) => self.syncs = Syncs::All,
             ("dirsync", None) => self.syncs = self.syncs.max(Syncs::Names),
             ("async", None) => self.syncs = Syncs::Asked,
-            ("no_io_uring", None) => self.refuses_rings = true,
+            ("io_uring", None) => self.uses_rings = true,
             // Left out of the help: it makes all slower, for the benchmarks to compare with.
             ("naive", None) => self.naive = true,
             ("nodev", None) => self.restrictions.push(Restriction::NoDev),
@@ -236,7 +237,7 @@ impl Wanted {
             syncs: self.syncs,
             naive: self.naive,
             // The last answer of a mount that holds its device is sent when all else has ended, the rings too.
-            uses_rings: !self.refuses_rings && !holds_source,
+            uses_rings: self.uses_rings && !holds_source,
         }
     }
 
@@ -330,6 +331,11 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         leave(&directory, &source);
         Failure::new(Exit::Io, "serving", error).at_path(&directory)
     })?;
+    if wanted.uses_rings && holds_source {
+        eprintln!("ubtrfs: note: requests come by /dev/fuse: the kernel holds the device");
+    } else if wanted.uses_rings && !offers_rings() {
+        eprintln!("ubtrfs: note: requests come by /dev/fuse: {RINGS_SWITCH} is not Y");
+    }
     let transport: Arc<dyn Transport> = Arc::new(device);
     let is_background = !args.foreground;
     let is_naive = wanted.naive;

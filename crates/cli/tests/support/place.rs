@@ -77,8 +77,11 @@ impl Place {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// `scripts/with-rings` says whether requests are to come by io_uring.
     pub fn mount(&self, options: &[&str]) {
-        self.done(&[&["mount"], options].concat(), &[&self.image, &self.directory]);
+        let has_rings = std::env::var_os("UBTRFS_RINGS").is_some_and(|said| said == "Y");
+        let rings: &[&str] = if has_rings { &["-o", "io_uring"] } else { &[] };
+        self.done(&[&["mount"], options, rings].concat(), &[&self.image, &self.directory]);
     }
 
     pub fn umount(&self) {

@@ -80,7 +80,7 @@ impl Server {
             // A page that was written whole may lie on the end then.
             self.note_cached(id, size.bytes());
             let growth = Growth { from: size.bytes(), by: By::Change };
-            let cut = self.growing(id, &file, Some(growth), || file.data.truncate(size));
+            let cut = self.growing(id, &file, Some(growth), answer, |_| file.data.truncate(size));
             cut.map_err(|error| errno(&error))?;
         }
         let now = self.now();

@@ -92,7 +92,7 @@ impl Server {
         };
         let growth =
             (place == Place::AsAsked && !is_cached).then_some(Growth { from: at.bytes(), by });
-        let done = self.growing(id, &file, growth, || {
+        self.growing(id, &file, growth, answer, |answer| {
             let mut done = 0;
             while done < bytes.len() {
                 let (rest, at) = (&bytes[done..], at.saturating_add(len_bytes(done)));
@@ -109,14 +109,14 @@ impl Server {
                     Err(error) => return Err(errno(&error)),
                 }
             }
-            Ok(done)
+            answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
+            Ok(())
         })?;
         if is_cached {
             self.keep_times_of_writes(id, &file);
         }
         // An fsync may have come between.
         file.note_written();
-        answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
     }
 
@@ -162,7 +162,12 @@ impl Server {
         result.map_err(|error| errno(&error))
     }
 
-    pub(crate) fn fallocate(&self, id: InodeId, mut request: Request<'_>) -> Result {
+    pub(crate) fn fallocate(
+        &self,
+        id: InodeId,
+        mut request: Request<'_>,
+        answer: &mut Answer,
+    ) -> Result {
         let wanted: abi::FallocateIn = request.take()?;
         let (file, at, len) = (self.file(id)?, offset(wanted.offset)?, wanted.len);
         file.check_mutable()?;
@@ -177,7 +182,7 @@ impl Server {
         let growth = (reach == Reach::Extends)
             .then_some(Growth { from: wanted.offset + len, by: By::Change });
         let data = &file.data;
-        self.growing(id, &file, growth, || {
+        self.growing(id, &file, growth, answer, |_| {
             let done = match wanted.mode & !falloc::KEEP_SIZE {
                 0 => data.allocate(at, len, reach),
                 falloc::PUNCH_HOLE if reach == Reach::Stays => data.punch_hole(at, len),
@@ -247,7 +252,7 @@ impl Server {
         let (range, to) =
             (DiskOffset(wanted.offset_in)..DiskOffset(end), DiskOffset(wanted.offset_out));
         let growth = Growth { from: wanted.offset_out, by: By::Change };
-        let copied = self.growing(target, &target_file, Some(growth), || {
+        let copied = self.growing(target, &target_file, Some(growth), answer, |_| {
             self.fs.copy_range(id, range, target, to)
         });
         if copied.is_err() {

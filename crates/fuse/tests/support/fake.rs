@@ -60,6 +60,9 @@ pub struct Opened {
 struct State {
     requests: VecDeque<Vec<u8>>,
     answers: BTreeMap<u64, Answered>,
+    answered: BTreeSet<u64>,
+    /// A request was answered twice.
+    is_answered_twice: bool,
     told: Vec<Told>,
     known: BTreeSet<u64>,
     /// Answers that are held on their way, and whether they are there.
@@ -258,6 +261,7 @@ impl Transport for Fake {
         {
             state.known.insert(number(body, 0));
         }
+        state.is_answered_twice |= !state.answered.insert(unique);
         state.answers.insert(unique, answered);
         self.changed.notify_all();
         Ok(())
@@ -308,7 +312,9 @@ impl Drop for Served {
         self.fake.end();
         if let Some(serving) = self.serving.take() {
             let served = serving.join();
-            assert!(served.is_ok() || std::thread::panicking());
+            let state = self.fake.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_good = served.is_ok() && !state.is_answered_twice;
+            assert!(is_good || std::thread::panicking());
         }
     }
 }
