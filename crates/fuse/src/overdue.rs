@@ -42,7 +42,7 @@ pub(crate) struct Overdue {
     shared: Arc<Shared>,
 }
 
-/// Somebody waits for the kernel, until this is ended.
+/// Somebody waits for the kernel, until this is dropped.
 #[must_use = "it ends with it"]
 pub(crate) struct Waiting<'a> {
     shared: &'a Shared,
@@ -85,8 +85,13 @@ impl Drop for Overdue {
 }
 
 impl Waiting<'_> {
-    /// The wait is over; returns whether it was overdue: `send` has been called, or is about to be.
-    pub(crate) fn end(self) -> bool {
+    /// Whether it took too long: `send` has been called, or is about to be.
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.shared.state.lock().wait.is_none()
+    }
+
+    /// The wait is over, and `send` is not called any more; returns whether it was before, as [`Waiting::is_overdue`].
+    pub(crate) fn is_over(&self) -> bool {
         self.shared.state.lock().wait.take().is_none()
     }
 }
@@ -142,7 +147,8 @@ mod tests {
             if is_late {
                 sent.recv_timeout(LONG).expect("the watcher sends it");
             }
-            assert_eq!(waiting.end(), is_late);
+            assert_eq!(waiting.is_overdue(), is_late);
+            assert_eq!(waiting.is_over(), is_late);
             assert!(sent.try_recv().is_err());
             // So that the watcher sleeps before the next.
             while !overdue.shared.state.lock().watcher_sleeps {
@@ -155,7 +161,7 @@ mod tests {
     #[test]
     fn watcher_ends_with_what_it_watches() {
         let overdue = Overdue::default();
-        assert!(!overdue.begin(LONG, || ()).unwrap().end());
+        assert!(!overdue.begin(LONG, || ()).unwrap().is_over());
         let shared = Arc::downgrade(&overdue.shared);
         drop(overdue);
         while shared.strong_count() > 0 {

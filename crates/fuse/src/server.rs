@@ -127,6 +127,8 @@ pub struct Server {
     pub(crate) ends: Arc<Ends>,
     pub(crate) beside: Beside,
     pub(crate) overdue: Overdue,
+    /// More than one thread answers.
+    has_helpers: AtomicBool,
     /// Held by who looks at an inode's flags to set them: another would be undone.
     pub(crate) flags: Mutex<()>,
     pub(crate) listed: Listed,
@@ -203,6 +205,7 @@ impl Server {
             ends: Arc::default(),
             beside: Beside::default(),
             overdue: Overdue::default(),
+            has_helpers: AtomicBool::new(false),
             flags: Mutex::new(()),
             listed: Listed::default(),
             brings_back: AtomicBool::new(false),
@@ -211,13 +214,18 @@ impl Server {
         })
     }
 
+    /// Whether one thread may wait for the kernel, as others answer it meanwhile.
+    pub(crate) fn has_helpers(&self) -> bool {
+        self.has_helpers.load(Ordering::Acquire)
+    }
+
     /// What was asked for so far.
     pub fn request_counts(&self) -> RequestCounts {
         self.counts.lock().clone()
     }
 
     /// Serves until the filesystem is unmounted; then all is brought to the medium and committed. `is_ready` is called when the
-    /// kernel is answered, and nobody here uses the mount any more. Who unmounts may wait for
+    /// kernel is answered, and nobody here uses the mount any more, but for who opens a file of it in vain (`first_open`). Who unmounts may wait for
     /// [`Server::take_farewell`] then.
     ///
     /// # Errors
@@ -291,6 +299,7 @@ impl Server {
             }
         }
         let is_answered = !threads.is_empty();
+        self.has_helpers.store(is_answered, Ordering::Release);
         let server = Arc::clone(self);
         match executor.spawn("ubtrfs-settle", move || server.settle_spaces()) {
             Ok(Some(service)) => threads.push(service),

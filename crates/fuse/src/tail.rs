@@ -14,8 +14,9 @@
 //! 4. The kernel may hold the page: for a request for it, which another thread answers; or, where it does not know what is in it, for the very write that
 //!    makes the file longer, until that is answered. So it is waited for a while. Who puts zeros there later may do so over what others have written by
 //!    then; so he has the kernel forget the page, and what is appended until then goes to where the file ends ([`Ends::note_late`]). The
-//!    thread of a write waits itself, and its answer is sent by another ([`Overdue`]); any other change is answered by its thread, and it has
-//!    another wait ([`Beside`]).
+//!    thread of a write waits itself where none does so already, and its answer is sent by another ([`Overdue`]). Not with `-o sync`, where it
+//!    may not be answered before it is durable, nor where requests come by rings, which take answers from nobody else: there, and for
+//!    any other change, another thread waits ([`Beside`]).
 //!
 //! [`Nodes::cached_bytes`]: crate::nodes::Nodes::cached_bytes
 //! [`Ends::note_late`]: crate::ends::Ends::note_late
@@ -26,7 +27,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use ubtrfs_engine::InodeId;
-use ubtrfs_rt::{Arc, AtomicBool, Ordering};
+use ubtrfs_rt::Arc;
 
 use crate::abi::{self, NotifyInvalInode, NotifyStore, fattr, opcode};
 use crate::ends::MovedEnd;
@@ -168,31 +169,33 @@ impl Server {
         let forgotten = forgotten(node, end, len_bytes);
         // What is to be made durable before it is answered is not by now.
         let early = answer.early_copy().filter(|_| self.options.syncs != Syncs::All);
-        if let (By::Cached(_), Some(early)) = (tail.by, early) {
+        if let (By::Cached(_), Some(early), true) = (tail.by, early, self.has_helpers()) {
             let (ends, kernel) = (Arc::clone(&self.ends), Arc::clone(&transport));
             let waiting = self.overdue.begin(tail.patience(), move || {
                 ends.note_late(id, moved);
                 let _ = send_answer(&*kernel, &early);
             });
             if let Some(waiting) = waiting {
+                if waiting.is_overdue() {
+                    // Others may have written there by now, to a map: better what is old than to lose that.
+                    answer.note_sent();
+                    return;
+                }
                 // One that it does not know has nothing old.
                 let _ = transport.send(zeros.finish_notification(abi::NOTIFY_STORE));
-                if waiting.end() {
+                if waiting.is_over() {
                     answer.note_sent();
                     forget(&*transport, forgotten);
                 }
                 return;
             }
         }
-        let is_decided = Arc::new(AtomicBool::new(false));
+        let (has_begun, begun) = mpsc::channel();
         let (is_done, done) = mpsc::channel();
-        let begun = {
-            let is_decided = Arc::clone(&is_decided);
+        let is_begun = {
             // Whoever the kernel waits for before it takes them is to be answered meanwhile.
             self.beside.run(move || {
-                if is_decided.swap(true, Ordering::AcqRel) {
-                    return;
-                }
+                let _ = has_begun.send(());
                 // One that it does not know has nothing old.
                 let _ = transport.send(zeros.finish_notification(abi::NOTIFY_STORE));
                 if is_done.send(()).is_err() {
@@ -201,11 +204,9 @@ impl Server {
                 }
             })
         };
-        if begun.is_err() || done.recv_timeout(tail.patience()).is_ok() {
-            return;
-        }
-        // Who has not begun by now does not.
-        if is_decided.swap(true, Ordering::AcqRel) {
+        // A thread that there is begins, and nobody keeps it from that. Where there is none, what is old stays.
+        let is_begun = is_begun.is_ok() && begun.recv().is_ok();
+        if is_begun && done.recv_timeout(tail.patience()).is_err() {
             self.ends.note_late(id, moved);
         }
     }

@@ -203,7 +203,8 @@ pub struct WritebackRun<'a> {
     pub range: FileRange,
     /// Their bytes, in order. What lies beyond the end of the file is zero.
     pub buffers: &'a [&'a [u8]],
-    /// Where the file ends.
+    /// Where the file ended in memory when this began. It may have been cut off since, which the filesystem is told beside this: of what
+    /// comes from memory it lets the file end at [`crate::AddressSpace::size()`] at most, asked where such news would wait.
     pub size: FileOffset,
 }
 
@@ -362,7 +363,8 @@ pub trait FileSystem: Send + Sync + 'static {
         self.allocate(inode, range)
     }
 
-    /// Makes durable what was brought to the device and how it is mapped, and that the file ends at `size`.
+    /// Makes durable what was brought to the device and how it is mapped, and that the file ends at `size`, or before, where it was cut
+    /// off since.
     ///
     /// # Errors
     /// If it cannot.

@@ -182,3 +182,27 @@ fn truncate_waits_for_what_is_on_its_way() {
     file.truncate(at(8192)).unwrap();
     assert!(contents(&file)[4096..].iter().all(|byte| *byte == 0));
 }
+
+/// A block that is on its way may hold the new end. What the filesystem records for it came after the truncation had, and made the file
+/// longer on the medium than in memory, for good.
+#[test]
+fn file_cut_off_within_what_is_on_its_way_ends_there_on_the_medium() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    space.inode().note_space(&space);
+    let file = space.open();
+    file.write(at(0), &[1; 8192]).unwrap();
+    let (weak, is_cut) = (Arc::downgrade(&space), AtomicBool::new(false));
+    fs.before_mapping(move || {
+        if !is_cut.swap(true, Ordering::SeqCst) {
+            weak.upgrade().unwrap().open().truncate(at(5000)).unwrap();
+        }
+    });
+    file.fsync().unwrap();
+    assert_eq!((file.size(), MemoryFs::stored_size(space.inode())), (at(5000), 5000));
+    // The zeros behind the end were made after that began.
+    file.fsync().unwrap();
+    assert_eq!(MemoryFs::stored_size(space.inode()), 5000);
+    let stored = [vec![1; 5000], vec![0; 3192]].concat();
+    assert!(fs.stored(space.inode(), 8192) == stored);
+}

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use ubtrfs_iomap::{
-    Beyond, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, ReadPiece, RunFailure, WritebackRun,
+    AddressSpace, Beyond, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
+    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, WritebackRun,
 };
 
 /// The unit in which it allocates, in bytes.
@@ -52,6 +52,21 @@ pub struct MemoryInode {
     sequence: MappingSequence,
     /// The extent lock.
     extents: Mutex<Extents>,
+    /// What is in memory of it, where somebody has said so.
+    space: Mutex<Weak<AddressSpace<MemoryFs>>>,
+}
+
+impl MemoryInode {
+    /// From now on this is what is in memory of it.
+    pub fn note_space(&self, space: &Arc<AddressSpace<MemoryFs>>) {
+        *self.space.lock().expect(UNPOISONED) = Arc::downgrade(space);
+    }
+
+    /// Where it is to end, which it was to do at `size` before: who cuts it off in memory says so here afterwards.
+    fn size_now(&self, size: u64) -> u64 {
+        let space = self.space.lock().expect(UNPOISONED).upgrade();
+        space.map_or(size, |space| space.size().bytes().min(size))
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -284,7 +299,12 @@ impl MemoryFs {
         spent.map(|_| ()).map_err(|_| Failure::Io)
     }
 
-    fn store(&self, inode: &MemoryInode, run: &WritebackRun<'_>) -> Result<(), Failure> {
+    fn store(
+        &self,
+        inode: &MemoryInode,
+        run: &WritebackRun<'_>,
+        from_memory: bool,
+    ) -> Result<(), Failure> {
         self.write_count.fetch_add(1, Ordering::Relaxed);
         let failed = |_: &Failure| _ = self.failure_count.fetch_add(1, Ordering::Relaxed);
         Self::spend(&self.writes_left).inspect_err(failed)?;
@@ -334,7 +354,9 @@ impl MemoryFs {
             inode.sequence.changed();
         }
         // Data is never mapped behind the end.
-        extents.size = extents.size.max(run.size.bytes().min(run.range.end.bytes()));
+        let end = run.size.bytes().min(run.range.end.bytes());
+        let end = if from_memory { inode.size_now(end) } else { end };
+        extents.size = extents.size.max(end);
         Ok(())
     }
 }
@@ -521,7 +543,7 @@ impl FileSystem for MemoryFs {
             if self.is_held.load(Ordering::Relaxed) {
                 return Err(RunFailure { index, error: Failure::NotNow, passes: true });
             }
-            let result = self.store(inode, run);
+            let result = self.store(inode, run, true);
             self.unreserve(inode, run.range.len_bytes());
             result.map_err(|error| RunFailure { index, error, passes: false })?;
         }
@@ -540,7 +562,7 @@ impl FileSystem for MemoryFs {
         let free = capacity.saturating_sub(disk.used_blocks + disk.reserved_blocks);
         drop(disk);
         if wanted <= free {
-            return self.store(inode, run).map(|()| run.range.len_bytes());
+            return self.store(inode, run, false).map(|()| run.range.len_bytes());
         }
         if free == 0 {
             return Err(Failure::NoSpace);
@@ -548,7 +570,11 @@ impl FileSystem for MemoryFs {
         let front = FileRange::with_len(run.range.start, free * BLOCK);
         let bytes = run.buffers.concat();
         let bytes = &bytes[..usize::try_from(front.len_bytes()).expect(IN_MEMORY)];
-        self.store(inode, &WritebackRun { range: front, buffers: &[bytes], size: run.size })?;
+        self.store(
+            inode,
+            &WritebackRun { range: front, buffers: &[bytes], size: run.size },
+            false,
+        )?;
         Ok(front.len_bytes())
     }
 
@@ -625,7 +651,7 @@ impl FileSystem for MemoryFs {
     fn sync(&self, inode: &Arc<MemoryInode>, size: FileOffset) -> Result<(), Failure> {
         // What is made durable of a file may end before it does.
         let mut extents = inode.extents.lock().expect(UNPOISONED);
-        extents.size = extents.size.max(size.bytes());
+        extents.size = extents.size.max(inode.size_now(size.bytes()));
         Ok(())
     }
 }

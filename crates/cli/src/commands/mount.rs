@@ -61,7 +61,8 @@ Options for -o, as of mount(8):
   compress[=METHOD[:LEVEL]], compress-force[=...]
                        compress what is written: zlib, lzo or zstd [zlib]
   commit=SECONDS       what is changed is durable after so long; the bytes of files, which wait
-                       as long before they are stored, or 30 seconds, after both [30]
+                       as long before they are stored, or 30 seconds, after both [30];
+                       what the kernel holds back (maps, writeback) is changed when it comes
   max_inline=BYTES     keep files of up to so many bytes beside their inode [2048]
   cache=SIZE           memory for tree blocks and file data
   busy_poll=MICROSECONDS

@@ -5,6 +5,7 @@
 //! subvolume's root directory.
 
 pub(crate) mod acl;
+mod age_clock;
 pub(crate) mod append;
 mod background;
 pub(crate) mod delete_subvolume;

@@ -16,6 +16,7 @@ use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{CsumType, RootId};
 use ubtrfs_rt::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
 
+use super::age_clock::AgeClock;
 use super::entry::check_flags;
 use super::file_io::{FileIo, IoInode};
 use super::inode::{Inode, InodeId};
@@ -37,6 +38,7 @@ pub(crate) struct OpenFiles {
     pub(super) placing: RwLock<()>,
     /// The last error with which data was lost of a file that is not open any more, and of which nobody was told.
     pub(super) lost: Mutex<Option<Error>>,
+    age_clock: AgeClock,
 }
 
 impl OpenFiles {
@@ -71,6 +73,7 @@ impl OpenFiles {
             count: AtomicUsize::new(0),
             spaces: Mutex::default(),
             placing: RwLock::default(),
+            age_clock: AgeClock::default(),
             lost: Mutex::default(),
         }
     }
@@ -227,11 +230,9 @@ impl Filesystem {
         self.write_back_due(self.now_ms());
     }
 
-    /// The filesystem's clock, in milliseconds.
+    /// The clock by which data grows old in memory, in milliseconds.
     pub(super) fn now_ms(&self) -> u64 {
-        let now = self.runtime().clock.now();
-        let ms = u64::try_from(now.sec).unwrap_or(0).saturating_mul(1000);
-        ms + u64::from(now.nsec / 1_000_000)
+        self.inner.open_files.age_clock.at(self.runtime().clock.now())
     }
 
     pub(super) fn page_cache(&self) -> &PageCache {

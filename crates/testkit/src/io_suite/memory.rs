@@ -58,6 +58,7 @@ impl MemoryHarness {
         let size = FileOffset::new(MemoryFs::stored_size(&file.inode));
         let space = AddressSpace::new(fs, Arc::clone(&file.inode), size, cache);
         spaces.insert(file.number, Arc::downgrade(&space));
+        file.inode.note_space(&space);
         space
     }
 }
