@@ -278,7 +278,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let cookie = self.cookie();
         let now = self.mappings(range)?;
         let is_same = now.len() == mappings.len()
-            && now.iter().zip(mappings).all(|(now, then)| now.is_same_place(then));
+            && now.iter().zip(mappings).all(|(now, then)| now.is_same_in(then, range));
         if is_same { result.map(|()| Some(cookie)) } else { Ok(None) }
     }
 

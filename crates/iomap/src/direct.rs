@@ -92,7 +92,7 @@ impl<F: FileSystem> AddressSpace<F> {
             };
             if !self.is_current(mapping.cookie) {
                 let now = iter.next(Purpose::Read)?;
-                if !now.is_some_and(|(now, _)| now.is_same_place(&mapping)) {
+                if !now.is_some_and(|(now, _)| now.is_same_in(&mapping, part)) {
                     continue;
                 }
             }

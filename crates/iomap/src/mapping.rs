@@ -114,9 +114,15 @@ impl Mapping {
         self
     }
 
-    /// Whether both say the same of the same place, whenever they were taken.
-    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
-        Self { cookie: other.cookie, ..*self } == *other
+    /// Whether both say the same of `part`, whenever they were taken: what became longer behind it says nothing else of it.
+    pub(crate) fn is_same_in(&self, other: &Self, part: FileRange) -> bool {
+        let clipped = |mapping: &Self| {
+            // What it says of a place counts from its start.
+            let start = mapping.range.start;
+            let range = FileRange::new(start, mapping.range.end.min(part.end));
+            Self { range, cookie: other.cookie, ..*mapping }
+        };
+        clipped(self) == clipped(other)
     }
 }
 

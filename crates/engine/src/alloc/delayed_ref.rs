@@ -32,6 +32,8 @@ pub(crate) struct Head {
     pub(crate) kind: ExtentKind,
     /// Allocated in this transaction and not in the extent tree yet.
     pub(crate) is_new: bool,
+    /// It may not become longer: its file extent may have to be placed again, and then all of it is to come back.
+    pub(crate) keeps_len: bool,
     /// Net change by reference.
     pub(crate) changes: Changes,
     /// The block becomes one that what lies below it is referenced by: FULL_BACKREF.
@@ -41,7 +43,7 @@ pub(crate) struct Head {
 impl Head {
     fn of_old(len_bytes: u64, kind: ExtentKind) -> Self {
         let changes = Changes::default();
-        Self { len_bytes, kind, is_new: false, changes, sets_full_backref: false }
+        Self { len_bytes, kind, is_new: false, keeps_len: false, changes, sets_full_backref: false }
     }
 
     fn net(&self) -> i64 {
@@ -184,7 +186,7 @@ impl DelayedRefs {
         let mut changes = Changes::default();
         changes.add(reference, count);
         self.change_count += 1;
-        entry.insert(Head { len_bytes, kind, is_new: true, changes, sets_full_backref: false });
+        entry.insert(Head { is_new: true, changes, ..Head::of_old(len_bytes, kind) });
         true
     }
 
@@ -192,7 +194,7 @@ impl DelayedRefs {
     pub(crate) fn new_data_before(&self, end: LogicalAddr) -> Option<(LogicalAddr, u64, BackRef)> {
         let (addr, head) = self.heads.range(..end).next_back()?;
         let [(reference, 1)] = head.changes.list.as_slice() else { return None };
-        let is_new_data = head.is_new && head.kind == ExtentKind::Data;
+        let is_new_data = head.is_new && !head.keeps_len && head.kind == ExtentKind::Data;
         let ends_there = addr.0 + head.len_bytes == end.0;
         (is_new_data && ends_there).then_some((*addr, head.len_bytes, *reference))
     }
@@ -201,6 +203,13 @@ impl DelayedRefs {
     pub(crate) fn grow(&mut self, addr: LogicalAddr, more_bytes: u64) {
         let head = self.heads.get_mut(&addr).expect("it was found under this lock");
         head.len_bytes += more_bytes;
+    }
+
+    /// The new extent at `addr` does not become longer.
+    pub(crate) fn keep_len(&mut self, addr: LogicalAddr) {
+        if let Some(head) = self.heads.get_mut(&addr) {
+            head.keeps_len = true;
+        }
     }
 
     /// What waits for the extent at `addr`.

@@ -393,6 +393,11 @@ impl Allocator {
         found.is_some()
     }
 
+    /// The data extent at `start`, which was added just now, does not become longer.
+    pub(crate) fn keep_data_len(&self, start: LogicalAddr) {
+        self.state().refs.keep_len(start);
+    }
+
     /// Searches made so far for the form in which a group's free space is kept.
     pub(crate) fn form_searches(&self) -> u64 {
         self.form_searches.load(Ordering::Relaxed)

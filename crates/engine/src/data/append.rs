@@ -31,7 +31,7 @@ pub(crate) struct Target {
     pub(crate) has_csums: bool,
 }
 
-/// Whether what is entered may become part of the extent before.
+/// Whether what is entered may become part of the extent before, and what follows a part of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Grows {
     Yes,
@@ -430,6 +430,9 @@ fn enter(
         target.inode,
         file_offset,
     );
+    if grows == Grows::No {
+        handle.core().alloc.keep_data_len(extent.disk_bytenr);
+    }
     added.map_err(|error| handle.abort(error))
 }
 

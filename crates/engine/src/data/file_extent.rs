@@ -48,6 +48,18 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// Of one that goes beyond `offset`, what lies there and behind.
+    fn behind(self, offset: u64) -> Self {
+        let cut = offset.saturating_sub(self.offset.0);
+        let has_place = self.kind != MappingKind::Hole;
+        Self {
+            offset: FileOffset(self.offset.0 + cut),
+            len_bytes: self.len_bytes.saturating_sub(cut),
+            extent_offset: self.extent_offset + if has_place { cut } else { 0 },
+            ..self
+        }
+    }
+
     fn hole(offset: u64, end: u64) -> Self {
         Self {
             offset: FileOffset(offset),
@@ -131,16 +143,13 @@ impl ExtentWalk {
     /// the one before ends, inline data being followed by the next sector.
     pub(crate) fn next(&mut self) -> Result<Option<Mapping>> {
         let mut first = false;
+        let goes_on = self.state != State::Unplaced;
         let told_version = self.cursor.version();
         match self.state {
-            State::Unplaced => {
-                self.place()?;
-                first = true;
-            }
-            State::Told => self.cursor.next()?,
+            State::Told if self.cursor.is_current() => self.cursor.next()?,
             State::Ahead if self.cursor.is_current() => {}
-            // What it stands at may not be there any more.
-            State::Ahead => {
+            // What it stands at may not be there any more, or may have grown over what comes next.
+            State::Unplaced | State::Told | State::Ahead => {
                 self.place()?;
                 first = true;
             }
@@ -180,9 +189,10 @@ impl ExtentWalk {
                     .expect(format!("none before {}", self.position))
                     .into());
             }
+            let told = if goes_on { mapping.behind(self.position) } else { mapping };
             self.position = end;
             self.state = State::Told;
-            return Ok(Some(mapping));
+            return Ok(Some(told));
         }
     }
 
