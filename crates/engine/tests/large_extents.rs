@@ -3,18 +3,17 @@
 mod common;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use common::failing::{DataFaults, FailingDevice, Lasting};
 use common::full::{create, make, noise, open, read};
 use common::judge;
-use ubtrfs_engine::{DataFile, Filesystem, MappingKind, OpenOptions, SnapshotOptions};
+use ubtrfs_engine::{DataFile, Filesystem, OpenOptions, SnapshotOptions};
 use ubtrfs_iomap::{FileOffset, Reach};
+use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
-use ubtrfs_ondisk::{FileOffset as DiskOffset, PhysicalAddr};
 use ubtrfs_testkit::Prng;
-use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+use ubtrfs_volume::{FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const MIB: u64 = 1 << 20;
 /// As Linux has it.
@@ -172,127 +171,6 @@ fn what_may_be_placed_again_does_not_grow_by_what_follows_it() {
     let lens: Vec<u64> = places.iter().map(|(_, len)| *len).collect();
     assert_eq!(lens, [MIB, MIB, MIB, 0, MIB]);
     assert_eq!(places[1].0 + MIB, places[2].0, "it could have become part of what lies before");
-    drop((file, fs));
-    judge(&image);
-}
-
-/// An extent became longer over what a walk had not told yet, and whose file extent went for that: told was a hole where there was data
-/// all the time.
-#[test]
-fn walk_over_an_extent_that_grows_tells_each_byte_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    make(&image, 512 << 20);
-    let fs = open(&image);
-    let id = create(&fs, "file", 0).unwrap().id();
-    let half = noise(&mut Prng::new(1), 4 * MIB);
-    fs.write(id, DiskOffset(0), &half).unwrap();
-    fs.write(id, DiskOffset(4 * MIB), &half).unwrap();
-    fs.sync().unwrap();
-    fs.write(id, DiskOffset(0), &half).unwrap();
-    let mut walk = fs.file_extents(id, DiskOffset(0)).unwrap();
-    let first = walk.next().unwrap().unwrap();
-    assert_eq!((first.offset.0, first.len_bytes), (0, 4 * MIB));
-    fs.write(id, DiskOffset(4 * MIB), &half).unwrap();
-    let second = walk.next().unwrap().unwrap();
-    assert_eq!(second.kind, MappingKind::Data);
-    assert_eq!((second.offset.0, second.len_bytes), (4 * MIB, 4 * MIB));
-    assert_eq!((second.disk_bytenr, second.extent_offset), (first.disk_bytenr, 4 * MIB));
-    assert!(walk.next().is_none());
-    let all = fs.file_extents(id, DiskOffset(0)).unwrap().map(Result::unwrap);
-    assert_eq!(all.map(|one| one.disk_num_bytes).collect::<Vec<_>>(), [8 * MIB]);
-    assert!(read(&fs, id) == half.repeat(2));
-    drop(walk);
-    drop(fs);
-    judge(&image);
-}
-
-/// Calls what it was given at each read.
-struct Interrupted {
-    inner: FileDevice,
-    at_read: Arc<Mutex<Option<AtRead>>>,
-}
-
-type AtRead = Box<dyn Fn() + Send>;
-
-impl std::fmt::Debug for Interrupted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Interrupted").finish_non_exhaustive()
-    }
-}
-
-impl Device for Interrupted {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        let at_read = self.at_read.lock().unwrap().take();
-        if let Some(at_read) = at_read {
-            at_read();
-            *self.at_read.lock().unwrap() = Some(at_read);
-        }
-        self.inner.read_at(at, buf)
-    }
-    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-}
-
-/// What was read of an extent was thrown away, and read again, each time the extent had become longer meanwhile, though that lay
-/// behind: without end, as long as somebody appended faster.
-#[test]
-fn reading_is_not_kept_from_its_end_by_what_is_appended_meanwhile() {
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    make(&image, 512 << 20);
-    let at_read = Arc::<Mutex<Option<AtRead>>>::default();
-    let inner = FileDevice::open(&image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device = Arc::new(Interrupted { inner, at_read: Arc::clone(&at_read) });
-    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
-    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
-    let file = create(&fs, "file", 0).unwrap();
-    let bytes = noise(&mut Prng::new(1), 4 * MIB);
-    file.append(&bytes).unwrap();
-    settle(&fs);
-    let more = bytes[..1 << 16].to_vec();
-    for is_direct in [false, true] {
-        fs.drop_clean_data();
-        let reads = Arc::new(AtomicU64::new(0));
-        let (other, more, count) =
-            (fs.open_data(file.id()).unwrap(), more.clone(), Arc::clone(&reads));
-        *at_read.lock().unwrap() = Some(Box::new(move || {
-            assert!(count.fetch_add(1, Ordering::Relaxed) < 100, "it is read again and again");
-            let end = other.size();
-            std::thread::scope(|scope| {
-                scope.spawn(|| other.direct_write(end, &more).unwrap()).join().unwrap()
-            });
-        }));
-        let mut found = vec![0; 1 << 20];
-        let len = match is_direct {
-            true => file.direct_read(at(0), &mut found).unwrap(),
-            false => file.read(at(0), &mut found).unwrap(),
-        };
-        *at_read.lock().unwrap() = None;
-        assert!(found[..len] == bytes[..len]);
-        let reads = reads.load(Ordering::Relaxed);
-        assert!((1..40).contains(&reads), "direct: {is_direct}, {reads} reads");
-        assert_eq!(extents(&fs, &file), [file.size().bytes()], "it grows meanwhile");
-    }
     drop((file, fs));
     judge(&image);
 }

@@ -145,6 +145,8 @@ impl<F: FileSystem> AddressSpace<F> {
     ) -> (Result<usize, F::Error>, bool) {
         // Up to here one block at a time, so that what is wanted and whole is had: something there could not be read.
         let mut careful_until = None;
+        // Once what was read was changed by others: what lies ahead they may change as often as they like, what is locked they may not.
+        let mut was_in_vain = false;
         let mut pages = self.pages.lock();
         let mut done = 0;
         let result = loop {
@@ -168,7 +170,9 @@ impl<F: FileSystem> AddressSpace<F> {
                 continue;
             }
             let ahead_bytes = match misses {
-                Misses::Cached { ahead_bytes } if careful_until.is_none() => ahead_bytes,
+                Misses::Cached { ahead_bytes } if careful_until.is_none() && !was_in_vain => {
+                    ahead_bytes
+                }
                 _ => 0,
             };
             let ahead = rest.end.saturating_add(ahead_bytes).min(size);
@@ -192,9 +196,11 @@ impl<F: FileSystem> AddressSpace<F> {
                 result
             } else {
                 self.readahead_need.note_miss();
+                let first = missing.start..missing.start + 1;
                 match self.fill(pages, missing) {
                     Ok(after) => {
                         pages = after;
+                        was_in_vain |= pages.missing(first).is_some();
                         Ok(0)
                     }
                     Err(error) => {

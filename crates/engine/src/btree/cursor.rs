@@ -50,11 +50,11 @@ impl Cursor {
     /// Goes to the first item whose key is not below `key`.
     ///
     /// # Errors
-    /// A block on the way that is damaged or cannot be read.
+    /// A block on the way that is damaged or cannot be read. It is where it was, or past the end, then.
     pub(crate) fn seek(&mut self, key: &Key) -> Result<()> {
         loop {
             self.search(key)?;
-            if !self.past_leaf() || self.next_leaf()? {
+            if !self.past_leaf() || self.next_leaf().inspect_err(|_| self.path.clear())? {
                 return Ok(());
             }
         }
@@ -63,13 +63,13 @@ impl Cursor {
     /// Goes to the last item whose key is not above `key`.
     ///
     /// # Errors
-    /// A block on the way that is damaged or cannot be read.
+    /// A block on the way that is damaged or cannot be read. It is where it was, or past the end, then.
     pub(crate) fn seek_back(&mut self, key: &Key) -> Result<()> {
         let mut key = *key;
         loop {
             self.search(&key)?;
             let exact = matches!(self.peek(), Some((found, _)) if found == key);
-            if exact || self.step_back()? {
+            if exact || self.step_back().inspect_err(|_| self.path.clear())? {
                 return Ok(());
             }
             let Some(before) = key.predecessor() else {
@@ -99,7 +99,7 @@ impl Cursor {
     /// Goes to the next item.
     ///
     /// # Errors
-    /// A block on the way that is damaged or cannot be read.
+    /// A block on the way that is damaged or cannot be read. It stays where it was then.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<()> {
         let Some((key, _)) = self.peek() else { return Ok(()) };
@@ -108,6 +108,10 @@ impl Cursor {
             self.path[0].1 += 1;
             return Ok(());
         }
+        self.or_stay(|cursor| cursor.leave_leaf(&key, stale))
+    }
+
+    fn leave_leaf(&mut self, key: &Key, stale: bool) -> Result<()> {
         match key.successor() {
             Some(next) if stale => self.seek(&next),
             Some(next) => {
@@ -124,11 +128,25 @@ impl Cursor {
     /// Goes to the item before.
     ///
     /// # Errors
-    /// A block on the way that is damaged or cannot be read.
+    /// A block on the way that is damaged or cannot be read. It stays where it was then.
     pub(crate) fn prev(&mut self) -> Result<()> {
         let Some((key, _)) = self.peek() else { return Ok(()) };
+        if self.is_current() && self.path[0].1 > 0 {
+            self.path[0].1 -= 1;
+            return Ok(());
+        }
+        self.or_stay(|cursor| cursor.go_back(&key))
+    }
+
+    /// Half a step would be taken for the end of the tree.
+    fn or_stay(&mut self, step: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let (path, version) = (self.path.clone(), self.version);
+        step(self).inspect_err(|_| (self.path, self.version) = (path, version))
+    }
+
+    fn go_back(&mut self, key: &Key) -> Result<()> {
         if self.version != self.tree.version() {
-            self.search(&key)?;
+            self.search(key)?;
         }
         if self.step_back()? {
             return Ok(());

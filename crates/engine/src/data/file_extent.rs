@@ -97,6 +97,15 @@ pub(crate) struct ExtentWalk {
     /// File offset up to which mappings were told.
     position: u64,
     state: State,
+    /// Whether the next mapping begins where the last ended.
+    goes_on: bool,
+}
+
+/// Where a walk stood.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WalkPlace {
+    position: u64,
+    goes_on: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,14 +121,14 @@ enum State {
 impl ExtentWalk {
     /// A walk from the mapping that holds `from`.
     pub(crate) fn new(tree: &Arc<Tree>, of: ExtentsOf, from: FileOffset) -> Self {
-        Self { of, cursor: tree.cursor(), position: from.0, state: State::Unplaced }
+        Self { of, cursor: tree.cursor(), position: from.0, state: State::Unplaced, goes_on: false }
     }
 
     /// Goes on from the mapping that holds `from`.
     pub(crate) fn seek(&mut self, from: FileOffset) {
         if from.0 != self.position {
             self.position = from.0;
-            self.state = State::Unplaced;
+            (self.state, self.goes_on) = (State::Unplaced, false);
         }
     }
 
@@ -139,20 +148,40 @@ impl ExtentWalk {
         Ok(self.cursor.current()?.map(|(_, data)| data))
     }
 
+    /// Where it stands, to go back there.
+    pub(crate) fn place_now(&self) -> WalkPlace {
+        WalkPlace { position: self.position, goes_on: self.goes_on }
+    }
+
+    /// Goes back: what was told from there on may not have been of one state.
+    pub(crate) fn go_back(&mut self, place: WalkPlace) {
+        (self.position, self.goes_on) = (place.position, place.goes_on);
+        self.state = State::Unplaced;
+    }
+
     /// The next mapping. The first may begin before the offset asked for; all others begin where
     /// the one before ends, inline data being followed by the next sector.
+    ///
+    /// # Errors
+    /// Damage, or a block that cannot be read. The next call is for the same mapping then.
     pub(crate) fn next(&mut self) -> Result<Option<Mapping>> {
-        let mut first = false;
-        let goes_on = self.state != State::Unplaced;
-        let told_version = self.cursor.version();
-        match self.state {
-            State::Told if self.cursor.is_current() => self.cursor.next()?,
-            State::Ahead if self.cursor.is_current() => {}
-            // What it stands at may not be there any more, or may have grown over what comes next.
-            State::Unplaced | State::Told | State::Ahead => {
-                self.place()?;
-                first = true;
-            }
+        let step = self.step();
+        match step {
+            Ok(_) => self.goes_on = true,
+            // Where the cursor stands is not known: it is no proof of a hole.
+            Err(_) => self.state = State::Unplaced,
+        }
+        step
+    }
+
+    fn step(&mut self) -> Result<Option<Mapping>> {
+        let mut is_placed = match self.state {
+            State::Told => !self.step_cursor()?,
+            State::Ahead => !self.cursor.is_current(),
+            State::Unplaced => true,
+        };
+        if is_placed {
+            self.place()?;
         }
         self.state = State::Ahead;
         let hole_end = self.hole_end();
@@ -171,29 +200,33 @@ impl ExtentWalk {
                 self.position = start;
                 return Ok(Some(hole));
             }
-            if end <= self.position && first {
-                self.cursor.next()?;
-                first = false;
+            if end <= self.position && is_placed {
+                is_placed = !self.step_cursor()?;
+                if is_placed {
+                    self.place()?;
+                }
                 continue;
             }
-            if start < self.position && !first && self.cursor.version() != told_version {
-                // What was told last was split since, and this is a part of it.
-                self.place()?;
-                first = true;
-                continue;
-            }
-            if start < self.position && !first {
+            if start < self.position && !is_placed {
                 return Err(self
                     .corrupt(Reason::Overlap, start)
                     .have(format!("file extent at {start}"))
                     .expect(format!("none before {}", self.position))
                     .into());
             }
-            let told = if goes_on { mapping.behind(self.position) } else { mapping };
+            let told = if self.goes_on { mapping.behind(self.position) } else { mapping };
             self.position = end;
             self.state = State::Told;
             return Ok(Some(told));
         }
+    }
+
+    /// Goes to the next item. Returns whether the tree stayed as it was: if not, what lies before it may be gone, or have grown over
+    /// what is passed.
+    fn step_cursor(&mut self) -> Result<bool> {
+        let version = self.cursor.version();
+        self.cursor.next()?;
+        Ok(self.cursor.version() == version)
     }
 
     fn key(&self, offset: u64) -> Key {
@@ -203,13 +236,19 @@ impl ExtentWalk {
     /// Goes to the last extent that begins at or before the position, else to the first behind.
     fn place(&mut self) -> Result<()> {
         let key = self.key(self.position);
-        self.cursor.seek_back(&key)?;
-        let ours = matches!(self.cursor.current()?, Some((found, _))
-            if found.objectid == key.objectid && found.ty == key.ty);
-        if !ours {
+        loop {
+            self.cursor.seek_back(&key)?;
+            let is_ours = matches!(self.cursor.current()?, Some((found, _))
+                if found.objectid == key.objectid && found.ty == key.ty);
+            if is_ours {
+                return Ok(());
+            }
+            let version = self.cursor.version();
             self.cursor.seek(&key)?;
+            if self.cursor.version() == version {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     fn hole_end(&self) -> u64 {

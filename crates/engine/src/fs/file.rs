@@ -19,11 +19,40 @@ const READ_COUNT_MAX: usize = 100_000;
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// The mappings of a file in order, its holes included up to its size; preallocation may follow
-/// behind that.
+/// behind that. Beside writers each is told as it was at one moment, and none twice.
 #[derive(Debug)]
 pub struct FileExtents {
+    fs: Filesystem,
+    id: InodeId,
     walk: ExtentWalk,
     done: bool,
+}
+
+impl FileExtents {
+    fn step(&mut self) -> Result<Option<Mapping>> {
+        let files = &self.fs.inner.files;
+        for _ in 0..READ_COUNT_MAX {
+            let place = self.walk.place_now();
+            let before = files.quiet_data_count(self.id);
+            let next = self.walk.next();
+            // Who frees what a deleted subvolume held counts no change of its files.
+            if self.fs.inner.core.roots.is_deleted(self.id.root) {
+                return Err(deleted(self.id));
+            }
+            // Between what goes and what comes in its place, there is a hole.
+            if files.data_count(self.id) == Some(before) {
+                return next;
+            }
+            self.walk.go_back(place);
+        }
+        Err(Error::Limit {
+            what: format!("a walk over {}, which others change without end", self.id),
+        })
+    }
+}
+
+fn deleted(id: InodeId) -> Error {
+    Error::not_found(format!("{id}, of a deleted subvolume,"))
 }
 
 impl Iterator for FileExtents {
@@ -33,7 +62,7 @@ impl Iterator for FileExtents {
         if self.done {
             return None;
         }
-        let next = self.walk.next();
+        let next = self.step();
         self.done = !matches!(next, Ok(Some(_)));
         next.transpose()
     }
@@ -82,12 +111,12 @@ impl Filesystem {
     /// not in them.
     ///
     /// # Errors
-    /// As [`Filesystem::read`]; later damage comes out of the iterator.
+    /// As [`Filesystem::read`]; later damage comes out of the iterator, and `Limit` where others change the file without end.
     pub fn file_extents(&self, id: InodeId, from: FileOffset) -> Result<FileExtents> {
         let inode = self.disk_inode(id)?;
         let of = self.extents_of(&inode)?;
         let walk = ExtentWalk::new(&self.tree(id.root)?, of, from);
-        Ok(FileExtents { walk, done: false })
+        Ok(FileExtents { fs: self.clone(), id, walk, done: false })
     }
 
     /// The target of a symbolic link.
@@ -201,18 +230,12 @@ impl File {
         for _ in 0..READ_COUNT_MAX {
             // Its extents may have been replaced, and their space used again, since it was opened or
             // while it is read: then what is read may be anything.
-            let before = loop {
-                match files.data_count(id) {
-                    // However long it takes: whoever makes a change waits for no reader.
-                    None => ubtrfs_rt::yield_now(),
-                    quiet => break quiet,
-                }
-            };
+            let before = Some(files.quiet_data_count(id));
             if before == self.count {
                 let result = self.reader.read(offset, buf);
                 // Who frees what a deleted subvolume held counts no change of its files.
                 if self.fs.inner.core.roots.is_deleted(id.root) {
-                    return Err(Error::not_found(format!("{id}, of a deleted subvolume,")));
+                    return Err(deleted(id));
                 }
                 if files.data_count(id) == before {
                     return result;

@@ -221,6 +221,16 @@ impl FileState {
         count.is_multiple_of(2).then_some(count)
     }
 
+    /// As [`FileState::data_count`], when no change is under way. However long that takes: whoever makes a change waits for no reader.
+    pub(crate) fn quiet_data_count(&self, id: InodeId) -> u64 {
+        loop {
+            match self.data_count(id) {
+                Some(count) => return count,
+                None => ubtrfs_rt::yield_now(),
+            }
+        }
+    }
+
     /// As [`FileState::lock_data`], for two files.
     pub(crate) fn lock_both(&self, a: InodeId, b: InodeId) -> [Option<MutexGuard<'_, ()>>; 2] {
         let (a, b) = (data_lock_of(a), data_lock_of(b));
