@@ -7,8 +7,8 @@ mod common;
 use std::sync::Arc;
 
 use common::simulated::{check, empty, new, open, path};
-use ubtrfs_engine::{Error, Filesystem, MappingKind, MkfsOptions, Reservation};
-use ubtrfs_iomap::FileOffset as Offset;
+use ubtrfs_engine::{DataFile, Error, Filesystem, MappingKind, MkfsOptions, Reservation};
+use ubtrfs_iomap::{FileOffset as Offset, Reach};
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimArray, SimDevice};
 
@@ -224,4 +224,99 @@ fn fails(image: &Image, name: &str, job: Job, nth: u64, stays: bool) -> bool {
     check(&device, &what);
     whole(&open(&device));
     !is_over
+}
+
+fn failing_read(device: &SimDevice, after: u64, stays: bool) {
+    device.plan(Fault { device: None, request: Request::Read, after, effect: Effect::Fail, stays });
+}
+
+fn whole_of(fs: &Filesystem) -> Vec<u8> {
+    let file = fs.open_data(path(fs, "file").unwrap()).unwrap();
+    let mut found = vec![0; usize::try_from(file.size().bytes()).unwrap()];
+    assert_eq!(file.read_whole(Offset::ZERO, &mut found).unwrap(), found.len());
+    found
+}
+
+/// Runs a job on the file with its nth read failing, for each, and looks behind each that failed: what is shown then must be what is shown
+/// after reopening, too.
+fn with_each_failing(
+    name: &str,
+    change: impl Fn(&DataFile) -> Result<(), Error>,
+    look: impl Fn(&DataFile, &str),
+) {
+    let image = made();
+    for stays in [false, true] {
+        for nth in 0.. {
+            let array = SimArray::of_images(vec![image.clone()]);
+            let device: Arc<SimDevice> = Arc::new(array.device(0));
+            let fs = open(&device);
+            let file = fs.open_data(path(&fs, "file").unwrap()).unwrap();
+            file.write(Offset::new(BLOCK), &[0xEE; BLOCK as usize]).unwrap();
+            failing_read(&device, nth, stays);
+            let result = change(&file);
+            let is_over = array.strikes().is_empty();
+            device.forget_faults();
+            let what = format!("{name}, read {nth}, stays: {stays}: {result:?}");
+            if is_over {
+                result.unwrap();
+                assert!(nth > 0, "{what}");
+                break;
+            }
+            let is_aborted = matches!(result, Err(Error::Aborted { .. }));
+            if !is_aborted {
+                if result.is_err() {
+                    look(&file, &what);
+                }
+                // What was lost is told once.
+                file.fsync().ok();
+                file.fsync().unwrap_or_else(|error| panic!("{what}: {error}"));
+            }
+            let shown = (!is_aborted).then(|| whole_of(&fs));
+            drop((file, fs));
+            check(&device, &what);
+            if let Some(shown) = shown {
+                assert!(whole_of(&open(&device)) == shown, "{what}: it was shown otherwise");
+            }
+        }
+    }
+}
+
+/// What was dirty in a range that was to become a hole, or zeros, was thrown away before anything could fail: then what had been there
+/// before came back, and fsync said that all was well.
+#[test]
+fn hole_that_cannot_be_made_brings_nothing_older_back() {
+    let look = |file: &DataFile, what: &str| {
+        let mut found = [1; BLOCK as usize];
+        file.read(Offset::new(BLOCK), &mut found).unwrap();
+        assert!(
+            found == [0xEE; BLOCK as usize] || found == [0; BLOCK as usize],
+            "{what}: {}",
+            found[0]
+        );
+    };
+    let all = SIZE as u64;
+    with_each_failing("a hole", |file| file.punch_hole(Offset::ZERO, all), look);
+    let zeroed = |file: &DataFile| file.allocate_zeroed(Offset::ZERO, all, Reach::Stays);
+    with_each_failing("zeros", zeroed, look);
+}
+
+/// A truncation that failed left a file that ended in memory where the medium had more. Then fsync promised an end that was not there, and
+/// what had been cut off was shown where zeros belong.
+#[test]
+fn truncation_that_fails_leaves_one_end() {
+    for size in [0, 5000] {
+        let cut = |file: &DataFile| file.truncate(Offset::new(size));
+        with_each_failing("written behind", cut, |file, _| {
+            file.write(Offset::ZERO, b"x").unwrap();
+        });
+        with_each_failing("grown behind", cut, |file, what| {
+            let end = file.size().bytes();
+            assert!(end >= size, "{what}");
+            file.truncate(Offset::new(end + 100 * BLOCK)).unwrap();
+            let mut found = vec![1; 100 * BLOCK as usize];
+            let len = file.read_whole(Offset::new(end), &mut found).unwrap();
+            assert!(found == vec![0; len], "{what}: what was cut off is back");
+        });
+        with_each_failing("closed behind", cut, |_, _| {});
+    }
 }

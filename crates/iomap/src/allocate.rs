@@ -29,11 +29,11 @@ impl<F: FileSystem> OpenFile<F> {
         space.reach_locked(range.end, reach)
     }
 
-    /// Makes the range zeros that have space (FALLOC_FL_ZERO_RANGE): whole blocks become unwritten, and what is dirty of them
-    /// is thrown away; the bytes of others are zeroed. Durable with [`OpenFile::fsync()`].
+    /// Makes the range zeros that have space (FALLOC_FL_ZERO_RANGE): whole blocks become unwritten, the
+    /// bytes of others are zeroed. Durable with [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// As [`OpenFile::allocate()`]; then any part of the range may be zero. Where there is no space for the whole blocks from the beginning,
+    /// As [`OpenFile::allocate()`]; then any part of the range may be zero, and the rest is as it was. Where there is no space for the whole blocks from the beginning,
     /// they are left as they are.
     pub fn allocate_zeroed(
         &self,
@@ -67,6 +67,10 @@ impl<F: FileSystem> AddressSpace<F> {
             if is_on_its_way || !self.is_unwritten(range)? {
                 return Err(error.clone());
             }
+        }
+        if lacking.is_none() {
+            // As for a hole. What is dirty over unwritten space cannot but become zeros: thrown away, it is.
+            self.flush(range)?;
         }
         self.replace_locked(range, || match lacking {
             // Writeback was quicker: it stays what it is.

@@ -89,6 +89,13 @@ impl<F: FileSystem> AddressSpace<F> {
         result
     }
 
+    /// Throws away what memory has of a file that is no more, dirty or not.
+    pub fn throw_away(&self) {
+        let all = FileRange::from(FileOffset::ZERO);
+        let _locked = self.lock_for_write(all);
+        self.discard(all);
+    }
+
     /// Drops what memory has of whole blocks, dirty or not; the caller has them locked.
     fn discard(&self, range: FileRange) {
         let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), range);

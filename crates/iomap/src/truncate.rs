@@ -11,8 +11,8 @@ impl<F: FileSystem> OpenFile<F> {
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`], or what the filesystem said. If it said so when it was told the size, the file has the
-    /// new size in memory.
+    /// [`crate::Error::Invalid`], or what the filesystem said. The file is as long as it was then; what it has beyond the new end
+    /// may be zero. Where bytes that were not written yet are among that, the next [`OpenFile::fsync()`] tells it, too.
     pub fn truncate(&self, size: FileOffset) -> Result<(), F::Error> {
         let size = AddressSpace::<F>::io_range(size, 0)?.start;
         self.space.truncate(size)
@@ -29,7 +29,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 break (locked, old);
             }
         };
-        if new <= old { self.shrink(new) } else { self.grow(new) }
+        if new <= old { self.shrink(new, old) } else { self.grow(new) }
     }
 
     /// Makes the file longer; from its old end on it is locked by the caller.
@@ -42,7 +42,7 @@ impl<F: FileSystem> AddressSpace<F> {
         self.filesystem.set_size(&self.inode, new, Beyond::Kept)
     }
 
-    fn shrink(&self, new: FileOffset) -> Result<(), F::Error> {
+    fn shrink(&self, new: FileOffset, old: FileOffset) -> Result<(), F::Error> {
         let kept = new.round_up(self.block_bytes);
         self.zero_locked(FileRange::new(new, kept))?;
         let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), FileRange::from(kept));
@@ -52,6 +52,22 @@ impl<F: FileSystem> AddressSpace<F> {
         if dropped_bytes > 0 {
             self.filesystem.unreserve(&self.inode, dropped_bytes);
         }
-        self.filesystem.set_size(&self.inode, new, Beyond::Dropped)
+        let result = self.filesystem.set_size(&self.inode, new, Beyond::Dropped);
+        if let Err(error) = &result {
+            // The medium may end anywhere up to the old end. Were memory to end before it, what lies there would come to light as the file
+            // grows, and fsync promise an end that is not there.
+            self.end_not_before(old);
+            if dropped_bytes > 0 {
+                self.errors.lock().record(error.clone());
+            }
+        }
+        result
+    }
+
+    /// After a change that failed, for who has locked the file from its end on: the medium may end as far on as at `size`, and so
+    /// the file does.
+    pub fn end_not_before(&self, size: FileOffset) {
+        let pages = self.pages.lock();
+        self.set_size(&pages, self.size().max(size));
     }
 }

@@ -24,11 +24,12 @@ impl<F: FileSystem> OpenFile<F> {
         self.space.zero_in_file(range)
     }
 
-    /// Makes the range a hole; the file's size stays. What is dirty of whole blocks is thrown away. Durable with
+    /// Makes the range a hole; the file's size stays. What is dirty of whole blocks is written first. Durable with
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`], [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may be zero.
+    /// [`crate::Error::Invalid`], [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may be zero,
+    /// and the rest is as it was.
     pub fn punch_hole(&self, offset: FileOffset, len_bytes: u64) -> Result<(), F::Error> {
         let range = AddressSpace::<F>::space_range(offset, len_bytes)?;
         let _locked = self.space.lock_for_write(range);
@@ -46,6 +47,8 @@ impl<F: FileSystem> AddressSpace<F> {
             return Ok(());
         }
         self.flush_old_tail(inner.end)?;
+        // Thrown away, it would be lost where the hole cannot be made, and what was there before it be back.
+        self.flush(inner)?;
         self.replace_locked(inner, || self.filesystem.punch(&self.inode, inner))
     }
 

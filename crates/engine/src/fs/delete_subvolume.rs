@@ -10,7 +10,6 @@ use ubtrfs_ondisk::{DiskKey, Key, KeyType, ObjectId, RootId, Uuid};
 use super::drop_tree::DropTree;
 use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
-use super::open_file::discard;
 use super::uuid_tree;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle, begin_freeing};
@@ -36,7 +35,7 @@ impl Filesystem {
         let root = handle.delete_subvolume(dir, name)?;
         let files = self.end_files_of(root);
         drop(handle);
-        files.iter().for_each(|file| discard(file));
+        files.iter().for_each(|file| file.throw_away());
         Ok(root)
     }
 

@@ -66,13 +66,15 @@ impl Filesystem {
     }
 
     /// After a clone that failed half way, by who has locked the range that was to be changed, and the end of the
-    /// file where that lies before `end`: the file is as long on the medium as in memory. Where the
-    /// range lies in the file nothing was to become longer, and what is behind it is others'.
+    /// file where that lies before `end`: the file is as long on the medium as in memory, or, where that fails,
+    /// in memory as it would have become. Where the range lies in the file nothing was to become longer, and what is behind it is others'.
     pub(super) fn cut_to_memory(&self, io: &IoInode, end: ubtrfs_iomap::FileOffset) {
         let Some(space) = self.inner.open_files.find(io.id) else { return };
-        if end > space.size() {
-            // If that fails, too, nothing more can be done than to tell of the first.
-            let _ = self.set_file_size(io, space.size().bytes(), Beyond::Dropped);
+        if end > space.size()
+            && self.set_file_size(io, space.size().bytes(), Beyond::Dropped).is_err()
+        {
+            // The first failure is told. What was cloned by then is shown.
+            space.end_not_before(end);
         }
     }
 

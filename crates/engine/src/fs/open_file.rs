@@ -347,13 +347,6 @@ impl Filesystem {
     }
 }
 
-/// Throws away what memory has of a file that is no more.
-pub(super) fn discard(space: &Space) {
-    let all = FileRange::from(FileOffset::ZERO);
-    let nothing: Result<()> = space.replace_range(all, FileOffset::ZERO, || Ok(()));
-    nothing.expect("a change that does nothing does not fail");
-}
-
 impl DataFile {
     /// The inode, as of now.
     ///

@@ -16,7 +16,6 @@ use ubtrfs_ondisk::{InodeNo, Key, KeyType, ObjectId, RootId};
 use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
 use super::make::NewInode;
-use super::open_file::discard;
 use crate::data::append::Target;
 use crate::data::drop_range::drop_reference;
 use crate::error::{Error, Result};
@@ -86,19 +85,17 @@ impl Filesystem {
                 self.begin_step(Reservation::removals(2 * count))
             })?;
             let place = space.as_ref().map(|space| space.inode().change_mappings());
-            if handle.remove_items(id, count)? {
-                break;
+            match handle.remove_items(id, count)? {
+                Removed::All => break,
+                Removed::NothingOfNamed => return Ok(()),
+                Removed::Some => drop(place),
             }
-            drop(place);
         }
-        let Some(space) = space else { return Ok(()) };
-        // One that has got a name stays.
-        if !matches!(self.disk_inode(id), Err(Error::NotFound { .. })) {
-            return Ok(());
+        if let Some(space) = space {
+            space.inode().end();
+            drop(lock);
+            space.throw_away();
         }
-        space.inode().end();
-        drop(lock);
-        discard(&space);
         Ok(())
     }
 
@@ -278,15 +275,14 @@ impl Handle<'_> {
         self.remove_entry(dir, name).map_err(|error| self.txn.abort(error))
     }
 
-    /// Removes the last `count` items of an orphan, its extents with them. Returns whether all are
-    /// gone, the inode and its orphan item too, or it has got a name.
-    fn remove_items(&mut self, id: InodeId, count: usize) -> Result<bool> {
+    /// Removes the last `count` items of an orphan, its extents with them.
+    fn remove_items(&mut self, id: InodeId, count: usize) -> Result<Removed> {
         let files = &self.fs.inner.files;
         // Under the lock, so that nobody gives the inode a name meanwhile.
         let mut names = files.names();
         let core = self.txn.core();
         if names.hold(core, id)?.item.nlink.get() > 0 {
-            return Ok(true);
+            return Ok(Removed::NothingOfNamed);
         }
         names.begin_eviction(id);
         let _change = files.change_data(id);
@@ -315,10 +311,10 @@ impl Handle<'_> {
                 let txn = &mut self.txn;
                 txn.remove(id.root, orphan_key(id)).map_err(|error| txn.abort(error))?;
                 files.forget(&mut names, id);
-                return Ok(true);
+                return Ok(Removed::All);
             }
         }
-        Ok(false)
+        Ok(Removed::Some)
     }
 
     /// Takes back a file extent's reference to its data.
@@ -328,6 +324,16 @@ impl Handle<'_> {
         let kept = self.fs.inner.files.kept();
         drop_reference(&mut self.txn, &target, file_offset, extent, kept)
     }
+}
+
+/// What became of an orphan's items.
+enum Removed {
+    /// More are there.
+    Some,
+    /// All are gone, the inode and its orphan item too.
+    All,
+    /// None: it has got a name.
+    NothingOfNamed,
 }
 
 /// The file extent in an item, if it has space.

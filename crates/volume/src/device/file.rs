@@ -124,7 +124,7 @@ impl FileDevice {
             Window::Whole => return Ok(()),
             Window::Offset { start_bytes, len_bytes: Some(len_bytes) } => (start_bytes, len_bytes),
             Window::Offset { start_bytes, len_bytes: None } => {
-                let end = self.end_of_partition(start_bytes);
+                let end = self.end_of_partition(start_bytes)?;
                 self.is_end_known = is_new || end.is_some();
                 (start_bytes, end.unwrap_or(file_len_bytes).saturating_sub(start_bytes))
             }
@@ -152,13 +152,17 @@ impl FileDevice {
 
     /// Where the partition ends that holds the byte at `start_bytes`. A table that is damaged says
     /// nothing.
-    fn end_of_partition(&self, start_bytes: u64) -> Option<u64> {
-        let partitions = partition::partitions(self).unwrap_or_default();
+    fn end_of_partition(&self, start_bytes: u64) -> Result<Option<u64>> {
+        let partitions = match partition::partitions(self) {
+            Err(Error::Partition { .. }) => Vec::new(),
+            // One that cannot be read does not say that nothing follows.
+            found => found?,
+        };
         let ends = partitions.iter().filter_map(|partition| {
             let end = partition.start_bytes.checked_add(partition.len_bytes)?;
             (partition.start_bytes..end).contains(&start_bytes).then_some(end)
         });
-        ends.min()
+        Ok(ends.min())
     }
 
     /// Whether anything in it is not zero. Holes of a sparse file are not read.
