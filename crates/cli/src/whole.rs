@@ -3,6 +3,13 @@
 //! What a command makes is complete before it gets its name, and what has the name goes with that
 //! step, a rename, and no earlier. So a failure in between leaves what was there; the commit that
 //! follows, for the sake of other paths, makes nothing half durable.
+//!
+//! A file whose inode is to stay gets its contents from an inode without a name that has all of
+//! them, and a second one keeps the old ones: both only share extents with it. From the cut of the
+//! file until it has the new contents, or the old ones back, nothing commits by itself: a power cut
+//! leaves the old contents or the new ones. At a mount other programs may be in the way: a sync of
+//! theirs commits in between, and so does what puts the old contents back where they left no room for
+//! it in the one transaction.
 
 use ubtrfs_engine::{Inode, InodeId, NewInode, RenameMode, Reservation, SetAttributes};
 use ubtrfs_ondisk::FileOffset;
@@ -62,7 +69,10 @@ pub fn file(
             })
         })
     });
-    discard_failed(edit, id, result).map(|()| id)
+    if result.is_err() {
+        discard(edit, id);
+    }
+    result.map(|()| id)
 }
 
 /// Gives a regular file that has a name other contents, those that `fill` gives to a file of the
@@ -74,35 +84,131 @@ pub fn contents(
     path: &[u8],
     fill: impl FnOnce(InodeId) -> Result<()>,
 ) -> Result<InodeId> {
-    let image = edit.image();
-    let failed = |error| image.failure("replacing", path, error);
-    let links = edit.filesystem().links(old.id).map_err(failed)?;
+    if old.nlink > 1 {
+        // The other names are of this inode.
+        return contents_of_inode(edit, old, path, fill).map(|()| old.id);
+    }
+    let place = a_name_of(edit, old, path)?;
+    file(edit, &place, &like(edit, old), path, |id| {
+        take_over(edit, old, id, path)?;
+        fill(id)
+    })
+}
+
+/// As [`contents`], of a file whose inode is to stay: all its names, and who has it open, have the
+/// new contents.
+pub fn contents_of_inode(
+    edit: &Edit<'_>,
+    old: &Inode,
+    path: &[u8],
+    fill: impl FnOnce(InodeId) -> Result<()>,
+) -> Result<()> {
+    let place = a_name_of(edit, old, path)?;
+    let staged = unlinked(edit, place.dir, &like(edit, old), path)?;
+    let result = take_over(edit, old, staged, path)
+        .and_then(|()| fill(staged))
+        .and_then(|()| replace_from(edit, staged, old, &place, path));
+    discard(edit, staged);
+    result
+}
+
+/// Lets a file have the contents of another one of its kind.
+fn replace_from(
+    edit: &Edit<'_>,
+    staged: InodeId,
+    old: &Inode,
+    place: &Place,
+    path: &[u8],
+) -> Result<()> {
+    if edit.is_batch() {
+        // After a failure nothing is committed.
+        return share_all(edit, staged, old.id).map_err(|error| replacing(edit, path, error));
+    }
+    let kept = unlinked(edit, place.dir, &like(edit, old), path)?;
+    let result = take_over(edit, old, kept, path)
+        .and_then(|()| {
+            let rehearsed = rehearse(edit, staged, kept, old.id);
+            rehearsed.map_err(|error| replacing(edit, path, error))
+        })
+        .and_then(|()| replace_or_put_back(edit, staged, kept, old.id, path));
+    discard(edit, kept);
+    result
+}
+
+/// Lets `kept` have what a file has, and does to `kept` there and back what may be done to the file:
+/// what one transaction has no memory or no space for is refused here. Ends with an empty
+/// transaction.
+fn rehearse(
+    edit: &Edit<'_>,
+    staged: InodeId,
+    kept: InodeId,
+    old: InodeId,
+) -> ubtrfs_engine::Result<()> {
+    share_all(edit, old, kept)?;
+    edit.filesystem().commit()?;
+    let held = edit.filesystem().hold_commits();
+    share_all(edit, staged, kept)?;
+    share_all(edit, old, kept)?;
+    drop(held);
+    edit.filesystem().commit()
+}
+
+/// Lets the file have what `staged` has or, where that fails, what it had, which `kept` has.
+fn replace_or_put_back(
+    edit: &Edit<'_>,
+    staged: InodeId,
+    kept: InodeId,
+    old: InodeId,
+    path: &[u8],
+) -> Result<()> {
+    let held = edit.filesystem().hold_commits();
+    let Err(error) = share_all(edit, staged, old) else { return Ok(()) };
+    let is_aborted = matches!(error, ubtrfs_engine::Error::Aborted { .. });
+    let failure = replacing(edit, path, error);
+    if is_aborted {
+        // Nothing of this becomes durable.
+        return Err(failure);
+    }
+    let put_back = share_all(edit, kept, old);
+    drop(held);
+    // What programs at a mount left no room for is done with commits in between.
+    Err(match put_back.or_else(|_| share_all(edit, kept, old)) {
+        Ok(()) => failure,
+        Err(error) => failure.advice_also(&format!("What it had could not be put back: {error}.")),
+    })
+}
+
+/// Lets a file have all that another one has, and nothing else, to the byte. What is in memory only
+/// of the other one, which may be open, is shared, too.
+fn share_all(edit: &Edit<'_>, from: InodeId, to: InodeId) -> ubtrfs_engine::Result<()> {
+    let filesystem = edit.filesystem();
+    let size_bytes = filesystem.inode(from)?.size_bytes;
+    filesystem.truncate(to, 0)?;
+    if size_bytes == 0 {
+        return Ok(());
+    }
+    filesystem.clone_range(from, FileOffset(0)..FileOffset(size_bytes), to, FileOffset(0))
+}
+
+fn replacing(edit: &Edit<'_>, path: &[u8], error: ubtrfs_engine::Error) -> Failure {
+    edit.image().failure("replacing", path, error)
+}
+
+/// One of a file's names.
+fn a_name_of(edit: &Edit<'_>, file: &Inode, path: &[u8]) -> Result<Place> {
+    let links = edit.filesystem().links(file.id).map_err(|error| replacing(edit, path, error))?;
     let link = links.into_iter().next().ok_or_else(|| {
-        failed(ubtrfs_engine::Error::NotFound { what: format!("a name of {}", old.id) })
+        let what = format!("a name of {}", file.id);
+        replacing(edit, path, ubtrfs_engine::Error::NotFound { what })
     })?;
-    let place = Place { dir: link.parent, name: link.name };
+    Ok(Place { dir: link.parent, name: link.name })
+}
+
+/// What an inode in the place of another one begins with.
+fn like(edit: &Edit<'_>, old: &Inode) -> NewInode {
     let mut new = NewInode::new(old.mode, edit.now());
     (new.uid, new.gid, new.atime, new.otime) = (old.uid, old.gid, old.atime, old.otime);
-    if old.nlink == 1 {
-        return file(edit, &place, &new, path, |id| {
-            take_over(edit, old, id, path)?;
-            fill(id)
-        });
-    }
-    // The other names are of this inode: it takes the extents over, once all of them are there.
-    let staged = unlinked(edit, place.dir, &new, path)?;
-    let result = take_over(edit, old, staged, path).and_then(|()| fill(staged)).and_then(|()| {
-        let size_bytes = image.inode(staged, path)?.size_bytes;
-        edit.filesystem().truncate(old.id, 0).map_err(failed)?;
-        if size_bytes > 0 {
-            let all = FileOffset(0)..FileOffset(size_bytes);
-            edit.filesystem().clone_range(staged, all, old.id, FileOffset(0)).map_err(failed)?;
-        }
-        Ok(())
-    });
-    discard_failed(edit, staged, result)?;
-    edit.filesystem().evict(staged).map_err(failed)?;
-    Ok(old.id)
+    new
 }
 
 fn unlinked(edit: &Edit<'_>, dir: InodeId, new: &NewInode, path: &[u8]) -> Result<InodeId> {
@@ -110,13 +216,10 @@ fn unlinked(edit: &Edit<'_>, dir: InodeId, new: &NewInode, path: &[u8]) -> Resul
     edit.under_handle("creating", path, reservation, |handle| handle.create_unlinked(dir, new))
 }
 
-/// Removes a file without a name after a failure.
-fn discard_failed(edit: &Edit<'_>, id: InodeId, result: Result<()>) -> Result<()> {
-    if result.is_err() {
-        // The failure is what is reported; the next session removes what stays.
-        let _ = edit.filesystem().evict(id);
-    }
-    result
+/// Removes a file without a name that is not needed any more.
+fn discard(edit: &Edit<'_>, id: InodeId) {
+    // What fails here is done with a later commit, or by the next session.
+    let _ = edit.filesystem().evict_now_or_later(id);
 }
 
 /// Flags, which say how data is kept, and extended attributes.
@@ -169,3 +272,6 @@ fn free_name(edit: &Edit<'_>, place: &Place, path: &[u8]) -> Result<Place> {
     }
     Err(Failure::new(Exit::Io, "replacing", "no free name").at_name(path))
 }
+
+#[cfg(test)]
+mod tests;

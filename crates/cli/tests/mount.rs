@@ -515,6 +515,28 @@ fn commands_reach_a_mount_and_the_kernel_sees_what_they_did() {
     }
 }
 
+/// DEST was cut to nothing before it was asked whether data can be shared with it, and that was committed.
+#[test]
+fn reflink_that_fails_leaves_what_the_mount_shows() {
+    for is_root in [true, false] {
+        let Some(place) = Place::new(is_root) else { return };
+        place.mount(&[]);
+        let script = r#"cd "$1" && head -c 100000 /dev/urandom > a && touch b && chattr +C b && echo old > b
+            exec 3< b
+            if "$2" reflink . /a /b; then exit 3; fi
+            cat b && cat <&3"#;
+        let mut command = place.command("sh");
+        command.args(["-c", script, "sh"]).arg(&place.directory);
+        let output = command.arg(env!("CARGO_BIN_EXE_ubtrfs")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.contains("checksums"), "{said}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "old\nold\n", "{said}");
+        place.umount();
+        assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/b")]), "old\n");
+        place.assert_clean();
+    }
+}
+
 /// Commands while programs write: each is done once, and nothing is lost.
 #[test]
 fn commands_beside_programs_that_write() {

@@ -410,9 +410,7 @@ impl Change for ReflinkArgs {
                 }
                 if live::served().is_some() {
                     // Who has it open is to have it still.
-                    let emptied = edit.filesystem().truncate(target.id, 0);
-                    emptied.map_err(|error| image.failure("replacing", &path, error))?;
-                    return share(target.id);
+                    return whole::contents_of_inode(edit, &target, &path, share);
                 }
                 whole::contents(edit, &target, &path, share).map(drop)
             }
