@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use place::{PATIENCE, Place, assert_image_clean, wait_until};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, SeekFrom};
+use rustix::io::Errno;
 use ubtrfs_testkit::{KernelMount, LoopDevice};
 
 fn run(program: &str, words: &[&str], path: &Path) {
@@ -335,7 +336,7 @@ fn append_that_fails_takes_nothing_from_what_a_command_gave_the_file() {
     }
     place.done(&["truncate", "-s", "50000"], &[&place.directory, Path::new("/file")]);
     let refused = file.write(&[b'b'; 3 << 20]).unwrap_err();
-    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::NOSPC.raw_os_error()));
+    assert_eq!(refused.raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
     assert_eq!(file.metadata().unwrap().len(), 50_000);
     // What a program wants cut off goes.
     file.set_len(20_000).unwrap();
@@ -469,6 +470,36 @@ fn commands_that_change_files_come_behind_what_was_stored_to_a_map() {
     place.assert_clean();
 }
 
+/// A hole was told where only the kernel had what was stored to a map, and who copied the file left that out.
+#[test]
+fn what_was_stored_to_a_map_over_a_hole_is_found_as_data() {
+    const LEN: u64 = 300_000;
+    const STORED: u64 = 25 * 4096;
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "commit=3600"]);
+    let sought = [
+        (SeekFrom::Data(0), Ok(0)),
+        (SeekFrom::Hole(0), Ok(STORED)),
+        // What is a hole stays one, though the kernel may have read it.
+        (SeekFrom::Data(STORED), Err(Errno::NXIO)),
+        (SeekFrom::Hole(STORED), Ok(STORED)),
+    ];
+    for (number, (place_sought, expected)) in sought.into_iter().enumerate() {
+        let path = place.directory.join(format!("file {number}"));
+        let file = File::create(&path).unwrap();
+        file.set_len(LEN).unwrap();
+        // Two holes, with data between.
+        file.write_all_at(&[b'a'; 4096], 8 * 4096).unwrap();
+        drop(file);
+        let mapper = Mapper::new(&path, 25 * 4096, 'b');
+        let file = File::open(&path).unwrap();
+        assert_eq!(rustix::fs::seek(&file, place_sought), expected, "{place_sought:?}");
+        drop((file, mapper));
+    }
+    place.umount();
+    place.assert_clean();
+}
+
 /// A program that maps a file may store behind its end, and what was there became data when the file grew: the kernel leaves that to the
 /// server.
 #[test]
@@ -546,7 +577,8 @@ fn commands_take_nothing_off_that_is_mounted_inside() {
     place.assert_clean();
 }
 
-/// Who closes a file or subvolume to changes does not lose what was stored to maps of it before.
+/// Who closes a file or subvolume to changes does not lose what was stored to maps of it before. Through a map that was made after that
+/// a file was changed.
 #[test]
 fn what_was_stored_to_a_map_is_kept_where_changes_are_forbidden_then() {
     const LEN: usize = 50_000;
@@ -574,6 +606,15 @@ fn what_was_stored_to_a_map_is_kept_where_changes_are_forbidden_then() {
                 _ => set_read_only(&top.join("other")),
             }
             drop(mapper);
+            // With writeback the kernel sends appends so, too.
+            let is_told = name == "immutable" || name == "append" && by_ioctl.is_some();
+            if is_told {
+                drop(Mapper::new(&path, LEN, 'c'));
+                // Who syncs all next is told that it was lost.
+                let synced = place.run(&["filesystem", "sync"], &[top]);
+                assert!(!synced.status.success(), "{synced:?}");
+                wait_until("shown", || fs::read(&path).unwrap() == [b'b'; LEN]);
+            }
         }
         place.umount();
         for name in names {

@@ -43,6 +43,8 @@ pub struct ControlAnswer {
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
+    /// The device and the number of the socket's file.
+    file: (u64, u64),
     is_closed: AtomicBool,
 }
 
@@ -102,6 +104,12 @@ fn check_owner(path: &Path, uid: u32) -> io::Result<()> {
     ))
 }
 
+/// The device and the number of a file.
+fn file_at(path: &Path) -> io::Result<(u64, u64)> {
+    let about = std::fs::symlink_metadata(path)?;
+    Ok((about.dev(), about.ino()))
+}
+
 impl ControlSocket {
     /// Makes the socket of a mount of this process's user.
     ///
@@ -122,7 +130,8 @@ impl ControlSocket {
         }
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(Self { listener, path, is_closed: AtomicBool::new(false) })
+        let file = file_at(&path)?;
+        Ok(Self { listener, path, file, is_closed: AtomicBool::new(false) })
     }
 
     /// Takes commands one after the other, until [`ControlSocket::close`].
@@ -140,7 +149,10 @@ impl ControlSocket {
     /// Takes no further command; what was begun is done to its end.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
-        let _ = std::fs::remove_file(&self.path);
+        // By now it may be that of the next mount. Its own number is not given again while the listener is open.
+        if file_at(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
     }
 }
@@ -317,6 +329,22 @@ mod tests {
         serving.join().unwrap();
         let refused = control(uid, &device, &[]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Whoever ended late took away the socket of the next mount that had his device number, which no command reached any more.
+    #[test]
+    fn socket_of_the_next_mount_stays_when_an_earlier_one_closes() {
+        let device = format!("test:next:{}", std::process::id());
+        let uid = rustix::process::geteuid().as_raw();
+        let earlier = ControlSocket::bind(&device).unwrap();
+        let next = Arc::new(ControlSocket::bind(&device).unwrap());
+        let serving = serve_control(&next, |_| ControlAnswer::default()).unwrap();
+        earlier.close();
+        let answered = control(uid, &device, &[]).map_err(|error| error.kind());
+        next.close();
+        serving.join().unwrap();
+        assert_eq!(answered, Ok(ControlAnswer::default()));
+        assert!(!control_path(uid, &device).exists());
     }
 
     trait ConcatBytes {

@@ -23,6 +23,7 @@ pub(crate) struct UsedFile {
     /// It has no capabilities that a write would have to take from it, as far as is known.
     is_without_capabilities: AtomicBool,
     is_immutable: AtomicBool,
+    is_append_only: AtomicBool,
     /// Since its last fsync.
     is_written: AtomicBool,
     /// With `-o writeback`: when its data and it were changed last, as the kernel has said.
@@ -56,9 +57,19 @@ impl UsedFile {
         if self.is_immutable.load(Ordering::Acquire) { Err(Errno::PERM) } else { Ok(()) }
     }
 
+    /// Refuses what was stored to a map: Linux lets nobody make one to store to of a file that is immutable or append-only.
+    pub(crate) fn check_mapped(&self) -> Result {
+        if self.is_append_only.load(Ordering::Acquire) {
+            Err(Errno::PERM)
+        } else {
+            self.check_mutable()
+        }
+    }
+
     /// Its flags are these now.
     pub(crate) fn note_flags(&self, bits: u64) {
         self.is_immutable.store(bits & flags::IMMUTABLE != 0, Ordering::Release);
+        self.is_append_only.store(bits & flags::APPEND != 0, Ordering::Release);
     }
 
     /// Whether it may have capabilities, or was never asked.
@@ -111,6 +122,7 @@ impl Files {
             of_filesystem,
             is_without_capabilities: AtomicBool::new(false),
             is_immutable: AtomicBool::new(inode.flags & flags::IMMUTABLE != 0),
+            is_append_only: AtomicBool::new(inode.flags & flags::APPEND != 0),
             is_written: AtomicBool::new(false),
             times: Mutex::default(),
         });

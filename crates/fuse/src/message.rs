@@ -105,14 +105,19 @@ impl Answer {
         self.early = Early::Can(unique);
     }
 
+    /// The request whose answer another may send.
+    pub(crate) fn early_for(&self) -> Option<u64> {
+        if let Early::Can(unique) = self.early { Some(unique) } else { None }
+    }
+
     /// A copy to send early, of success with what was put in; `None` where it may not be, or is empty.
     pub(crate) fn early_copy(&self) -> Option<Vec<u8>> {
-        let Early::Can(unique) = self.early else { return None };
+        let unique = self.early_for()?;
         let mut copy = Self { bytes: self.bytes[..self.len].to_vec(), ..*self };
         (self.body_len() > 0).then(|| copy.finish(unique, Ok(())).to_vec())
     }
 
-    /// The copy was sent: it is not to be sent again.
+    /// It was sent, or another will send it: it is not to be sent again.
     pub(crate) fn note_sent(&mut self) {
         self.early = Early::Sent;
     }

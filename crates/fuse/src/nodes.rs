@@ -2,6 +2,9 @@
 //!
 //! The kernel names an inode by a node, which it learns with a name and forgets later; an inode's own number would not do, as each
 //! subvolume counts from the same one. An inode without a name stays as long as its node is known.
+//!
+//! The stand-ins for subvolumes in a snapshot ([`InodeId::stand_in`]) are one inode in many places. A directory may be in one place only, or
+//! the kernel moves it: so a stand-in is a node of its own each time that the kernel is told of one, found by number alone.
 
 use rustc_hash::FxHashMap;
 use ubtrfs_engine::InodeId;
@@ -28,6 +31,7 @@ impl Node {
 #[derive(Debug)]
 struct Table {
     by_number: FxHashMap<u64, Node>,
+    /// Without stand-ins.
     by_inode: FxHashMap<InodeId, u64>,
     next: u64,
 }
@@ -97,7 +101,9 @@ impl Nodes {
         let number = table.next;
         table.next += 1;
         table.by_number.insert(number, Node::new(id));
-        table.by_inode.insert(id, number);
+        if !id.is_stand_in() {
+            table.by_inode.insert(id, number);
+        }
         number
     }
 

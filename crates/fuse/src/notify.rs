@@ -249,6 +249,18 @@ impl Server {
         Ok(())
     }
 
+    /// As [`Server::bring_back`], of one file, for a request of which the kernel may hold the inode's lock, and holds no page.
+    ///
+    /// # Errors
+    /// `BUSY` where it takes long: it may wait for others who wait for this server.
+    pub(crate) fn bring_back_file(&self, id: InodeId) -> Result {
+        let Some(node) = self.nodes.number(id) else { return Ok(()) };
+        let message = invalidated(node, Known::Everything);
+        let told = self.notify_later(abi::NOTIFY_INVAL_INODE, message);
+        let is_told = told.is_some_and(|told| told.recv_timeout(PATIENCE).is_ok());
+        if is_told { Ok(()) } else { Err(Errno::BUSY) }
+    }
+
     /// A request that is none for names made or took one away: the kernel is to know when that is answered.
     pub(crate) fn forget_name(&self, dir: InodeId, name: &[u8]) {
         let Some(node) = self.nodes.number(dir) else { return };

@@ -171,8 +171,9 @@ pub(crate) fn send_answer(
     answer: &[u8],
 ) -> std::result::Result<(), ServeError> {
     match transport.send(answer) {
-        // Nobody waits for it any more; or all is unmounted, as the next look tells.
-        Ok(()) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
+        // Nobody waits for it any more; or all is unmounted, as the next look tells; or the kernel took it for malformed, and has had the
+        // request fail.
+        Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::INVAL) => Ok(()),
         Err(other) => Err(ServeError::Transport(other)),
     }
 }

@@ -135,6 +135,9 @@ impl Server {
 
     /// Whether the answer may have to wait for the kernel, and so for the answers to other requests.
     pub(crate) fn waits_for_kernel(&self, mut request: Request<'_>) -> bool {
+        if request.header.opcode == opcode::LSEEK {
+            return self.seek_waits(request);
+        }
         let from = match request.header.opcode {
             opcode::WRITE => request.take::<abi::WriteIn>().ok().map(|wanted| wanted.offset),
             opcode::SETATTR => request
@@ -218,7 +221,7 @@ fn forget(transport: &dyn Transport, mut message: Answer) {
 }
 
 /// That the kernel is to forget a part of a file.
-fn forgotten(node: u64, offset: u64, len_bytes: u64) -> Answer {
+pub(crate) fn forgotten(node: u64, offset: u64, len_bytes: u64) -> Answer {
     let mut message = Answer::with_room(size_of::<NotifyInvalInode>());
     let [offset, len] = [offset, len_bytes].map(|bytes| i64::try_from(bytes).unwrap_or(0));
     message.put(&NotifyInvalInode { node, offset, len });

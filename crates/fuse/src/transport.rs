@@ -49,7 +49,8 @@ pub trait Transport: Send + Sync {
     /// Sends an answer, header and all, in one piece.
     ///
     /// # Errors
-    /// The system's; `NOENT` where the request was interrupted and nobody waits for its answer.
+    /// The system's; `NOENT` where the request was interrupted and nobody waits for its answer, `INVAL` where the answer is malformed,
+    /// and the request has failed by that.
     fn send(&self, answer: &[u8]) -> Result<(), Errno>;
 
     /// The device to which queues of io_uring can be registered, if it is one: what they take does

@@ -5,11 +5,15 @@ mod fake;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use fake::{
-    DELETE, Fake, INVAL_ENTRY, INVAL_INODE, LOOKUP, MKDIR, READ, ROOT_NODE, STORE, Served, WRITE,
+    DELETE, FALLOCATE, FORGET, Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, LOOKUP, LSEEK, MKDIR, READ,
+    READDIR, READLINK, ROOT_NODE, STORE, Served, WRITE, number,
 };
-use ubtrfs_engine::{InodeId, MkfsOptions, NewInode, RenameMode, Reservation, SetAttributes, mkfs};
+use ubtrfs_engine::{
+    InodeId, MkfsOptions, NewInode, RenameMode, Reservation, SetAttributes, SnapshotOptions, mkfs,
+};
 use ubtrfs_fuse::{Changed, ServeOptions, Syncs};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::PhysicalAddr;
@@ -17,7 +21,9 @@ use ubtrfs_rt::Runtime;
 use ubtrfs_volume::{Device, MemDevice};
 
 const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
 const ENOSYS: i32 = 38;
+const ESTALE: i32 = 116;
 
 /// In memory; what is written fails where it is told to.
 #[derive(Debug)]
@@ -94,8 +100,13 @@ fn made(served: &Served, name: &[u8]) -> InodeId {
 }
 
 fn node_of(fake: &Fake, name: &[u8]) -> u64 {
-    let answered = fake.done(LOOKUP, ROOT_NODE, &[name, b"\0"].concat()).unwrap();
-    u64::from_ne_bytes(answered[..8].try_into().unwrap())
+    found_in(fake, ROOT_NODE, name)[0]
+}
+
+/// The node of a name in a directory, and the number of its inode.
+fn found_in(fake: &Fake, node: u64, name: &[u8]) -> [u64; 2] {
+    let answered = fake.done(LOOKUP, node, &[name, b"\0"].concat()).unwrap();
+    [0, 40].map(|at| number(&answered, at))
 }
 
 /// What READ and WRITE begin with.
@@ -311,4 +322,170 @@ fn page_is_cleared_too_late(syncs: Syncs) {
     assert!(fake.has_told(|told| told.code == STORE && told.at == 1509));
     assert!(!fake.has_told(|told| told.code == INVAL_INODE && told.at == 1509));
     assert_eq!(size(), 2001);
+}
+
+/// The names that are told of the top from a place on, and the place behind them.
+fn listed_by(fake: &Fake, pid: u32, at: u64) -> (Vec<Vec<u8>>, u64) {
+    let answered = fake.done_by(pid, READDIR, ROOT_NODE, &place(at, 1000, 0)).unwrap();
+    let (mut names, mut next, mut rest) = (Vec::new(), at, &answered[..]);
+    while !rest.is_empty() {
+        next = number(rest, 8);
+        let len = usize::try_from(u32::from_ne_bytes(rest[16..20].try_into().unwrap())).unwrap();
+        names.push(rest[24..24 + len].to_vec());
+        rest = &rest[(24 + len).next_multiple_of(8)..];
+    }
+    (names, next)
+}
+
+/// The names from a place to the end.
+fn rest_listed_by(fake: &Fake, pid: u32, mut at: u64) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    loop {
+        let (names, next) = listed_by(fake, pid, at);
+        if names.is_empty() {
+            return all;
+        }
+        all.extend(names);
+        at = next;
+    }
+}
+
+/// A thread that had read a part of another's listing was told no name that is newer than that, in any listing of which it was not the
+/// one to begin.
+#[test]
+fn listing_by_several_threads_has_what_was_there_when_it_began() {
+    let served = served(&Medium::new(), Syncs::Asked);
+    let fake = &served.fake;
+    for count in 0..200 {
+        made(&served, format!("file {count}").as_bytes());
+    }
+    let (_, first) = listed_by(fake, 1, 0);
+    let (names, second) = listed_by(fake, 2, first);
+    assert!(!names.is_empty());
+    let rest = rest_listed_by(fake, 1, second);
+    assert!(rest.contains(&b"file 199".to_vec()));
+    made(&served, b"new");
+    let (_, first) = listed_by(fake, 1, 0);
+    assert!(rest_listed_by(fake, 2, first).contains(&b"new".to_vec()));
+}
+
+/// What was told of some of it stayed in the kernel's memory.
+#[test]
+fn zeroing_that_fails_has_the_kernel_forget_what_it_read() {
+    const ZERO_RANGE: u32 = 0x10;
+    let served = served(&Medium::new(), Syncs::Asked);
+    made(&served, b"file");
+    let fake = &served.fake;
+    let node = node_of(fake, b"file");
+    write(fake, node, &[b'd'; 100_000]).unwrap();
+    fake.done(READ, node, &place(0, 100_000, 0)).unwrap();
+    // More than there is space for.
+    let mut body = [0, 1000, 1 << 30].map(u64::to_ne_bytes).concat();
+    body.extend([ZERO_RANGE, 0].map(u32::to_ne_bytes).concat());
+    assert_eq!(fake.done(FALLOCATE, node, &body), Err(ENOSPC));
+    fake.wait_told("forgotten", |told| {
+        // Of attributes alone the offset is negative.
+        told.code == INVAL_INODE && told.node == node && told.at <= i64::MAX as u64
+    });
+}
+
+/// What LSEEK has, to look for a hole from the first byte on.
+fn hole_from_begin() -> Vec<u8> {
+    const SEEK_HOLE: u32 = 4;
+    [[0, 0].map(u64::to_ne_bytes).concat(), [SEEK_HOLE, 0].map(u32::to_ne_bytes).concat()].concat()
+}
+
+/// To look for holes is as cheap as it was where the kernel can have nothing that is not here.
+#[test]
+fn kernel_is_asked_for_what_it_has_over_holes_that_it_may_have_read() {
+    const LEN: u64 = 1 << 20;
+    let served = served(&Medium::new(), Syncs::Asked);
+    made(&served, b"file");
+    let fake = &served.fake;
+    let node = node_of(fake, b"file");
+    write(fake, node, &[b'd'; 8192]).unwrap();
+    write_at(fake, node, LEN - 1, b"x", 0).unwrap();
+    let seek_hole = || number(&fake.done(LSEEK, node, &hole_from_begin()).unwrap(), 0);
+    let is_asked = || fake.has_told(|told| told.code == INVAL_INODE && told.at <= i64::MAX as u64);
+    assert_eq!(seek_hole(), 8192);
+    // Nor does it have anything behind what it read.
+    fake.done(READ, node, &place(0, 8192, 0)).unwrap();
+    assert_eq!(seek_hole(), 8192);
+    assert!(!is_asked());
+    fake.done(READ, node, &place(8192, 4096, 0)).unwrap();
+    assert_eq!(seek_hole(), 8192);
+    assert!(is_asked() && fake.has_told(|told| told.at == 8192));
+}
+
+/// The kernel may wait for others, which the threads are to answer that serve it.
+#[test]
+fn searches_that_wait_for_the_kernel_keep_no_thread() {
+    let served = served(&Medium::new(), Syncs::Asked);
+    let fake = &served.fake;
+    let nodes: Vec<u64> = (0..8)
+        .map(|number| {
+            let name = format!("file {number}");
+            made(&served, name.as_bytes());
+            let node = node_of(fake, name.as_bytes());
+            write_at(fake, node, 100_000, b"x", 0).unwrap();
+            fake.done(READ, node, &place(0, 8192, 0)).unwrap();
+            node
+        })
+        .collect();
+    fake.hold_pages(true);
+    let searches: Vec<u64> =
+        nodes.iter().map(|node| fake.ask(LSEEK, *node, &hole_from_begin())).collect();
+    let begun = Instant::now();
+    assert_eq!(node_of(fake, b"file 0"), nodes[0]);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    fake.hold_pages(false);
+    for search in searches {
+        assert_eq!(number(&fake.answer(search).unwrap(), 0), 0);
+    }
+}
+
+/// Each ended the thread that had sent it, and the mount when none was left.
+#[test]
+fn answers_that_the_kernel_refuses_end_their_requests_only() {
+    let served = served(&Medium::new(), Syncs::Asked);
+    let fake = &served.fake;
+    let fs = &served.fs;
+    let new = NewInode::new(0o120_777, fs.runtime().clock.now());
+    let top = fs.default_subvolume().unwrap();
+    fs.begin(Reservation::create(0)).unwrap().symlink(top, b"link", b"target", &new).unwrap();
+    let node = node_of(fake, b"link");
+    for _ in 0..8 {
+        assert_eq!(fake.answer(fake.ask_and_refuse(READLINK, node, b"")), Err(EIO));
+    }
+    assert_eq!(fake.done(READLINK, node, b""), Ok(b"target".to_vec()));
+    assert_eq!(node_of(fake, b"link"), node);
+}
+
+/// Linux's kernel took them for one directory, which it moved to wherever it was looked at last.
+#[test]
+fn directories_in_place_of_subvolumes_are_told_apart() {
+    let served = served(&Medium::new(), Syncs::Asked);
+    let (fake, fs) = (&served.fake, &served.fs);
+    let top = fs.default_subvolume().unwrap();
+    let names: [&[u8]; 2] = [b"one", b"two"];
+    for name in names {
+        let new = NewInode::new(0o040_755, fs.runtime().clock.now());
+        let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+        handle.create_subvolume(top, name, &new).unwrap();
+    }
+    fs.snapshot(top.root, top, b"snapshot", &SnapshotOptions { read_only: false }).unwrap();
+    let snapshot = node_of(fake, b"snapshot");
+    let [[one, number_of_one], [two, number_of_two]] =
+        names.map(|name| found_in(fake, snapshot, name));
+    assert_ne!(one, two);
+    assert_eq!(number_of_one, number_of_two);
+    // One is known yet when the other is forgotten.
+    for (forgotten, kept) in [(one, Some(two)), (two, None)] {
+        fake.ask(FORGET, forgotten, &1_u64.to_ne_bytes());
+        let begun = Instant::now();
+        while fake.done(GETATTR, forgotten, &[0; 16]) != Err(ESTALE) {
+            assert!(begun.elapsed().as_secs() < 20, "it is kept");
+        }
+        assert!(kept.is_none_or(|kept| fake.done(GETATTR, kept, &[0; 16]).is_ok()));
+    }
 }

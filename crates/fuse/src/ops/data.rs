@@ -22,9 +22,6 @@ mod falloc {
     pub(super) const ZERO_RANGE: u32 = 0x10;
 }
 
-const SEEK_DATA: u32 = 3;
-const SEEK_HOLE: u32 = 4;
-
 /// An answer says in 32 bits how much was copied.
 const COPY_BYTES_MAX: u64 = 1 << 30;
 
@@ -74,10 +71,14 @@ impl Server {
     ) -> Result {
         let (file, at) = (self.file(id)?, offset(wanted.offset)?);
         let is_cached = wanted.write_flags & abi::WRITE_CACHE != 0;
-        // The kernel took it before it held it back, whatever the flags are now: with `-o writeback`, or as it was stored to a map.
-        if !is_cached {
-            file.check_mutable()?;
+        // What the kernel held back when changes were forbidden it has brought before that. With `-o writeback` it may be an append.
+        let is_mapped = is_cached && !self.options.writeback;
+        let checked = if is_mapped { file.check_mapped() } else { file.check_mutable() };
+        if checked.is_err() && is_cached {
+            // It would show that.
+            self.forget_data_later(id);
         }
+        checked?;
         if wanted.write_flags & abi::WRITE_KILL_SUIDGID != 0 {
             self.drop_privileges(id)?;
         }
@@ -182,7 +183,7 @@ impl Server {
         let growth = (reach == Reach::Extends)
             .then_some(Growth { from: wanted.offset + len, by: By::Change });
         let data = &file.data;
-        self.growing(id, &file, growth, answer, |_| {
+        let allocated = self.growing(id, &file, growth, answer, |_| {
             let done = match wanted.mode & !falloc::KEEP_SIZE {
                 0 => data.allocate(at, len, reach),
                 falloc::PUNCH_HOLE if reach == Reach::Stays => data.punch_hole(at, len),
@@ -190,26 +191,13 @@ impl Server {
                 _ => return Err(Errno::OPNOTSUPP),
             };
             done.map_err(|error| errno(&error))
-        })?;
+        });
+        if allocated.is_err() && wanted.mode & (falloc::PUNCH_HOLE | falloc::ZERO_RANGE) != 0 {
+            // Some of it may be zero.
+            self.forget_data_later(id);
+        }
+        allocated?;
         self.keep_times_of_writes(id, &file);
-        Ok(())
-    }
-
-    pub(crate) fn lseek(
-        &self,
-        id: InodeId,
-        mut request: Request<'_>,
-        answer: &mut Answer,
-    ) -> Result {
-        let wanted: abi::LseekIn = request.take()?;
-        let (file, at) = (self.file(id)?, offset(wanted.offset)?);
-        let found = match wanted.whence {
-            SEEK_DATA => file.data.seek_data(at),
-            SEEK_HOLE => file.data.seek_hole(at),
-            _ => return Err(Errno::INVAL),
-        };
-        let found = found.map_err(|error| errno(&error))?;
-        answer.put(&abi::LseekOut { offset: found.bytes() });
         Ok(())
     }
 

@@ -68,9 +68,8 @@ impl Server {
             }
         }
         let after = wanted.offset.saturating_sub(1);
-        let thread = request.header.pid;
         let last = || self.fs.last_dir_index(id);
-        let end = self.listed.end(id, thread, wanted.offset == 0, last);
+        let end = self.listed.end(id, wanted.offset == 0, last);
         let end = end.map_err(|error| errno(&error))?;
         for entry in self.fs.read_dir(id, after).map_err(|error| errno(&error))? {
             let entry = entry.map_err(|error| errno(&error))?;
@@ -82,7 +81,7 @@ impl Server {
             }
         }
         if answer.body_len() == 0 {
-            self.listed.forget(id, thread);
+            self.listed.forget(id);
         }
         Ok(())
     }
@@ -92,8 +91,9 @@ impl Server {
         if !room.has_room(answer, name) {
             return Put::Full;
         }
-        // Told without its attributes, the kernel asks for those itself, and is told what is wrong.
-        let told = match room.is_plus {
+        // Told without its attributes, the kernel asks for those itself, and is told what is wrong. What stands in for a subvolume is a new
+        // node each time that it is told of, and would take the place of that which somebody may be in.
+        let told = match room.is_plus && !target.is_stand_in() {
             true => self.entry(*target).unwrap_or_default(),
             false => EntryOut::default(),
         };

@@ -76,6 +76,7 @@ impl Server {
             }
             SET_FLAGS => {
                 let asked: u32 = request.take()?;
+                self.bring_back_before(id, asked)?;
                 let lock = self.flags.lock();
                 self.set_flags(id, asked, Form::Words)?;
                 drop(lock);
@@ -90,14 +91,15 @@ impl Server {
                 if xflags & !known != 0 || [extent_size_hint, project, copy_hint] != [0; 3] {
                     return Err(Errno::OPNOTSUPP);
                 }
+                let set = FLAGS.iter().filter(|(_, xflag, _)| xflags & xflag != 0);
+                let set = set.map(|(flag, _, _)| flag).sum::<u32>();
+                self.bring_back_before(id, set)?;
                 let lock = self.flags.lock();
                 // Those that this form does not know stay.
                 let kept = shown(self.inode(id)?.flags, |(flag, xflag, _)| match xflag {
                     0 => *flag,
                     _ => 0,
                 });
-                let set = FLAGS.iter().filter(|(_, xflag, _)| xflags & xflag != 0);
-                let set = set.map(|(flag, _, _)| flag).sum::<u32>();
                 self.set_flags(id, kept | set, Form::Xfs)?;
                 drop(lock);
                 self.forget_attributes(id);
@@ -106,6 +108,17 @@ impl Server {
             }
             other => self.subvolume_ioctl(id, other, request, answer),
         }
+    }
+
+    /// Has the kernel write what it holds of a file that is about to be closed to changes: it is refused then.
+    fn bring_back_before(&self, id: InodeId, asked: u32) -> Result {
+        let inode = self.inode(id)?;
+        let is_closed = FLAGS.iter().any(|(flag, _, bit)| {
+            const FORBID: u64 = flags::IMMUTABLE | flags::APPEND;
+            asked & flag != 0 && bit & FORBID & !inode.flags != 0
+        });
+        let is_meant = is_closed && inode.file_type() == FileType::Regular;
+        if is_meant { self.bring_back_file(id) } else { Ok(()) }
     }
 
     /// The kernel is to be told when nobody waits for it any more with the lock on flags.

@@ -5,5 +5,6 @@ mod data;
 pub(crate) mod directories;
 mod flags;
 mod names;
+mod seek;
 mod subvolumes;
 mod xattrs;

@@ -12,6 +12,8 @@ use crate::server::{Server, Syncs, decode_device};
 
 /// Attributes that a new inode takes over at most: two access control lists and how it is compressed.
 const INHERITED_XATTRS: u64 = 3;
+/// The kernel refuses an answer with a longer target: PATH_MAX without the zero.
+const LINK_BYTES_MAX: usize = 4095;
 const TYPE_DIRECTORY: u32 = 0o040_000;
 const TYPE_REGULAR: u32 = 0o100_000;
 const TYPE_SYMLINK: u32 = 0o120_000;
@@ -175,6 +177,9 @@ impl Server {
 
     pub(crate) fn readlink(&self, id: InodeId, answer: &mut Answer) -> Result {
         let target = self.fs.read_link(id).map_err(|error| errno(&error))?;
+        if target.len() > LINK_BYTES_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
         answer.put_bytes(&target);
         Ok(())
     }

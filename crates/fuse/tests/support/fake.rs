@@ -12,18 +12,26 @@ use ubtrfs_fuse::{Received, ServeOptions, Server, Transport};
 use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
 pub const LOOKUP: u32 = 1;
+pub const FORGET: u32 = 2;
 pub const GETATTR: u32 = 3;
+pub const READLINK: u32 = 5;
 pub const MKDIR: u32 = 9;
 pub const OPEN: u32 = 14;
 pub const READ: u32 = 15;
 pub const WRITE: u32 = 16;
 pub const FLUSH: u32 = 25;
 const INIT: u32 = 26;
+pub const READDIR: u32 = 28;
+pub const FALLOCATE: u32 = 43;
+pub const LSEEK: u32 = 46;
 pub const INVAL_INODE: i32 = 2;
 pub const INVAL_ENTRY: i32 = 3;
 pub const STORE: i32 = 4;
 pub const DELETE: i32 = 6;
 pub const ROOT_NODE: u64 = 1;
+/// Who makes requests if nobody else is said to.
+const PROCESS: u32 = 1;
+const EIO: i32 = 5;
 /// Bytes in front of what is sent.
 const HEADER_BYTES: usize = 16;
 /// For so long something may take to come.
@@ -67,7 +75,10 @@ struct State {
     known: BTreeSet<u64>,
     /// Answers that are held on their way, and whether they are there.
     held: BTreeMap<u64, bool>,
+    /// Requests whose answers it takes for malformed.
+    refused: BTreeSet<u64>,
     holds_stores: bool,
+    holds_pages: bool,
     opened: Vec<Opened>,
     next: u64,
     is_ended: bool,
@@ -104,7 +115,7 @@ impl Fake {
     /// Makes a request; returns its number.
     pub fn ask(&self, operation: u32, node: u64, body: &[u8]) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let unique = self.put(&mut state, operation, node, body);
+        let unique = self.put(&mut state, PROCESS, operation, node, body);
         self.changed.notify_all();
         unique
     }
@@ -112,20 +123,29 @@ impl Fake {
     /// As [`Fake::ask`]; the answer stays on its way until [`Fake::let_through`].
     pub fn ask_and_hold(&self, operation: u32, node: u64, body: &[u8]) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let unique = self.put(&mut state, operation, node, body);
+        let unique = self.put(&mut state, PROCESS, operation, node, body);
         state.held.insert(unique, false);
         self.changed.notify_all();
         unique
     }
 
-    fn put(&self, state: &mut State, operation: u32, node: u64, body: &[u8]) -> u64 {
+    /// As [`Fake::ask`]; the answer is refused, and the request fails.
+    pub fn ask_and_refuse(&self, operation: u32, node: u64, body: &[u8]) -> u64 {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let unique = self.put(&mut state, PROCESS, operation, node, body);
+        state.refused.insert(unique);
+        self.changed.notify_all();
+        unique
+    }
+
+    fn put(&self, state: &mut State, pid: u32, operation: u32, node: u64, body: &[u8]) -> u64 {
         state.next += 1;
         let unique = state.next;
         let len = u32::try_from(40 + body.len()).unwrap();
         let mut bytes = [len.to_ne_bytes(), operation.to_ne_bytes()].concat();
         bytes.extend([unique.to_ne_bytes(), node.to_ne_bytes()].concat());
-        // Of root, by process 1.
-        bytes.extend([0, 0, 1, 0].map(u32::to_ne_bytes).concat());
+        // Of root.
+        bytes.extend([0, 0, pid, 0].map(u32::to_ne_bytes).concat());
         bytes.extend(body);
         state.requests.push_back(bytes);
         unique
@@ -134,6 +154,12 @@ impl Fake {
     /// Whether it waits with what it is to put into its memory.
     pub fn hold_stores(&self, holds: bool) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).holds_stores = holds;
+        self.changed.notify_all();
+    }
+
+    /// Whether it waits with forgetting what a file has.
+    pub fn hold_pages(&self, holds: bool) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).holds_pages = holds;
         self.changed.notify_all();
     }
 
@@ -157,6 +183,15 @@ impl Fake {
     /// Makes a request and waits for its answer.
     pub fn done(&self, operation: u32, node: u64, body: &[u8]) -> Answered {
         self.answer(self.ask(operation, node, body))
+    }
+
+    /// As [`Fake::done`], by another process.
+    pub fn done_by(&self, pid: u32, operation: u32, node: u64, body: &[u8]) -> Answered {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let unique = self.put(&mut state, pid, operation, node, body);
+        drop(state);
+        self.changed.notify_all();
+        self.answer(unique)
     }
 
     /// Waits until something like that was told.
@@ -197,7 +232,8 @@ impl Fake {
     }
 }
 
-fn number(bytes: &[u8], at: usize) -> u64 {
+/// A number in an answer.
+pub fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
@@ -235,6 +271,10 @@ impl Transport for Fake {
             while error == STORE && state.holds_stores && !state.is_ended {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
+            let is_of_pages = error == INVAL_INODE && at <= i64::MAX as u64;
+            while is_of_pages && state.holds_pages && !state.is_ended {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
             // A name, behind a struct, and a zero.
             let named = |struct_bytes: usize| body[struct_bytes..body.len() - 1].to_vec();
             let (child, name) = match error {
@@ -253,6 +293,11 @@ impl Transport for Fake {
             while state.held.contains_key(&unique) && !state.is_ended {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
+        }
+        if state.refused.remove(&unique) {
+            state.answers.insert(unique, Err(EIO));
+            self.changed.notify_all();
+            return Err(Errno::INVAL);
         }
         let answered = if error == 0 { Ok(body.to_vec()) } else { Err(-error) };
         // What tells of a node is as long as one that tells of an entry.
