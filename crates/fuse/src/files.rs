@@ -26,6 +26,8 @@ pub(crate) struct UsedFile {
     is_append_only: AtomicBool,
     /// Since its last fsync.
     is_written: AtomicBool,
+    /// Somebody is about to have the kernel forget its data, and has not begun.
+    is_forgotten_soon: AtomicBool,
     /// With `-o writeback`: when its data and it were changed last, as the kernel has said.
     times: Mutex<Option<(Time, Time)>>,
 }
@@ -34,6 +36,16 @@ impl UsedFile {
     /// It is about to be written.
     pub(crate) fn note_written(&self) {
         self.is_written.store(true, Ordering::Release);
+    }
+
+    /// Whether nobody else is about to have the kernel forget its data.
+    pub(crate) fn note_forgotten_soon(&self) -> bool {
+        !self.is_forgotten_soon.swap(true, Ordering::AcqRel)
+    }
+
+    /// What is refused from now on is to be forgotten once more.
+    pub(crate) fn note_forgotten(&self) {
+        self.is_forgotten_soon.store(false, Ordering::Release);
     }
 
     /// It is about to be synced, and errors are about to be told.
@@ -124,6 +136,7 @@ impl Files {
             is_immutable: AtomicBool::new(inode.flags & flags::IMMUTABLE != 0),
             is_append_only: AtomicBool::new(inode.flags & flags::APPEND != 0),
             is_written: AtomicBool::new(false),
+            is_forgotten_soon: AtomicBool::new(false),
             times: Mutex::default(),
         });
         let mut table = self.table.lock();

@@ -13,6 +13,7 @@ use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering};
 
 use crate::abi;
 use crate::ends::MovedEnd;
+use crate::files::UsedFile;
 use crate::message::{Answer, Result};
 use crate::nodes::Nodes;
 use crate::server::Server;
@@ -285,6 +286,23 @@ impl Server {
         if let Some(node) = self.nodes.number(id) {
             let message = invalidated(node, Known::Everything);
             drop(self.notify_later(abi::NOTIFY_INVAL_INODE, message));
+        }
+    }
+
+    /// As [`Server::forget_data_later`], for each of many requests at once: who has not begun does it for all.
+    pub(crate) fn forget_refused(&self, id: InodeId, file: &Arc<UsedFile>) {
+        let Some((node, transport)) = self.nodes.number(id).zip(self.transport()) else { return };
+        if !file.note_forgotten_soon() {
+            return;
+        }
+        let (waiting, transport) = (Arc::clone(file), Arc::clone(transport));
+        let mut message = invalidated(node, Known::Everything);
+        let begun = self.beside.run(move || {
+            waiting.note_forgotten();
+            let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_INODE));
+        });
+        if begun.is_err() {
+            file.note_forgotten();
         }
     }
 

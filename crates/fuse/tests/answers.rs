@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fake::{
     DELETE, FALLOCATE, FORGET, Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, LOOKUP, LSEEK, MKDIR, READ,
-    READDIR, READLINK, ROOT_NODE, STORE, Served, WRITE, number,
+    READDIR, READLINK, ROOT_NODE, SETATTR, STORE, Served, WRITE, number,
 };
 use ubtrfs_engine::{
     InodeId, MkfsOptions, NewInode, RenameMode, Reservation, SetAttributes, SnapshotOptions, mkfs,
@@ -385,6 +385,29 @@ fn zeroing_that_fails_has_the_kernel_forget_what_it_read() {
     assert_eq!(fake.done(FALLOCATE, node, &body), Err(ENOSPC));
     fake.wait_told("forgotten", |told| {
         // Of attributes alone the offset is negative.
+        told.code == INVAL_INODE && told.node == node && told.at <= i64::MAX as u64
+    });
+}
+
+/// A truncation that fails may have changed what the kernel has.
+#[test]
+fn truncation_that_fails_has_the_kernel_forget_what_it_read() {
+    const SIZE: u32 = 1 << 3;
+    let medium = Medium::new();
+    let served = served(&medium, Syncs::Asked);
+    made(&served, b"file");
+    let fake = &served.fake;
+    let node = node_of(fake, b"file");
+    write(fake, node, &[b'd'; 100_000]).unwrap();
+    fake.done(READ, node, &place(0, 100_000, 0)).unwrap();
+    served.fs.flush_files().unwrap();
+    medium.fails_all.store(true, Ordering::SeqCst);
+    served.fs.commit().unwrap_err();
+    let mut body = [SIZE, 0].map(u32::to_ne_bytes).concat();
+    body.extend([0, 50_000].map(u64::to_ne_bytes).concat());
+    body.resize(88, 0);
+    fake.done(SETATTR, node, &body).unwrap_err();
+    fake.wait_told("forgotten", |told| {
         told.code == INVAL_INODE && told.node == node && told.at <= i64::MAX as u64
     });
 }

@@ -15,7 +15,7 @@ impl<F: FileSystem> OpenFile<F> {
     ///
     /// # Errors
     /// [`crate::Error::Invalid`], [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may have space, and the size
-    /// is as before.
+    /// is as before, unless it could not be recorded: then it is what was asked for, in memory.
     pub fn allocate(
         &self,
         offset: FileOffset,

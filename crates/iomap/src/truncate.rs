@@ -11,8 +11,9 @@ impl<F: FileSystem> OpenFile<F> {
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`], or what the filesystem said. The file is as long as it was then; what it has beyond the new end
-    /// may be zero. Where bytes that were not written yet are among that, the next [`OpenFile::fsync()`] tells it, too.
+    /// [`crate::Error::Invalid`], or what the filesystem said. One that was to become shorter is as long as it was then; what it has
+    /// beyond the new end may be zero, or, where it had not been written back yet, what was there before: the next
+    /// [`OpenFile::fsync()`] tells that, too. One that was to become longer is so in memory.
     pub fn truncate(&self, size: FileOffset) -> Result<(), F::Error> {
         let size = AddressSpace::<F>::io_range(size, 0)?.start;
         self.space.truncate(size)

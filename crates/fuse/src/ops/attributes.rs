@@ -81,6 +81,11 @@ impl Server {
             self.note_cached(id, size.bytes());
             let growth = Growth { from: size.bytes(), by: By::Change };
             let cut = self.growing(id, &file, Some(growth), answer, |_| file.data.truncate(size));
+            if cut.is_err() {
+                // Where it ends is in memory only, and some of it may be what it was before, or zero.
+                file.note_written();
+                self.forget_data_later(id);
+            }
             cut.map_err(|error| errno(&error))?;
         }
         let now = self.now();

@@ -76,7 +76,7 @@ impl Server {
         let checked = if is_mapped { file.check_mapped() } else { file.check_mutable() };
         if checked.is_err() && is_cached {
             // It would show that.
-            self.forget_data_later(id);
+            self.forget_refused(id, &file);
         }
         checked?;
         if wanted.write_flags & abi::WRITE_KILL_SUIDGID != 0 {

@@ -14,6 +14,7 @@ use ubtrfs_volume::{Device, Volume, VolumeOptions};
 pub const LOOKUP: u32 = 1;
 pub const FORGET: u32 = 2;
 pub const GETATTR: u32 = 3;
+pub const SETATTR: u32 = 4;
 pub const READLINK: u32 = 5;
 pub const MKDIR: u32 = 9;
 pub const OPEN: u32 = 14;
