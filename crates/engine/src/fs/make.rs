@@ -413,9 +413,7 @@ impl Handle<'_> {
             return Err(Error::IsDirectory { what: id.to_string() });
         }
         let is_first = item.nlink.get() == 0;
-        if is_first && !names.is_live_orphan(id) {
-            return Err(Error::not_found(id));
-        }
+        names.check_not_going(id, item.nlink.get())?;
         check_flags(id, item.flags.get(), false)?;
         if item.nlink.get() >= LINK_COUNT_MAX {
             return Err(Error::Limit { what: format!("names of {id}") });
@@ -469,6 +467,9 @@ impl Handle<'_> {
         // Held throughout: nobody else gives the inode another access list meanwhile.
         let mut names = fs.inner.files.names();
         names.check_writable(self.txn.core(), id.root)?;
+        if inode.nlink == 0 {
+            self.check_not_going(&mut names, id)?;
+        }
         let acl = match attributes.mode {
             Some(mode) => self.acl_with_mode(id, mode)?,
             None => None,
@@ -521,7 +522,17 @@ impl Handle<'_> {
         let fs = self.fs;
         let mut names = fs.inner.files.names();
         names.check_writable(self.txn.core(), id.root)?;
+        self.check_not_going(&mut names, id)?;
         self.change_inode_under(&mut names, id, |item| item.atime = timespec(time))
+    }
+
+    /// As [`Names::check_not_going`], of what it is now.
+    fn check_not_going(&self, names: &mut Names, id: InodeId) -> Result<()> {
+        let link_count = match names.held_mut(id) {
+            Some(held) => held.item.nlink.get(),
+            None => self.fs.tree_inode(id)?.nlink,
+        };
+        names.check_not_going(id, link_count)
     }
 
     /// Changes an inode where it is: in memory if it is held, else in the tree.

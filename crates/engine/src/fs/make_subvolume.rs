@@ -107,7 +107,8 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such subvolume.
     pub fn set_default_subvolume(&self, root: RootId) -> Result<()> {
-        let mut handle = self.begin(Reservation::items(1))?;
+        // The default cannot be deleted: a full filesystem is emptied after another is.
+        let mut handle = self.begin(Reservation::allow_removal_in_subvolumes())?;
         // A deletion is alone while it looks for the default: it comes before, or sees this.
         handle.live_root_item(root)?;
         let txn = &mut handle.txn;

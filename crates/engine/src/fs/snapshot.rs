@@ -66,7 +66,11 @@ impl Filesystem {
         if read_only {
             self.flush_subvolume(root)?;
         }
-        let txn = self.inner.core.begin_alone(Reservation::items(4))?;
+        let reservation = match read_only {
+            true => Reservation::items(4),
+            false => Reservation::allow_removal_in_subvolumes(),
+        };
+        let txn = self.inner.core.begin_alone(reservation)?;
         let mut handle = Handle { fs: self, txn };
         let item = handle.live_root_item(root)?;
         if (item.flags.get() & root_flags::RDONLY != 0) == read_only {

@@ -378,6 +378,18 @@ impl Names {
         self.live_orphans.contains(&id)
     }
 
+    /// Refuses to change an inode that is to be removed: it lost its last name before the filesystem was opened, and goes after the
+    /// first change in its subvolume, or there was no room to remove it yet.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(crate) fn check_not_going(&self, id: InodeId, link_count: u32) -> Result<()> {
+        match link_count == 0 && !self.is_live_orphan(id) {
+            true => Err(Error::not_found(id)),
+            false => Ok(()),
+        }
+    }
+
     /// Remembers an inode that has no name.
     pub(crate) fn add_live_orphan(&mut self, id: InodeId) {
         self.live_orphans.insert(id);

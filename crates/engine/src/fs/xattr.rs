@@ -152,13 +152,14 @@ impl Handle<'_> {
     /// Returns the inode's mode and flags.
     fn check_xattrs(&self, names: &mut Names, id: InodeId) -> Result<(u32, u64)> {
         names.check_writable(self.txn.core(), id.root)?;
-        let (flags, mode) = match names.held_mut(id) {
-            Some(held) => (held.item.flags.get(), held.item.mode.get()),
+        let (flags, mode, link_count) = match names.held_mut(id) {
+            Some(held) => (held.item.flags.get(), held.item.mode.get(), held.item.nlink.get()),
             None => {
                 let inode = self.fs.tree_inode(id)?;
-                (inode.flags, inode.mode)
+                (inode.flags, inode.mode, inode.nlink)
             }
         };
+        names.check_not_going(id, link_count)?;
         check_flags(id, flags, false)?;
         Ok((mode, flags))
     }

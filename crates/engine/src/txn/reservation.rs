@@ -108,6 +108,12 @@ impl Reservation {
         Self { frees_space: true, ..Self::items(1) }
     }
 
+    /// Making a subvolume writable, or another one the default: root item, two uuid items, the directory of roots. As
+    /// [`Reservation::allow_removal`] it may use what is kept back.
+    pub(crate) const fn allow_removal_in_subvolumes() -> Self {
+        Self { frees_space: true, unshared_items: 4, ..Self::items(4) }
+    }
+
     /// For what was promised before: it may use what is kept back.
     pub(crate) const fn promised(self) -> Self {
         Self { frees_space: true, ..self }

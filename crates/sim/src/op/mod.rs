@@ -310,6 +310,8 @@ impl Op {
                 | Self::Evict { .. }
                 | Self::DeleteSubvolume { .. }
                 | Self::CleanDeleted { .. }
+                | Self::SetReadOnly { read_only: false, .. }
+                | Self::SetDefaultSubvolume { .. }
                 | Self::GrowDevice { .. }
                 | Self::Commit
                 | Self::Reopen
