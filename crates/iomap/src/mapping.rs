@@ -232,6 +232,9 @@ pub struct RunFailure<E> {
     pub error: E,
     /// It goes away by itself, and is no reason to lose data: the run keeps its reservation and will come again.
     pub passes: bool,
+    /// Parts of this run and of those behind it, whole blocks and ascending, that are stored all the same: their reservations are used
+    /// up, and they do not come again.
+    pub stored: Vec<FileRange>,
 }
 
 /// What plugs in below: a filesystem. All offsets and lengths it is given are whole blocks, sizes of files excepted.
@@ -290,8 +293,8 @@ pub trait FileSystem: Send + Sync + 'static {
     ///
     /// # Errors
     /// The run that failed. Those before it are written. Its own mappings are unchanged in at least the part that was not
-    /// written. Those behind it were not begun and keep their reservations; they will come again. So does the one that failed, if
-    /// the error passes; else its data is lost.
+    /// written. Those behind it keep their reservations and will come again, but for what is said to be stored. So does the one that
+    /// failed, if the error passes; else its data is lost.
     fn write_back(
         &self,
         inode: &Self::Inode,

@@ -119,7 +119,7 @@ impl<F: FileSystem> AddressSpace<F> {
     /// Runs that were begun and are not to be written now are dirty again.
     fn abandon(&self, runs: &[RunUnderWay]) {
         let mut pages = self.pages.lock();
-        let unused_bytes: u64 = runs.iter().map(|run| self.abandon_run(&mut pages, run)).sum();
+        let unused_bytes: u64 = runs.iter().map(|run| self.abandon_run(&mut pages, run, &[])).sum();
         drop(pages);
         self.ended.notify_all();
         if unused_bytes > 0 {
@@ -263,7 +263,9 @@ impl<F: FileSystem> AddressSpace<F> {
                 pages.drop_clean(&self.blocks(run.range));
             }
         }
-        let unused_bytes: u64 = abandoned.iter().map(|run| self.abandon_run(&mut pages, run)).sum();
+        let stored = result.as_ref().map_or_else(|failure| failure.stored.as_slice(), |()| &[]);
+        let unused_bytes: u64 =
+            abandoned.iter().map(|run| self.abandon_run(&mut pages, run, stored)).sum();
         let mut obstacle = None;
         match result {
             Ok(()) => {}
@@ -298,21 +300,43 @@ impl<F: FileSystem> AddressSpace<F> {
         self.states.clear(rest, StateBits::DELALLOC_NEW);
     }
 
-    /// A run that the filesystem did not begin is dirty again. Returns for how many bytes there are two reservations now, as they
-    /// were made dirty meanwhile by somebody else.
-    fn abandon_run(&self, pages: &mut Pages, run: &RunUnderWay) -> u64 {
-        pages.abandon_writeback(run.ticket);
+    /// A run that the filesystem did not write is dirty again, but for what of it is stored. Returns for how many bytes there are two
+    /// reservations now, as they were made dirty meanwhile by somebody else.
+    fn abandon_run(&self, pages: &mut Pages, run: &RunUnderWay, stored: &[FileRange]) -> u64 {
+        let stored: Vec<FileRange> = stored
+            .iter()
+            .map(|part| part.intersection(run.range))
+            .filter(|part| !part.is_empty())
+            .collect();
+        let stored_blocks: Vec<_> = stored.iter().map(|part| self.blocks(*part)).collect();
+        pages.abandon_writeback(run.ticket, &stored_blocks);
+        let mut twice_bytes = 0;
+        let mut at = run.range.start;
+        for part in stored.iter().copied().chain([FileRange::new(run.range.end, run.range.end)]) {
+            twice_bytes += self.make_dirty_again(FileRange::new(at, part.start));
+            self.states.clear(part, StateBits::ORDERED);
+            self.end_new(part, false);
+            if !self.cache.options().keeps_clean {
+                pages.drop_clean(&self.blocks(part));
+            }
+            at = part.end;
+        }
+        self.list(pages);
+        twice_bytes
+    }
+
+    /// What was on its way, and is dirty in memory. Returns how many bytes of it were made so meanwhile.
+    fn make_dirty_again(&self, range: FileRange) -> u64 {
         let dirty = CountQuery {
-            within: run.range,
+            within: range,
             want: Want::All(StateBits::DELALLOC),
             span: Span::All,
             bytes_max: u64::MAX,
         };
         let dirty_bytes = self.states.count_range(dirty, None).map_or(0, |sum| sum.len_bytes);
         let delalloc = Conversion { set: StateBits::DELALLOC, clear: StateBits::ORDERED };
-        self.states.convert(run.range, delalloc);
-        self.cache.add_dirty(run.range.len_bytes() - dirty_bytes);
-        self.list(pages);
+        self.states.convert(range, delalloc);
+        self.cache.add_dirty(range.len_bytes() - dirty_bytes);
         dirty_bytes
     }
 }

@@ -541,11 +541,13 @@ impl FileSystem for MemoryFs {
         self.write_back_count.fetch_add(1, Ordering::Relaxed);
         for (index, run) in runs.iter().enumerate() {
             if self.is_held.load(Ordering::Relaxed) {
-                return Err(RunFailure { index, error: Failure::NotNow, passes: true });
+                let stored = Vec::new();
+                return Err(RunFailure { index, error: Failure::NotNow, passes: true, stored });
             }
             let result = self.store(inode, run, true);
             self.unreserve(inode, run.range.len_bytes());
-            result.map_err(|error| RunFailure { index, error, passes: false })?;
+            let failed = |error| RunFailure { index, error, passes: false, stored: Vec::new() };
+            result.map_err(failed)?;
         }
         Ok(())
     }

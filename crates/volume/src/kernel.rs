@@ -4,8 +4,8 @@
 //! of a btrfs mount do not show in the mount table except for one. So both are followed through
 //! sysfs: image to loop devices and their partitions, btrfs filesystem to its devices.
 //!
-//! This is a look at one moment. A mount that comes later is met by the check of the superblock
-//! before each commit.
+//! This is a look at one moment, at open and then now and again while it is written: the kernel may mount an image that a server
+//! still brings to its end. A mount that comes between is met by the check of the superblock before each commit.
 
 use std::fs;
 use std::ops::Range;
@@ -33,6 +33,19 @@ pub(crate) enum Purpose {
 /// nothing is refused.
 pub(crate) fn check_unused(path: &Path, range: Range<u64>, purpose: Purpose) -> Result<()> {
     let Some(file) = FileId::of(path) else { return Ok(()) };
+    check(file, path, range, purpose)
+}
+
+/// As [`check_unused`], to write to an open file, which may have another name by now.
+///
+/// # Errors
+/// As there.
+pub(crate) fn check_file_unused(file: &fs::File, path: &Path, range: Range<u64>) -> Result<()> {
+    let Ok(metadata) = file.metadata() else { return Ok(()) };
+    check(FileId::of_metadata(&metadata), path, range, Purpose::Write)
+}
+
+fn check(file: FileId, path: &Path, range: Range<u64>, purpose: Purpose) -> Result<()> {
     let mounts = read_mounts();
     let refuse =
         |place: String| Err(Error::MountedByKernel { device: path.display().to_string(), place });
@@ -80,12 +93,15 @@ enum FileId {
 
 impl FileId {
     fn of(path: &Path) -> Option<Self> {
-        let metadata = fs::metadata(path).ok()?;
-        Some(if metadata.file_type().is_block_device() {
+        fs::metadata(path).ok().map(|metadata| Self::of_metadata(&metadata))
+    }
+
+    fn of_metadata(metadata: &fs::Metadata) -> Self {
+        if metadata.file_type().is_block_device() {
             Self::Block(metadata.rdev())
         } else {
             Self::Regular { filesystem: metadata.dev(), inode: metadata.ino() }
-        })
+        }
     }
 }
 

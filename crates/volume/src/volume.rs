@@ -211,6 +211,7 @@ impl Volume {
         for place in &run.copies {
             let member = self.member(place.devid)?;
             let Some(device) = &member.device else { continue };
+            device.check_unused()?;
             device.write_vectored_at(place.at, pieces).map_err(|source| {
                 Counters::add(&member.counters.write);
                 io_error(&**device, Op::Write, place.at, source)
@@ -236,6 +237,7 @@ impl Volume {
             for place in &run.copies {
                 let member = self.member(place.devid)?;
                 if let Some(device) = &member.device {
+                    device.check_unused()?;
                     device
                         .discard(place.at, run.len_bytes)
                         .map_err(|source| io_error(&**device, Op::Discard, place.at, source))?;
@@ -272,6 +274,7 @@ impl Volume {
         let members = self.present_members();
         let devices = || members.iter().filter_map(|m| Some((m, m.device.as_deref()?)));
         for (member, device) in devices() {
+            device.check_unused()?;
             superblocks::check_unchanged(device, *member.seen.lock())?;
         }
         let own = |member: &Member| {

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{LoopDevice, Mount, judge_kernel_mount, mkfs, run, run_with};
-use ubtrfs_volume::{Device, Error, FileDevice, OpenMode, Result, Window};
+use ubtrfs_volume::{Device, Error, FileDevice, OpenMode, Result, Volume, VolumeOptions, Window};
 
 fn open(path: &Path, mode: OpenMode) -> Result<FileDevice> {
     FileDevice::open(path, mode, Window::Whole)
@@ -185,4 +185,35 @@ fn open_of_the_partition_beside_the_mounted_one_is_allowed() {
     drop(mount);
     // They would stay when the image is detached, for the next one on that device.
     run("partx", &["--delete", disk.path.to_str().unwrap()]);
+}
+
+/// `umount` of a mount through FUSE returns while its server still writes, and the kernel was then let mount the image: both wrote to
+/// the same free space, as a loop device is kept out by no lock, and only the next superblock told.
+#[test]
+fn write_to_an_image_that_the_kernel_mounted_meanwhile_is_refused() {
+    if !judge_kernel_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = mkfs(dir.path(), 1, &[]).unwrap();
+    let devices = common::open_devices(&images, OpenMode::ReadWrite);
+    let volume = Volume::open(devices, &VolumeOptions::default()).unwrap();
+    let at = volume.chunks().first().unwrap().start;
+    let mut bytes = vec![0; 4096];
+    volume.read(at, &mut bytes, &|_| Ok(())).unwrap();
+    volume.write(at, &bytes).unwrap();
+    let mount = Mount::new("loop", &images[0], dir.path().join("mount"));
+    // It looks now and again only.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let refused = [
+        volume.write(at, &bytes),
+        volume.discard(at, 4096),
+        volume.write_superblocks(&volume.superblock()),
+    ];
+    for result in refused {
+        assert!(matches!(result, Err(Error::MountedByKernel { .. })), "{result:?}");
+    }
+    drop(mount);
+    let written = volume.write(at, &bytes);
+    assert!(written.is_ok(), "{written:?}");
 }

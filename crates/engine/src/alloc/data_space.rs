@@ -106,11 +106,6 @@ impl Allocator {
         self.state().placed_bytes += len_bytes;
     }
 
-    /// Counts a promise again that was spent, as the data is to be placed once more.
-    pub(crate) fn promise_data_again(&self, len_bytes: u64) {
-        self.state().promised_data_bytes += len_bytes;
-    }
-
     /// Takes a promise back, of either kind.
     pub(crate) fn take_back_data(&self, len_bytes: u64) {
         let mut state = self.state();

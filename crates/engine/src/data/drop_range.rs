@@ -253,20 +253,36 @@ pub(crate) fn put_missing_holes(
     target: &Target,
     range: &Range<u64>,
 ) -> Result<()> {
-    let sector = handle.core().roots.store.geometry().sectorsize_bytes as u64;
+    for hole in missing_holes(handle.core(), target, range)? {
+        put_hole(handle, target, hole.start, hole.end)?;
+    }
+    Ok(())
+}
+
+/// How many [`put_missing_holes`] would enter. The file's extents must stay as they are until then: the caller holds its data lock.
+///
+/// # Errors
+/// A block that cannot be read.
+pub(crate) fn missing_hole_count(core: &Core, target: &Target, range: &Range<u64>) -> Result<u64> {
+    Ok(missing_holes(core, target, range)?.len() as u64)
+}
+
+fn missing_holes(core: &Core, target: &Target, range: &Range<u64>) -> Result<Vec<Range<u64>>> {
+    let sector = core.roots.store.geometry().sectorsize_bytes as u64;
+    let mut holes = Vec::new();
     let mut at = range.start;
-    for (start, data) in overlapping(handle.core(), target, range, usize::MAX)? {
+    for (start, data) in overlapping(core, target, range, usize::MAX)? {
         let extent = FileExtent::parse(&data).map_err(|error| error.in_root(target.root))?;
         if start > at {
-            put_hole(handle, target, at, start)?;
+            holes.push(at..start);
         }
         let end = end_of(start, &extent).checked_next_multiple_of(sector).unwrap_or(u64::MAX);
         at = at.max(end);
     }
     if at < range.end {
-        put_hole(handle, target, at, range.end)?;
+        holes.push(at..range.end);
     }
-    Ok(())
+    Ok(holes)
 }
 
 /// Whether the file's data is inline.

@@ -107,6 +107,7 @@ impl Filesystem {
             FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
             _ => return Err(Error::InvalidArgument { what: format!("{id} is no regular file") }),
         }
+        self.inner.files.names().check_not_going(id, inode.nlink)?;
         check_flags(id, inode.flags, true)?;
         let sectorsize_bytes = self.sectorsize_bytes();
         let end = inode.size_bytes;

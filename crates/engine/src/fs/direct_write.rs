@@ -68,15 +68,21 @@ impl Filesystem {
     ) -> Result<Promised<'_>> {
         loop {
             let range = front_of(rest, max.new_bytes);
-            let error = match self.promise_data(range.len_bytes()) {
+            match self.promise_data(range.len_bytes()) {
                 Ok(()) => return Ok(Promised { range, alone: None }),
-                Err(error @ Error::NoSpace { .. }) => error,
+                Err(Error::NoSpace { .. }) => {}
                 Err(error) => return Err(error),
-            };
+            }
             let placed = front_of(rest, max.placed_bytes);
             if let Some((alone, range)) = self.lock_places(io, placed)? {
                 return Ok(Promised { range, alone: Some(alone) });
             }
+            let len_bytes = range.len_bytes();
+            let error = match self.with_less_dirty(len_bytes, || self.promise_data(len_bytes)) {
+                Ok(()) => return Ok(Promised { range, alone: None }),
+                Err(error @ Error::NoSpace { .. }) => error,
+                Err(error) => return Err(error),
+            };
             max.new_bytes = self.half(range).ok_or(error)?;
         }
     }

@@ -29,15 +29,20 @@ use ubtrfs_rt::{AtomicBool, Mutex, MutexGuard, Ordering, Time};
 
 use super::inode::{Inode, InodeId};
 use super::state::DataChange;
+use super::stored::Stored;
 use crate::data::append::{Target, extent_key};
 use crate::data::drop_range;
 use crate::data::file_extent::{self, ExtentWalk, ExtentsOf};
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Inner};
-use crate::txn::{Flush, Reservation};
+use crate::txn::{Core, Flush, Reservation};
 
 /// File extents that a reservation for dirty data counts with at most.
 const ITEMS_AT_ONCE_MAX: u64 = 64;
+/// What is written at once of all that is dirty, for want of space, where less is wanted.
+const SHRINK_PART: u64 = 8;
+/// How often a part is written so, before all is.
+const SHRINK_TRIES_MAX: u64 = 16;
 /// Where mappings end that nothing is mapped behind: past every file, in whole blocks of any size.
 const END: u64 = 1 << 63;
 
@@ -61,6 +66,9 @@ pub struct IoInode {
     pub(super) is_append_only: AtomicBool,
     /// Whether dirty data, or a mapping that is about to get some, counts on the space that the file has.
     pub(super) has_placed: AtomicBool,
+    /// Whether a block is promised, beside what is dirty, for inline data that must move to an extent when something behind it is
+    /// written: see [`FileIo::promise_outline`].
+    has_outline_promise: AtomicBool,
     /// When it was last written in memory; `None` once the inode says so.
     pub(super) written: Mutex<Option<Time>>,
 }
@@ -96,6 +104,7 @@ impl IoInode {
             is_gone: AtomicBool::new(false),
             is_append_only: AtomicBool::new(inode.flags & flags::APPEND != 0),
             has_placed: AtomicBool::new(false),
+            has_outline_promise: AtomicBool::new(false),
             inner: std::sync::Arc::downgrade(&fs.inner),
             sequence: MappingSequence::new(),
             place: Mutex::new(Place::default()),
@@ -222,6 +231,30 @@ impl IoInode {
             if (*root, *inode, *o) == (self.id.root, self.id.inode, offset))
     }
 
+    /// The promise for moving inline data, if there is one: spent, or kept for another time, by who calls this.
+    pub(super) fn take_outline_promise(&self) -> bool {
+        self.has_outline_promise.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn has_outline_promise(&self) -> bool {
+        self.has_outline_promise.load(Ordering::Acquire)
+    }
+
+    /// The data is not inline any more, or of no concern.
+    pub(super) fn give_outline_promise_back(&self, core: &Core) {
+        if self.take_outline_promise() {
+            core.alloc.take_back_data(core.roots.store.geometry().sectorsize_bytes as u64);
+        }
+    }
+
+    /// Keeps a promise that was taken and not spent.
+    pub(super) fn keep_outline_promise(&self, fs: &Filesystem) {
+        if self.has_outline_promise.swap(true, Ordering::AcqRel) {
+            // Another came meanwhile.
+            fs.inner.core.alloc.take_back_data(fs.sectorsize_bytes());
+        }
+    }
+
     /// Its extents and the hole behind them.
     pub(super) fn of(&self, fs: &Filesystem) -> ExtentsOf {
         ExtentsOf {
@@ -297,13 +330,36 @@ impl FileIo {
 
     fn reserve_all(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<Mapping> {
         let (at, len_bytes) = (range.start.bytes(), range.len_bytes());
-        fs.promise_items(len_bytes)?;
+        self.promise_outline(fs, inode, range)?;
+        fs.with_less_dirty(len_bytes, || fs.promise_items(len_bytes))?;
         if let Err(error) = fs.promise_data(len_bytes) {
-            return self.reserve_placed(fs, inode, range, error);
+            match self.reserve_placed(fs, inode, range, error) {
+                Err(Error::NoSpace { .. }) => {}
+                result => return result,
+            }
+            fs.with_less_dirty(len_bytes, || fs.promise_data(len_bytes))?;
         }
         fs.inner.files.add_delalloc(len_bytes);
         let mapping = inode.mapping_at(fs, &mut inode.place.lock(), at);
         self.reserved(fs, range, mapping)
+    }
+
+    /// A file of just one block, of which none is written, may lie inline. What comes behind it moves it to an extent, so that has
+    /// its space promised, too. Of a shorter one the block is written as it grows, and of a longer one this was done, or it is
+    /// not inline.
+    fn promise_outline(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<()> {
+        let block = u64::from(self.block_bytes);
+        let Some(space) = fs.inner.open_files.find(inode.id) else { return Ok(()) };
+        let is_first_behind = space.size().bytes() == block && range.end.bytes() > block;
+        if !is_first_behind
+            || inode.has_outline_promise()
+            || !drop_range::is_inline(&fs.inner.core, &inode.target(true))?
+        {
+            return Ok(());
+        }
+        fs.with_less_dirty(block, || fs.promise_data(block))?;
+        inode.keep_outline_promise(fs);
+        Ok(())
     }
 
     /// A mapping by which data goes where the file has its space, for which there is no other: `error`.
@@ -321,6 +377,8 @@ impl FileIo {
             return Err(error);
         }
         let _alone = fs.lock_placing();
+        // While it is held no commit moves references from the queue to the tree, between which nobody sees them.
+        let _handle = fs.begin_step(Reservation::items(0).promised())?;
         loop {
             // What is found must be what the mapping says: writeback may bring other data there.
             let cookie = inode.sequence.cookie();
@@ -423,21 +481,21 @@ impl FileSystem for FileIo {
         inode: &IoInode,
         runs: &[WritebackRun<'_>],
     ) -> Result<(), RunFailure<Error>> {
-        let failed = |index, error, passes| RunFailure { index, error, passes };
-        let fs = self.fs().map_err(|error| failed(0, error, false))?;
-        let bytes_of = |runs: &[WritebackRun<'_>]| -> u64 {
-            runs.iter().map(|run| run.range.len_bytes()).sum()
-        };
+        let mut stored = Stored::default();
+        let fs = self.fs().map_err(|error| {
+            let stored = Vec::new();
+            RunFailure { index: 0, error, passes: false, stored }
+        })?;
         let (core, files) = (&fs.inner.core, &fs.inner.files);
         let was_held = core.is_held();
         // What was kept back for the items of these is what their handles ask for now.
-        files.subtract_delalloc(bytes_of(runs));
-        if fs.write_runs(inode, runs).is_ok() {
+        files.subtract_delalloc(stored.missing_bytes(runs));
+        if fs.write_runs(inode, runs, &mut stored).is_ok() {
             return Ok(());
         }
         // One by one: what can be written is, and who could not is known.
         for (index, run) in runs.iter().enumerate() {
-            let Err(error) = fs.write_run_in_parts(inode, run) else {
+            let Err(error) = fs.write_run_in_parts(inode, run, &mut stored) else {
                 continue;
             };
             // While somebody holds commits a transaction may be as large as it may become, or space not be
@@ -447,13 +505,14 @@ impl FileSystem for FileIo {
                 Error::NoSpace { .. } => was_held || core.is_held(),
                 _ => false,
             };
-            if passes {
-                files.add_delalloc(bytes_of(&runs[index..]));
-            } else {
-                core.alloc.take_back_data(run.range.len_bytes());
-                files.add_delalloc(bytes_of(&runs[index + 1..]));
+            let mut left = &runs[index..];
+            if !passes {
+                core.alloc.take_back_data(stored.missing_bytes(&left[..1]));
+                left = &left[1..];
             }
-            return Err(failed(index, error, passes));
+            files.add_delalloc(stored.missing_bytes(left));
+            let stored = stored.from(run.range.start);
+            return Err(RunFailure { index, error, passes, stored });
         }
         Ok(())
     }
@@ -500,13 +559,14 @@ impl FileSystem for FileIo {
 
     fn check_space(&self, _inode: &IoInode, len_bytes: u64) -> Result<()> {
         let fs = self.fs()?;
-        fs.promise_data(len_bytes)?;
+        fs.with_less_dirty(len_bytes, || fs.promise_data(len_bytes))?;
         fs.inner.core.alloc.take_back_data(len_bytes);
         Ok(())
     }
 
     fn allocate(&self, inode: &IoInode, range: FileRange) -> Result<()> {
-        self.fs()?.allocate_file(inode, range.start.bytes()..range.end.bytes())
+        let (fs, range) = (self.fs()?, range.start.bytes()..range.end.bytes());
+        fs.with_less_dirty(range.end - range.start, || fs.allocate_file(inode, range.clone()))
     }
 
     fn make_unwritten(&self, inode: &IoInode, range: FileRange) -> Result<()> {
@@ -554,6 +614,38 @@ impl Filesystem {
         }
     }
 
+    /// Asks for space; as long as there is none, has some of what is dirty in memory written, and asks again: what is compressed,
+    /// becomes inline, or takes the place of other data takes less than was promised to it. By pages, over files, the oldest first,
+    /// as much as is wanted or a part of all; all of it in the end. The thread holds no handle, and no file's data lock.
+    ///
+    /// # Errors
+    /// That of the last time.
+    pub(super) fn with_less_dirty<T>(
+        &self,
+        wanted_bytes: u64,
+        ask: impl Fn() -> Result<T>,
+    ) -> Result<T> {
+        let mut tries = 0;
+        loop {
+            let result = ask();
+            let is_full = matches!(result, Err(Error::NoSpace { .. }));
+            if !is_full || tries > SHRINK_TRIES_MAX || !self.shrink_dirty(wanted_bytes, tries) {
+                return result;
+            }
+            tries += 1;
+        }
+    }
+
+    /// Has what is dirty in memory written for the given time; returns whether any was.
+    fn shrink_dirty(&self, wanted_bytes: u64, tries: u64) -> bool {
+        let cache = self.page_cache();
+        let part_bytes = match tries {
+            SHRINK_TRIES_MAX => u64::MAX,
+            _ => wanted_bytes.max(cache.dirty_bytes() / SHRINK_PART),
+        };
+        cache.shrink_dirty(part_bytes) > 0
+    }
+
     /// Makes sure that there is metadata for the items of so much more dirty data. The thread holds no
     /// handle.
     fn promise_items(&self, len_bytes: u64) -> Result<()> {
@@ -580,6 +672,7 @@ impl Filesystem {
 impl Drop for IoInode {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.upgrade() {
+            self.give_outline_promise_back(&inner.core);
             inner.open_files.forget(self.id);
         }
     }

@@ -39,30 +39,39 @@ impl Filesystem {
 
     /// As [`Filesystem::set_file_size`], on the medium in any case. The caller holds the data lock.
     fn set_locked_size(&self, io: &IoInode, size: u64, beyond: Beyond) -> Result<()> {
-        let end = size.next_multiple_of(self.sectorsize_bytes());
-        let mut inode = self.disk_inode(io.id)?;
-        if beyond == Beyond::Dropped {
-            // The size goes down with what is dropped.
-            self.drop_in_steps(io, end..u64::MAX, |old, from| old.min(from.max(size)))?;
-            inode = self.disk_inode(io.id)?;
-            if size < inode.size_bytes {
-                // What cuts off may use what is kept back for freeing.
-                let mut handle = self.begin_step(Reservation::removals(1))?;
-                handle.check_file(io.id)?;
-                return handle.count_data(io, 0, 0, |_| size);
-            }
+        if beyond == Beyond::Dropped && self.cut_locked(io, size, u64::MAX)? {
+            return Ok(());
         }
+        let inode = self.disk_inode(io.id)?;
         if size <= inode.size_bytes {
             return Ok(());
         }
         // Inline data is all that a file has.
         let mut locked = Locked::of_open(self, inode);
         locked.outline_unless(0..size)?;
-        let reservation = Reservation::items(4).and(Reservation::extents(2));
+        let reservation = Reservation::items(4)
+            .and(Reservation::extents(2))
+            .with_holes(self.holes_grown_over(io, size)?);
         let mut handle = self.begin_step(reservation)?;
         handle.check_file(io.id)?;
         let _change = io.change(self);
         handle.count_data(io, 0, 0, |old| old.max(size))
+    }
+
+    /// Drops what the file has from the sector behind `size` up to `end`, and lets it end at `size` where it is longer. Returns
+    /// whether it was. The caller holds the data lock.
+    fn cut_locked(&self, io: &IoInode, size: u64, end: u64) -> Result<bool> {
+        let start = size.next_multiple_of(self.sectorsize_bytes());
+        // The size goes down with what is dropped.
+        self.drop_in_steps(io, start..end, |old, from| old.min(from.max(size)))?;
+        if size >= self.disk_inode(io.id)?.size_bytes {
+            return Ok(false);
+        }
+        // What cuts off may use what is kept back for freeing.
+        let mut handle = self.begin_step(Reservation::removals(1))?;
+        handle.check_file(io.id)?;
+        handle.count_data(io, 0, 0, |_| size)?;
+        Ok(true)
     }
 
     /// After a clone that failed half way, by who has locked the range that was to be changed, and the end of the
@@ -70,12 +79,30 @@ impl Filesystem {
     /// in memory as it would have become. Where the range lies in the file nothing was to become longer, and what is behind it is others'.
     pub(super) fn cut_to_memory(&self, io: &IoInode, end: ubtrfs_iomap::FileOffset) {
         let Some(space) = self.inner.open_files.find(io.id) else { return };
-        if end > space.size()
-            && self.set_file_size(io, space.size().bytes(), Beyond::Dropped).is_err()
-        {
+        let cut = || {
+            let _lock = self.inner.files.lock_data(io.id);
+            // What was allocated behind what was to be cloned stays.
+            let end = end.bytes().next_multiple_of(self.sectorsize_bytes());
+            self.cut_locked(io, space.size().bytes(), end)
+        };
+        if end > space.size() && cut().is_err() {
             // The first failure is told. What was cloned by then is shown.
             space.end_not_before(end);
         }
+    }
+
+    /// How many holes must be entered for an open file to end at `size` on the medium. The caller holds the data lock.
+    pub(super) fn holes_grown_over(&self, io: &IoInode, size: u64) -> Result<u64> {
+        if self.has_no_holes() {
+            return Ok(0);
+        }
+        let sector = self.sectorsize_bytes();
+        let old = self.disk_inode(io.id)?.size_bytes.next_multiple_of(sector);
+        let gap = old..size.next_multiple_of(sector);
+        if gap.is_empty() {
+            return Ok(0);
+        }
+        drop_range::missing_hole_count(&self.inner.core, &io.target(true), &gap)
     }
 
     /// Whether the block where a file of `size` ends is dirty: then its writeback says where it ends.

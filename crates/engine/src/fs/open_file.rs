@@ -141,8 +141,8 @@ impl Filesystem {
     /// Opens a regular file for reading and writing through memory.
     ///
     /// # Errors
-    /// `NotFound`, `IsDirectory`; `InvalidArgument` for another type. Whether it can be written is
-    /// found when it is.
+    /// `NotFound`, also of an inode without a name that is to be removed; `IsDirectory`; `InvalidArgument` for another type. Whether it
+    /// can be written is found when it is.
     pub fn open_data(&self, id: InodeId) -> Result<DataFile> {
         let files = &self.inner.open_files;
         let known = files.find(id);
@@ -163,6 +163,7 @@ impl Filesystem {
                         return Err(Error::InvalidArgument { what });
                     }
                 }
+                self.inner.files.names().check_not_going(id, inode.nlink)?;
                 if inode.size_bytes > FileOffset::MAX.bytes() {
                     let what = format!("{id} of {} bytes", inode.size_bytes);
                     return Err(Error::Limit { what });

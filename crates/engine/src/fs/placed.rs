@@ -15,6 +15,7 @@ use super::inode::InodeId;
 use crate::data::file_extent::ExtentWalk;
 use crate::error::Result;
 use crate::filesystem::Filesystem;
+use crate::txn::Reservation;
 
 impl Filesystem {
     /// Held by who promises data the space that its file has, from the look at it until the mapping is
@@ -66,7 +67,11 @@ impl Filesystem {
             return Ok(None);
         }
         let alone = self.lock_placing();
-        let front = io.with_space(self, range)?;
+        let front = {
+            // While it is held no commit moves references from the queue to the tree, between which nobody sees them.
+            let _handle = self.begin_step(Reservation::items(0).promised())?;
+            io.with_space(self, range)?
+        };
         if front.is_empty() {
             return Ok(None);
         }

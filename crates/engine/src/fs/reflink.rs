@@ -65,7 +65,7 @@ impl Filesystem {
     }
 
     /// Clones between files whose data is all on the medium. `None` where the target is open and is not
-    /// said to be. Sets `begun` before the target changes.
+    /// said to be. Sets `begun` once a part of it is cloned.
     fn clone_closed(
         &self,
         source: InodeId,
@@ -81,14 +81,18 @@ impl Filesystem {
             return Ok(None);
         }
         let mut clone = Clone::checked(self, source, range, target, target_offset)?;
-        *begun = true;
         clone.target.outline_unless(0..u64::MAX)?;
         if !may_be_open {
             let options = clone.target.write_options()?;
             clone.target.clear_old_tail(target_offset.0, &options)?;
         }
-        while clone.step()? {}
-        Ok(Some(()))
+        loop {
+            let has_more = clone.step()?;
+            *begun = true;
+            if !has_more {
+                return Ok(Some(()));
+            }
+        }
     }
 
     /// As [`Filesystem::clone_range`], if the target has the same bytes there already. Returns
@@ -355,9 +359,11 @@ impl<'a> Clone<'a> {
             end = limit;
         }
         let end = end.min(self.sectors_end);
+        let gap = self.target.gap_behind(self.to_target(self.at), self.to_target(end));
         let reservation = Reservation::extents(2 * mappings.len() as u64 + 2)
             .and(Reservation::items(4))
-            .and(Reservation::removals(STEP_EXTENTS_MAX as u64));
+            .and(Reservation::removals(STEP_EXTENTS_MAX as u64))
+            .with_holes(self.target.hole_count(&gap)?);
         let mut handle = fs.begin_step(reservation)?;
         handle.check_file(self.target.inode.id)?;
         // A source whose subvolume was deleted since may have lost its extents.
@@ -370,7 +376,7 @@ impl<'a> Clone<'a> {
     /// Lets the target have what the source has up to `end`.
     fn share(&mut self, handle: &mut Handle<'_>, mappings: &[Mapping], end: u64) -> Result<()> {
         let range = self.to_target(self.at)..self.to_target(end);
-        let old_end = self.target.inode.size_bytes.next_multiple_of(self.target.sector);
+        let gap = self.target.gap_behind(range.start, range.end);
         let kept = self.target.fs.inner.files.kept();
         let of = self.target.target;
         let change = self.target.change();
@@ -388,7 +394,6 @@ impl<'a> Clone<'a> {
             self.enter(handle, &of, mapping, self.to_target(start), skipped, mapping_end - start)?;
         }
         if !self.target.no_holes() {
-            let gap = old_end.min(range.start)..range.end;
             drop_range::put_missing_holes(&mut handle.txn, &of, &gap)
                 .map_err(|error| handle.txn.abort(error))?;
         }

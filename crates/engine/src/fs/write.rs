@@ -45,6 +45,8 @@ pub(super) struct Locked<'a> {
     pub(super) inode: Inode,
     pub(super) target: Target,
     pub(super) sector: u64,
+    /// Whether what is written was promised its space: it is data that a caller was told is taken.
+    pub(super) promise: DataPromise,
     /// What memory has of it, if it is open.
     space: Option<Arc<AddressSpace<FileIo>>>,
 }
@@ -138,6 +140,7 @@ impl<'a> Locked<'a> {
         fs.inner.core.check_writable()?;
         fs.inner.files.names().check_writable(&fs.inner.core, id.root)?;
         let file = Self::for_reading(fs, id)?;
+        fs.inner.files.names().check_not_going(id, file.inode.nlink)?;
         check_flags(id, file.inode.flags, true)?;
         Ok(file)
     }
@@ -165,7 +168,7 @@ impl<'a> Locked<'a> {
         let id = inode.id;
         let target = Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() };
         let space = fs.inner.open_files.find(id);
-        Self { fs, inode, target, sector: fs.sectorsize_bytes(), space }
+        Self { fs, inode, target, sector: fs.sectorsize_bytes(), promise: DataPromise::None, space }
     }
 
     /// Begins a change of its extents.
@@ -291,7 +294,10 @@ impl<'a> Locked<'a> {
         let inline = data
             .inline(self.target.has_csums)
             .filter(|(_, bytes)| is_whole && bytes.len() <= inline_max);
-        if let Some((compression, bytes)) = inline {
+        // Beside what is allocated behind the end it cannot be inline.
+        let has_more =
+            inline.is_some() && drop_range::extents_end(core, &self.target)? > self.sector;
+        if let Some((compression, bytes)) = inline.filter(|_| !has_more) {
             self.replace_by_inline(len, compression, bytes)?;
         } else {
             let mut extents = data.into_extents();
@@ -301,12 +307,12 @@ impl<'a> Locked<'a> {
             let pieces = [(start, extents)];
             let written = {
                 // What only cuts off may use what is kept back for freeing.
-                let reservation = match len {
-                    0 => Reservation::items(0).promised(),
+                let reservation = match (len, self.promise) {
+                    (0, _) | (_, DataPromise::Given) => Reservation::items(0).promised(),
                     _ => Reservation::items(0),
                 };
                 let _handle = self.fs.begin_step(reservation)?;
-                append::find_space(core, &self.target, &pieces, DataPromise::None)?
+                append::find_space(core, &self.target, &pieces, self.promise)?
             };
             let end = (start + len).next_multiple_of(self.sector);
             let entered =
@@ -329,7 +335,7 @@ impl<'a> Locked<'a> {
         handle.check_file(self.inode.id)?;
         let kept = self.fs.inner.files.kept();
         let _change = self.change();
-        let lost = drop_range(&mut handle.txn, &self.target, &(0..u64::MAX), kept)?;
+        let lost = drop_range(&mut handle.txn, &self.target, &(0..self.sector), kept)?;
         append::put_inline(&mut handle.txn, &self.target, len, compression, bytes)?;
         self.count(&mut handle, len, lost, len)
     }
@@ -343,24 +349,44 @@ impl<'a> Locked<'a> {
             0 => Reservation::removals(6),
             count => Reservation::extents(count + 2).and(Reservation::items(4)).and(removals),
         };
-        let mut handle = self.fs.begin_step(reservation)?;
-        handle.check_file(self.inode.id)?;
-        let files = &self.fs.inner.files;
         let old_size = self.inode.size_bytes;
-        let old_end = old_size.next_multiple_of(self.sector);
+        let gap = self.gap_behind(range.start, size);
+        let reservation = reservation.with_holes(self.hole_count(&gap)?);
+        let mut handle = match self.promise {
+            DataPromise::None => self.fs.begin_step(reservation)?,
+            DataPromise::Given => self.fs.begin_step(reservation.promised())?,
+        };
+        match self.promise {
+            DataPromise::None => handle.check_file(self.inode.id)?,
+            DataPromise::Given => handle.check_file_is_there(self.inode.id)?,
+        }
+        let files = &self.fs.inner.files;
         let txn = &mut handle.txn;
         let _change = self.change();
         // What is behind the end of a file that is cut off goes, too.
         let dropped = range.start..if size < old_size { u64::MAX } else { range.end };
         let lost = drop_range(txn, &self.target, &dropped, files.kept())?;
         let added = append::enter_all(txn, &self.target, written, &files.csums, Grows::Yes)?;
-        let new_end = size.next_multiple_of(self.sector);
-        if !self.no_holes() && new_end > old_end.min(range.start) {
-            let gap = old_end.min(range.start)..new_end;
+        if !self.no_holes() && !gap.is_empty() {
             drop_range::put_missing_holes(txn, &self.target, &gap)
                 .map_err(|error| txn.abort(error))?;
         }
         self.count(&mut handle, added, lost, size)
+    }
+
+    /// What a file that ends at `end` then must have items for, where holes have some: from where it ended, or from `start`,
+    /// where it is changed.
+    pub(super) fn gap_behind(&self, start: u64, end: u64) -> Range<u64> {
+        let old_end = self.inode.size_bytes.next_multiple_of(self.sector);
+        old_end.min(start)..end.next_multiple_of(self.sector)
+    }
+
+    /// How many holes must be entered in a gap.
+    pub(super) fn hole_count(&self, gap: &Range<u64>) -> Result<u64> {
+        match self.no_holes() || gap.is_empty() {
+            true => Ok(0),
+            false => drop_range::missing_hole_count(&self.fs.inner.core, &self.target, gap),
+        }
     }
 
     /// Enters in the inode that its data changed.

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use ubtrfs_iomap::{AddressSpace, WritebackRun};
+use ubtrfs_iomap::{AddressSpace, FileRange, WritebackRun};
 use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
@@ -19,6 +19,7 @@ use ubtrfs_rt::Arc;
 use super::file_io::{FileIo, IoInode};
 use super::inode::{Inode, time_of};
 use super::state::{timespec, touch};
+use super::stored::Stored;
 use super::write::Locked;
 use crate::alloc::DataPromise;
 use crate::data::append::{self, Grows, Target, Written};
@@ -62,6 +63,10 @@ impl Part<'_> {
     fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.len_bytes()
     }
+
+    fn file_range(&self) -> FileRange {
+        FileRange::with_len(ubtrfs_iomap::FileOffset::new(self.offset), self.len_bytes())
+    }
 }
 
 /// A file that is written back.
@@ -82,27 +87,38 @@ struct Job<'a> {
 }
 
 impl Filesystem {
-    /// Writes runs of one file from memory, ascending, and maps them. Space is promised for them; where
-    /// all are written it is so no more, and else still is.
+    /// Writes runs of one file from memory, ascending, and maps them. Space is promised for them, and is not any more for what is
+    /// `stored` when it returns.
     ///
     /// # Errors
-    /// As [`Filesystem::write`]; nothing is mapped then but what was preallocated.
-    pub(super) fn write_runs(&self, io: &IoInode, runs: &[WritebackRun<'_>]) -> Result<()> {
-        self.write_runs_once(io, runs, Grows::Yes)
+    /// As [`Filesystem::write`]; of what is not stored no mapping is changed then.
+    pub(super) fn write_runs(
+        &self,
+        io: &IoInode,
+        runs: &[WritebackRun<'_>],
+        stored: &mut Stored,
+    ) -> Result<()> {
+        self.write_runs_once(io, runs, Grows::Yes, stored)
     }
 
-    fn write_runs_once(&self, io: &IoInode, runs: &[WritebackRun<'_>], grows: Grows) -> Result<()> {
+    fn write_runs_once(
+        &self,
+        io: &IoInode,
+        runs: &[WritebackRun<'_>],
+        grows: Grows,
+        stored: &mut Stored,
+    ) -> Result<()> {
         let Some(last) = runs.last() else { return Ok(()) };
         let mut job = Job::new(self, io, last.size.bytes(), From::Memory)?;
         job.grows = grows;
-        let alloc = &self.inner.core.alloc;
         if let [only] = runs
+            && stored.within(only.range).next().is_none()
             && job.write_inline(only)?
         {
-            alloc.take_back_data(only.range.len_bytes());
+            self.inner.core.alloc.take_back_data(only.range.len_bytes());
             return Ok(());
         }
-        let mut parts = job.split_in_place(runs)?;
+        let mut parts = job.split_in_place(runs, stored)?;
         // All that is new together; first those of the kind of the block in which the file ends on the medium, behind
         // which it must not end before that block is written.
         let old_end = job.inode.size_bytes;
@@ -112,15 +128,16 @@ impl Filesystem {
         if steps(&parts).nth(1).is_some() {
             job.grows = Grows::No;
         }
-        let (mut placed_bytes, mut new_bytes) = (0, 0);
         for parts in steps(&parts) {
-            let stayed = job.write_parts(parts).inspect_err(|_| {
-                // Who fails half way is tried again as a whole.
-                alloc.promise_placed_data(placed_bytes);
-                alloc.promise_data_again(new_bytes);
-            })?;
-            let done_bytes = if stayed { &mut placed_bytes } else { &mut new_bytes };
-            *done_bytes += len_of(parts);
+            job.write_parts(parts)?;
+            // Who fails later is not tried again with these: what was written in place has its checksums by now, and would need
+            // space of its own, which nobody promised.
+            parts.iter().for_each(|part| stored.add(part.file_range()));
+        }
+        // What was inline may have been written over instead.
+        let core = &self.inner.core;
+        if io.has_outline_promise() && !drop_range::is_inline(core, &job.target).unwrap_or(true) {
+            io.give_outline_promise_back(core);
         }
         Ok(())
     }
@@ -150,7 +167,7 @@ impl Filesystem {
             self.inner.core.alloc.take_back_data(*done_bytes);
             return Ok(());
         }
-        let parts = job.split_in_place(std::slice::from_ref(run))?;
+        let parts = job.split_in_place(std::slice::from_ref(run), &Stored::default())?;
         // Each step is mapped whole or not at all, and only then comes the next.
         for parts in steps(&parts) {
             job.write_parts(parts)?;
@@ -187,9 +204,14 @@ impl Filesystem {
     /// As [`Filesystem::write_runs`], of one run, in halves where there is no space to write it whole.
     ///
     /// # Errors
-    /// As there; what is not written keeps its mapping, and space is promised for all of it.
-    pub(super) fn write_run_in_parts(&self, io: &IoInode, run: &WritebackRun<'_>) -> Result<()> {
-        self.write_run_or_halves(io, run, Grows::Yes)
+    /// As there.
+    pub(super) fn write_run_in_parts(
+        &self,
+        io: &IoInode,
+        run: &WritebackRun<'_>,
+        stored: &mut Stored,
+    ) -> Result<()> {
+        self.write_run_or_halves(io, run, Grows::Yes, stored)
     }
 
     fn write_run_or_halves(
@@ -197,23 +219,22 @@ impl Filesystem {
         io: &IoInode,
         run: &WritebackRun<'_>,
         grows: Grows,
+        stored: &mut Stored,
     ) -> Result<()> {
         let block = self.sectorsize_bytes();
-        match self.write_runs_once(io, std::slice::from_ref(run), grows) {
+        match self.write_runs_once(io, std::slice::from_ref(run), grows, stored) {
             Err(Error::NoSpace { .. }) if run.range.len_bytes() > block => {}
             result => return result,
         }
         let half = (run.range.len_bytes() / 2).next_multiple_of(block);
         let middle = run.range.start.saturating_add(half);
         let (front, back) = split_buffers(run.buffers, half);
-        let write_part = |start, end, buffers: &[&[u8]]| {
-            let range = ubtrfs_iomap::FileRange::new(start, end);
-            let part = WritebackRun { range, buffers, size: run.size };
-            self.write_run_or_halves(io, &part, Grows::No)
+        let mut write_part = |start, end, buffers: &[&[u8]]| {
+            let part = WritebackRun { range: FileRange::new(start, end), buffers, size: run.size };
+            self.write_run_or_halves(io, &part, Grows::No, stored)
         };
         write_part(run.range.start, middle, &front)?;
         write_part(middle, run.range.end, &back)
-            .inspect_err(|_| self.inner.core.alloc.promise_data_again(half))
     }
 }
 
@@ -242,13 +263,12 @@ impl<'f> Job<'f> {
         Ok(Self { fs, io, inode, target, options, size, from, grows: Grows::Yes, space })
     }
 
-    /// Writes parts of one kind, all or none. The promise for them is used up. Returns whether they are
-    /// where the file had its space.
-    fn write_parts(&self, parts: &[Part<'_>]) -> Result<bool> {
+    /// Writes parts of one kind, all or none. The promise for them is used up.
+    fn write_parts(&self, parts: &[Part<'_>]) -> Result<()> {
         let stays = parts.first().is_some_and(|part| part.stays) && self.write_in_place(parts)?;
         let spent_bytes = if stays { 0 } else { self.write_new(parts)? };
         self.fs.inner.core.alloc.take_back_data(len_of(parts).saturating_sub(spent_bytes));
-        Ok(stays)
+        Ok(())
     }
 
     /// Writes the run as inline data, if it is the whole of a short file. Returns whether it was.
@@ -296,12 +316,19 @@ impl<'f> Job<'f> {
         Ok(false)
     }
 
-    /// What of runs is written where the file has its space, and what gets other space, in order.
-    fn split_in_place<'a>(&self, runs: &[WritebackRun<'a>]) -> Result<Vec<Part<'a>>> {
-        let whole = runs.iter().map(|run| Part {
-            offset: run.range.start.bytes(),
-            buffers: run.buffers.to_vec(),
-            stays: false,
+    /// What of runs, where it is not stored, is written where the file has its space, and what gets other space, in order.
+    fn split_in_place<'a>(
+        &self,
+        runs: &[WritebackRun<'a>],
+        stored: &Stored,
+    ) -> Result<Vec<Part<'a>>> {
+        let whole = runs.iter().flat_map(|run| {
+            stored.missing_in(run.range).into_iter().map(|missing| {
+                let skipped = missing.start.bytes_since(run.range.start);
+                let (_, behind) = split_buffers(run.buffers, skipped);
+                let (buffers, _) = split_buffers(&behind, missing.len_bytes());
+                Part { offset: missing.start.bytes(), buffers, stays: false }
+            })
         });
         if self.inode.flags & (flags::PREALLOC | flags::NODATACOW) == 0 {
             return Ok(whole.collect());
@@ -340,8 +367,11 @@ impl<'f> Job<'f> {
         let fs = self.fs;
         let core = &fs.inner.core;
         let count = parts.len() as u64;
-        let reservation = Reservation::extents(3 * count).and(Reservation::items(2 + count));
         let _lock = fs.inner.files.lock_data(self.io.id);
+        let end = parts.last().map_or(0, |part| part.range().end).min(self.size);
+        let reservation = Reservation::extents(3 * count)
+            .and(Reservation::items(2 + count))
+            .with_holes(fs.holes_grown_over(self.io, end)?);
         let mut handle = fs.begin_step(reservation.and(Reservation::removals(count)).promised())?;
         self.check(&handle)?;
         let tree = fs.tree(self.io.id.root)?;
@@ -383,8 +413,7 @@ impl<'f> Job<'f> {
                 }
             }
         }
-        let end = parts.last().map_or(0, |part| part.range().end);
-        self.count(&mut handle, 0, 0, end.min(self.size))?;
+        self.count(&mut handle, 0, 0, end)?;
         Ok(true)
     }
 
@@ -427,7 +456,11 @@ impl<'f> Job<'f> {
         }
         let _lock = self.fs.inner.files.lock_data(self.io.id);
         let mut locked = Locked::of_open(self.fs, self.fs.disk_inode(self.io.id)?);
-        locked.outline_unless(0..u64::MAX)
+        if !self.io.take_outline_promise() {
+            return locked.outline_unless(0..u64::MAX);
+        }
+        locked.promise = DataPromise::Given;
+        locked.outline_unless(0..u64::MAX).inspect_err(|_| self.io.keep_outline_promise(self.fs))
     }
 
     /// Finds space, writes there, and enters what was written. Returns the bytes of that space.
@@ -469,11 +502,13 @@ impl<'f> Job<'f> {
         for part in parts {
             old_count += drop_range::extent_count(core, &self.target, &part.range())?;
         }
+        let _lock = fs.inner.files.lock_data(self.io.id);
+        let end = parts.last().map_or(0, |part| part.range().end).min(self.size);
         let reservation = Reservation::extents(written.extent_count() + 2)
             .and(Reservation::items(4))
             .and(Reservation::removals(old_count + 2 * parts.len() as u64))
+            .with_holes(fs.holes_grown_over(self.io, end)?)
             .promised();
-        let _lock = fs.inner.files.lock_data(self.io.id);
         let mut handle = fs.begin_step(reservation)?;
         self.check(&handle)?;
         let _change = self.io.change(fs);
@@ -488,8 +523,7 @@ impl<'f> Job<'f> {
             }
         }
         let added = append::enter_all(&mut handle.txn, &self.target, written, csums, self.grows)?;
-        let end = parts.last().map_or(0, |part| part.range().end);
-        self.count(&mut handle, added, lost, end.min(self.size))
+        self.count(&mut handle, added, lost, end)
     }
 
     /// Compresses parts, on all cores.

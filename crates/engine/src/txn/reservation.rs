@@ -56,6 +56,11 @@ impl Reservation {
         Self { adjacent_bytes: bytes, frees_space: true, ..Self::items(16) }
     }
 
+    /// With explicit holes, so many, between the extents of a file, which are moved for them.
+    pub(crate) const fn with_holes(self, count: u64) -> Self {
+        Self { adjacent_bytes: self.adjacent_bytes + 2 * count * FILE_EXTENT_BYTES, ..self }
+    }
+
     /// Both of two operations.
     pub const fn and(self, other: Self) -> Self {
         Self {

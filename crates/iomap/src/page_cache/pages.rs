@@ -443,8 +443,8 @@ impl Pages {
         }
     }
 
-    /// What was under writeback was not begun, and is dirty again.
-    pub(crate) fn abandon_writeback(&mut self, ticket: u64) {
+    /// What was under writeback is not any more, and is dirty again, but for blocks that are stored.
+    pub(crate) fn abandon_writeback(&mut self, ticket: u64, stored: &[Blocks]) {
         let Some(at) = self.writebacks.iter().position(|other| other.ticket == ticket) else {
             return;
         };
@@ -453,8 +453,10 @@ impl Pages {
         for first in self.firsts(&blocks) {
             let Some(folio) = self.folios.get_mut(first) else { continue };
             let bits = mask(first, FOLIO_BLOCKS_MAX, &blocks) & folio.writeback;
+            let clean =
+                stored.iter().fold(0, |all, part| all | mask(first, FOLIO_BLOCKS_MAX, part));
             folio.writeback &= !bits;
-            folio.dirty |= bits;
+            folio.dirty |= bits & !clean;
         }
     }
 

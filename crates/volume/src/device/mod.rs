@@ -70,6 +70,15 @@ pub trait Device: Send + Sync + Debug {
         true
     }
 
+    /// Refuses where somebody else, whom no lock keeps out, writes to what it lies on by now. Asked before each write, so it
+    /// looks now and again only.
+    ///
+    /// # Errors
+    /// `MountedByKernel`.
+    fn check_unused(&self) -> crate::Result<()> {
+        Ok(())
+    }
+
     /// Lets the kernel hold what it lies on, which goes on to be read and written: for a mount of the kernel's that shows this
     /// filesystem, and keeps others out instead.
     fn yield_claim(&self) {}
