@@ -42,7 +42,10 @@ use crate::seek_window::SeekWindow;
 /// How much is put into the cache before others have their turn.
 const WRITE_STEP_BYTES: u64 = 1 << 20;
 
-/// A step that reads what it writes takes so small a part of all memory.
+/// A step that reads or writes takes no more than such a part of all memory, as several threads make steps at once.
+const STEP_PART: u64 = 4;
+
+/// A step that reads what it writes takes so small a part.
 const SAME_STEP_PART: u64 = 64;
 
 /// How many mappings the filesystem is asked for at once, to read what lies there.
@@ -365,7 +368,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 // What is read first must stay until all of the step is there, whatever else wants memory.
                 Source::Same => (self.cache.options().cached_bytes_max / SAME_STEP_PART)
                     .clamp(self.block_bytes, WRITE_STEP_BYTES),
-                _ => WRITE_STEP_BYTES,
+                _ => self.step_bytes(WRITE_STEP_BYTES),
             };
             // Whole blocks but for the last step, so that no block is written in two parts.
             let step = if range.end.bytes_since(at) > step_bytes {
@@ -485,6 +488,12 @@ impl<F: FileSystem> AddressSpace<F> {
     /// For the cache's lists.
     pub(crate) fn weak(&self) -> Weak<dyn CachedFile> {
         Weak::clone(&self.me) as Weak<dyn CachedFile>
+    }
+
+    /// `bytes_max`, or as much less as a step may take of a small budget, but one block.
+    pub(crate) fn step_bytes(&self, bytes_max: u64) -> u64 {
+        let part_bytes = self.cache.options().cached_bytes_max / STEP_PART;
+        bytes_max.min(part_bytes).max(self.block_bytes)
     }
 
     /// Lets the cache know of folios, and of dirty ones.

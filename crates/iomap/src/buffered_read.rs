@@ -11,7 +11,7 @@ use crate::page_cache::{Ahead, AheadOptions};
 /// How much is copied before others have their turn at the pages.
 const COPY_STEP_BYTES: usize = 256 * 1024;
 
-/// The most that one miss reads.
+/// The most that one miss reads; of a small budget, a part.
 const FILL_BYTES_MAX: u64 = 4 << 20;
 
 /// What is read ahead at once, beside who reads.
@@ -96,9 +96,10 @@ impl<F: FileSystem> AddressSpace<F> {
     fn ask_readahead(&self, wanted: &Range<u64>) {
         let end = FileOffset::new(wanted.end).min(self.size());
         let mut at = FileOffset::new(wanted.start);
+        let step_bytes = self.step_bytes(AHEAD_STEP_BYTES);
         // In parts, so that several threads can do it.
         while at < end {
-            let range = FileRange::new(at, at.saturating_add(AHEAD_STEP_BYTES).min(end));
+            let range = FileRange::new(at, at.saturating_add(step_bytes).min(end));
             self.cache.ask_readahead(self.weak(), range);
             at = range.end;
         }
@@ -109,8 +110,9 @@ impl<F: FileSystem> AddressSpace<F> {
     pub(crate) fn read_ahead_of(&self, range: FileRange) -> Result<(), F::Error> {
         let mut was_needed = false;
         let mut at = range.start;
+        let step_bytes = self.step_bytes(AHEAD_STEP_BYTES);
         while at < range.end.min(self.size()) {
-            let step = FileRange::with_len(at, AHEAD_STEP_BYTES);
+            let step = FileRange::with_len(at, step_bytes);
             let part = FileRange::new(at, step.end.min(range.end).min(self.size()));
             let missing = self.pages.lock().missing(self.blocks(part));
             let Some(missing) = missing else {
@@ -145,6 +147,7 @@ impl<F: FileSystem> AddressSpace<F> {
     ) -> (Result<usize, F::Error>, bool) {
         // Up to here one block at a time, so that what is wanted and whole is had: something there could not be read.
         let mut careful_until = None;
+        let fill_bytes_max = self.step_bytes(FILL_BYTES_MAX);
         // Once what was read was changed by others: what lies ahead they may change as often as they like, what is locked they may not.
         let mut was_in_vain = false;
         let mut pages = self.pages.lock();
@@ -176,7 +179,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 _ => 0,
             };
             let ahead = rest.end.saturating_add(ahead_bytes).min(size);
-            let upto = ahead.min(at.saturating_add(FILL_BYTES_MAX));
+            let upto = ahead.min(at.saturating_add(fill_bytes_max));
             let Some(mut missing) = pages.missing(self.blocks(FileRange::new(at, upto))) else {
                 continue;
             };

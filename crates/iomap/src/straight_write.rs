@@ -18,7 +18,7 @@ impl<F: FileSystem> AddressSpace<F> {
         }
         let mut rest = FileRange::new(range.start, range.end.round_down(self.block_bytes));
         while !rest.is_empty() {
-            let step_bytes = self.cache.options().writeback_bytes_max;
+            let step_bytes = self.cache.options().writeback_bytes_max.max(self.block_bytes);
             let end = rest.start.saturating_add(step_bytes).round_down(self.block_bytes);
             let step = FileRange::new(rest.start, end.min(rest.end));
             let Ok(len) = usize::try_from(step.len_bytes()) else { break };

@@ -11,7 +11,7 @@
 //! 2. A file with dirty folios is in the list of dirty files, which keeps it alive, or somebody has taken it from there to write
 //!    it back. The list is in the order in which files became dirty.
 //! 3. Lock order: a file's pages, then a list. A list's lock is held to put in or take out one file only.
-//! 4. Who writes while too much is dirty, and all that is dirty is being written back by others, waits for one of them.
+//! 4. Who writes while too much is dirty or in memory, and all that is dirty is being written back by others, waits for one of them.
 
 mod errors;
 mod folios;
@@ -50,7 +50,7 @@ pub struct CacheOptions {
     pub dirty_age_max_ms: u64,
     /// The largest folio, in bytes; at most 32 blocks.
     pub folio_bytes_max: u64,
-    /// The most that is read beyond what was asked for, in bytes.
+    /// The most that is read beyond what was asked for, in bytes; cut to half of `cached_bytes_max`.
     pub readahead_bytes_max: u64,
     /// A read that has gone on for as long as is read ahead, in a file longer than `cached_bytes_max`, gets runs of at least this length,
     /// in bytes, straight into the reader's buffer; `u64::MAX` for never.
@@ -58,7 +58,8 @@ pub struct CacheOptions {
     /// A write of at least this length, in bytes, that makes a file longer which is longer than `cached_bytes_max` (or than
     /// `dirty_bytes_background` where clean folios do not stay) goes straight from the writer's buffer; `u64::MAX` for never.
     pub straight_write_bytes_min: u64,
-    /// The most that is given to the filesystem to write back in one call, in bytes.
+    /// The most that is given to the filesystem to write back in one call, in bytes; cut to half of `cached_bytes_max`, and of one
+    /// block at least.
     pub writeback_bytes_max: u64,
     /// Whether clean folios stay: not where somebody above keeps the data anyway, as the kernel does over FUSE.
     pub keeps_clean: bool,
@@ -149,12 +150,19 @@ const RECLAIM_ROUNDS: usize = 2;
 const RECLAIM_AHEAD_PART: u64 = 16;
 const RECLAIM_AHEAD_BYTES_MAX: u64 = 1 << 20;
 
+/// What one call may read ahead, or write back, of the budget.
+const CALL_PART: u64 = 2;
+
 /// What one file is asked to write back before the next one has its turn.
 const TURN_BYTES: u64 = 4 << 20;
 
 impl PageCache {
     /// An empty one.
-    pub fn new(options: CacheOptions) -> Arc<Self> {
+    pub fn new(mut options: CacheOptions) -> Arc<Self> {
+        // What is read ahead would drive out itself, and what is being written cannot be reclaimed.
+        let part_bytes = (options.cached_bytes_max / CALL_PART).max(1);
+        options.readahead_bytes_max = options.readahead_bytes_max.min(part_bytes);
+        options.writeback_bytes_max = options.writeback_bytes_max.min(part_bytes);
         let usage = Usage::new(options.cached_bytes_max, options.folio_bytes_max);
         Arc::new(Self {
             options,
@@ -169,7 +177,7 @@ impl PageCache {
         })
     }
 
-    /// As given.
+    /// As given, but for what is cut to the budget.
     pub fn options(&self) -> &CacheOptions {
         &self.options
     }
@@ -308,11 +316,18 @@ impl PageCache {
         }
     }
 
-    /// Writes back as long as too much is dirty, or waits for those that do. Called without any lock that a writeback may wait
-    /// for.
+    /// Writes back as long as too much is dirty, or more is in memory than may be and cannot be reclaimed, or waits for those that do.
+    /// Called without any lock that a writeback may wait for.
     pub(crate) fn throttle(&self) {
-        let is_needed = || self.usage.dirty_bytes() > self.options.dirty_bytes_max;
-        while is_needed() {
+        let is_needed =
+            || self.usage.dirty_bytes() > self.options.dirty_bytes_max || self.excess(0) > 0;
+        loop {
+            if self.excess(0) > 0 {
+                self.reclaim(0);
+            }
+            if !is_needed() {
+                return;
+            }
             if self.write_back_while(is_needed) > 0 {
                 continue;
             }

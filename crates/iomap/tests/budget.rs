@@ -1,0 +1,118 @@
+//! A small budget holds by itself, whatever else the options say and whatever is read and written.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{BLOCK, MemoryFs, at};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const BUDGET: u64 = 512 * KIB;
+
+/// What one call has beyond the budget at most: its own step.
+const STEP: u64 = BUDGET / 4;
+
+/// A cache that was told its budget and nothing else, and the most that was ever in it when the filesystem was called.
+fn small_cache(fs: &Arc<MemoryFs>, keeps_clean: bool) -> (Arc<PageCache>, Arc<AtomicU64>) {
+    // Reads straight into the reader's buffer would need no memory.
+    let cache = PageCache::new(CacheOptions {
+        cached_bytes_max: BUDGET,
+        straight_bytes_min: u64::MAX,
+        straight_write_bytes_min: u64::MAX,
+        keeps_clean,
+        ..CacheOptions::default()
+    });
+    let most = Arc::new(AtomicU64::new(0));
+    let note = {
+        let (cache, most) = (Arc::clone(&cache), Arc::clone(&most));
+        move || _ = most.fetch_max(cache.cached_bytes(), Ordering::Relaxed)
+    };
+    fs.after_map(note.clone());
+    fs.before_mapping(note);
+    (cache, most)
+}
+
+/// One read took what it read into memory in one piece of 4 MiB, whatever the budget, and nothing made that less afterwards.
+#[test]
+fn one_long_read_or_write_stays_within_a_small_budget() {
+    for keeps_clean in [true, false] {
+        let fs = MemoryFs::new();
+        let (cache, most) = small_cache(&fs, keeps_clean);
+        let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+        let file = space.open();
+        let look = || {
+            let most = most.fetch_max(cache.cached_bytes(), Ordering::Relaxed);
+            most.max(cache.cached_bytes())
+        };
+        let bytes: Vec<u8> = (0..8 * MIB).map(|place| (place / 1000 % 251) as u8).collect();
+        assert_eq!(file.write(at(0), &bytes), Ok(bytes.len()));
+        assert!(look() <= BUDGET, "{} bytes while 8 MiB are written", look());
+        file.fsync().unwrap();
+        let mut buffer = vec![0; 4 << 20];
+        assert_eq!(file.read(at(0), &mut buffer), Ok(4 << 20));
+        assert!(buffer == bytes[..4 << 20]);
+        assert!(look() <= BUDGET, "{} bytes after a read of 4 MiB", look());
+        // What is read ahead is of the budget, too.
+        let file = space.open();
+        for place in (0..8 * MIB).step_by(64 << 10) {
+            file.read(at(place), &mut buffer[..64 << 10]).unwrap();
+        }
+        assert!(look() <= BUDGET, "{} bytes while all is read", look());
+    }
+}
+
+/// Each thread may be beyond the budget by one step of its own, no further, also where several are at one file.
+#[test]
+fn threads_that_read_and_write_stay_near_a_small_budget() {
+    const THREADS: u64 = 4;
+    let fs = MemoryFs::new();
+    let (cache, most) = small_cache(&fs, true);
+    let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let (shared, others) = (new(), [new(), new()]);
+    shared.open().write(at(0), &vec![1; 4 << 20]).unwrap();
+    shared.open().fsync().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (shared, others) = (&shared, &others);
+            scope.spawn(move || {
+                let mut buffer = vec![3; 1 << 20];
+                for round in 0..40 {
+                    let place = at((thread + round) * 7 % 12 * 256 * KIB);
+                    match thread {
+                        0 | 1 => _ = shared.open().read(place, &mut buffer).unwrap(),
+                        2 => _ = shared.open().write(place, &buffer).unwrap(),
+                        _ => {
+                            _ = others[usize::from(round % 2 == 0)]
+                                .open()
+                                .write(place, &buffer)
+                                .unwrap()
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let most = most.load(Ordering::Relaxed);
+    assert!(most <= BUDGET + THREADS * STEP, "{most} bytes in memory");
+    assert!(cache.cached_bytes() <= BUDGET + THREADS * STEP);
+    for space in others.iter().chain([&shared]) {
+        space.flush(FileRange::from(at(0))).unwrap();
+    }
+    assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+}
+
+/// Options that are a part of the budget are no more than that, and leave one block room.
+#[test]
+fn options_are_cut_to_the_budget() {
+    let cache =
+        PageCache::new(CacheOptions { cached_bytes_max: BUDGET, ..CacheOptions::default() });
+    assert_eq!(cache.options().readahead_bytes_max, BUDGET / 2);
+    assert_eq!(cache.options().writeback_bytes_max, BUDGET / 2);
+    let options = CacheOptions { readahead_bytes_max: BLOCK, ..CacheOptions::default() };
+    let cache = PageCache::new(options);
+    assert_eq!(cache.options().readahead_bytes_max, BLOCK);
+    assert_eq!(cache.options().writeback_bytes_max, CacheOptions::default().writeback_bytes_max);
+}
