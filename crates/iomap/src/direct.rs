@@ -15,7 +15,8 @@ impl<F: FileSystem> OpenFile<F> {
     /// blocks is read through memory, as by Linux's btrfs.
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`], or what the filesystem said.
+    /// [`crate::Error::Invalid`], or what the filesystem said: also where what was dirty was lost on its way, which the next fsync
+    /// tells, too.
     pub fn direct_read(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
         let range = AddressSpace::<F>::io_range(offset, bytes_of(buffer))?;
         if !self.space.is_aligned(range) {
@@ -24,7 +25,7 @@ impl<F: FileSystem> OpenFile<F> {
         let _locked = self.space.states.lock(range, LockMode::Shared);
         let in_file = FileRange::new(offset, range.end.min(self.space.size()));
         let whole = in_file.round_out(self.space.block_bytes).intersection(range);
-        self.space.flush(whole)?;
+        self.space.flush_told(whole)?;
         let whole_len = usize::try_from(whole.len_bytes()).unwrap_or(buffer.len());
         self.space.read_device(whole, &mut buffer[..whole_len])?;
         Ok(usize::try_from(in_file.len_bytes()).unwrap_or(whole_len))
@@ -51,6 +52,8 @@ impl<F: FileSystem> OpenFile<F> {
         let space = &*self.space;
         let _locked = space.lock_for_write(range);
         space.zero_old_tail(range.start)?;
+        // What is lost here is overwritten, so the next fsync tells it and the write goes on: as Linux since 6.6, which then writes through
+        // memory.
         space.flush(range)?;
         let done_bytes = space.write_device(range, bytes)?;
         Ok(usize::try_from(done_bytes).unwrap_or(bytes.len()))

@@ -87,7 +87,8 @@ impl<F: FileSystem> OpenFile<F> {
     /// changes meanwhile is reported as each place was at some moment.
     ///
     /// # Errors
-    /// What the filesystem said.
+    /// What the filesystem said: with [`FiemapSync::WriteBack`] also where what was dirty was lost on its way, which the next fsync
+    /// tells, too.
     pub fn fiemap(
         &self,
         range: FileRange,
@@ -95,7 +96,7 @@ impl<F: FileSystem> OpenFile<F> {
         sync: FiemapSync,
     ) -> Result<Vec<FiemapExtent>, F::Error> {
         if sync == FiemapSync::WriteBack {
-            self.space.flush(range)?;
+            self.space.flush_told(range)?;
         }
         let range = range.round_out(self.space.block_bytes);
         let range = FileRange::new(range.start, range.end.min(FileOffset::MAX));

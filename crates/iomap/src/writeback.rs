@@ -74,7 +74,7 @@ impl<F: FileSystem> OpenFile<F> {
 
 impl<F: FileSystem> AddressSpace<F> {
     /// Brings to the device what is dirty in `range` and waits for what is on its way. Errors with which data was lost are kept
-    /// for [`OpenFile::fsync()`]. Durable only after that.
+    /// for [`OpenFile::fsync()`], and told at once by [`AddressSpace::flush_told()`] only. Durable only after that.
     ///
     /// # Errors
     /// One that passes ([`RunFailure::passes`](crate::RunFailure)): some of it is still dirty.
@@ -96,6 +96,18 @@ impl<F: FileSystem> AddressSpace<F> {
                 return Ok(());
             }
         }
+    }
+
+    /// [`AddressSpace::flush()`] for who goes on with what is on the medium, and so has to know of data that did not get there: an error
+    /// of this file's writeback that came meanwhile is returned, whoever began it. [`OpenFile::fsync()`] tells it, too.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::flush()`], and one with which data was lost.
+    pub fn flush_told(&self, range: FileRange) -> Result<(), F::Error> {
+        let before = self.errors.lock().now();
+        self.flush(range)?;
+        let lost = self.errors.lock().look_since(before);
+        lost.map_or(Ok(()), Err)
     }
 
     /// Before the file ends at `upto` on the medium: brings the block in which it ends there now, where it is dirty. Behind its end

@@ -33,6 +33,16 @@ impl<E: Clone> WritebackErrors<E> {
         ErrorMark(if self.is_reported { self.count } else { self.count - 1 })
     }
 
+    /// All so far.
+    pub(crate) fn now(&self) -> ErrorMark {
+        ErrorMark(self.count)
+    }
+
+    /// The last error, if it came after the mark. Nobody counts as told by that.
+    pub(crate) fn look_since(&self, mark: ErrorMark) -> Option<E> {
+        if mark == self.now() { None } else { self.last.clone() }
+    }
+
     /// The last error, if nobody was told of it.
     pub(crate) fn take_unreported(&mut self) -> Option<E> {
         if self.is_reported { None } else { self.last.take() }
@@ -40,7 +50,7 @@ impl<E: Clone> WritebackErrors<E> {
 
     /// The last error, if it came after the mark; and the mark behind it.
     pub(crate) fn since(&mut self, mark: ErrorMark) -> (Option<E>, ErrorMark) {
-        let new = ErrorMark(self.count);
+        let new = self.now();
         if mark == new {
             return (None, new);
         }
@@ -65,6 +75,17 @@ mod tests {
         assert_eq!(errors.since(b).0, Some("second"));
         let opened_later = errors.mark();
         assert_eq!(errors.since(opened_later).0, None);
+    }
+
+    #[test]
+    fn error_that_was_looked_at_is_reported_still() {
+        let mut errors = WritebackErrors::default();
+        errors.record("before");
+        let now = errors.now();
+        assert_eq!(errors.look_since(now), None);
+        errors.record("lost");
+        assert_eq!(errors.look_since(now), Some("lost"));
+        assert_eq!(errors.since(now).0, Some("lost"));
     }
 
     #[test]
