@@ -3,9 +3,9 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{BLOCK, MemoryFs, at};
+use common::{BLOCK, MemoryFs, at, new_file};
 use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache};
 
 const KIB: u64 = 1 << 10;
@@ -115,4 +115,35 @@ fn options_are_cut_to_the_budget() {
     let cache = PageCache::new(options);
     assert_eq!(cache.options().readahead_bytes_max, BLOCK);
     assert_eq!(cache.options().writeback_bytes_max, CacheOptions::default().writeback_bytes_max);
+}
+
+/// Memory held the version on its way beside the one that was written meanwhile, and nobody counted it.
+#[test]
+fn version_on_its_way_counts_as_cached_until_it_has_arrived() {
+    const FOLIO: u64 = 16 * BLOCK;
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &vec![1; 2 * 16 * 4096]).unwrap();
+    assert_eq!(space.cache().cached_bytes(), 2 * FOLIO);
+    let (weak, armed) = (Arc::downgrade(&space), AtomicBool::new(true));
+    fs.before_mapping(move || {
+        if armed.swap(false, Ordering::Relaxed) {
+            let space = weak.upgrade().unwrap();
+            let file = space.open();
+            file.write(at(100), &[2; 10]).unwrap();
+            assert_eq!(space.cache().cached_bytes(), 3 * FOLIO);
+            // It is a copy already.
+            file.write(at(BLOCK), &[2; 10]).unwrap();
+            assert_eq!(space.cache().cached_bytes(), 3 * FOLIO);
+            file.write(at(FOLIO), &[2; 4096]).unwrap();
+            assert_eq!(space.cache().cached_bytes(), 4 * FOLIO);
+        }
+    });
+    file.fsync().unwrap();
+    assert_eq!(space.cache().cached_bytes(), 2 * FOLIO);
+    file.fsync().unwrap();
+    assert_eq!(space.cache().cached_bytes(), 2 * FOLIO);
+    space.cache().shrink_clean(u64::MAX);
+    assert_eq!(space.cache().cached_bytes(), 0);
 }

@@ -38,6 +38,14 @@ impl Folio {
     pub(super) fn is_clean(&self) -> bool {
         self.dirty == 0 && self.writeback == 0
     }
+
+    /// Its bytes, to change them; also how many bytes of the version before a writeback on its way keeps from now on, as these are a
+    /// copy then.
+    pub(super) fn bytes_mut(&mut self) -> (&mut [u8], usize) {
+        let is_kept = self.writeback != 0 && Arc::get_mut(&mut self.data).is_none();
+        let kept_bytes = if is_kept { self.data.len() } else { 0 };
+        (Arc::make_mut(&mut self.data), kept_bytes)
+    }
 }
 
 /// All folios of a file, by their first blocks.

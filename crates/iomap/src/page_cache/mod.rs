@@ -182,7 +182,7 @@ impl PageCache {
         &self.options
     }
 
-    /// Bytes in folios.
+    /// Bytes in folios, also in versions of them that are on their way to the medium and were changed since.
     pub fn cached_bytes(&self) -> u64 {
         self.usage.cached_bytes()
     }

@@ -6,6 +6,7 @@
 //! 3. Bytes that somebody looks at without the lock (a write on its way, a reader) are never changed: the folio
 //!    gets a copy of its own first.
 //! 4. A read that is under way is void as soon as a block of its range is written, dropped or zeroed.
+//! 5. The version of a folio that only a write on its way has still counts as cached, until that write ends.
 
 use std::ops::Range;
 
@@ -139,6 +140,8 @@ struct ReadUnderWay {
 struct WritebackUnderWay {
     ticket: u64,
     blocks: Blocks,
+    /// Bytes of folios that got a copy of their own since, and which nobody else has any more.
+    kept_bytes: u64,
 }
 
 /// The folios of one file.
@@ -317,15 +320,24 @@ impl Pages {
             let touched =
                 mask(first, folio_bytes / block_bytes, &(block..upto.div_ceil(block_bytes)));
             let (from, to) = (index(at - folio_start), index(upto - folio_start));
-            match source {
-                Source::Bytes(bytes) => Arc::make_mut(&mut folio.data)[from..to]
-                    .copy_from_slice(&bytes[index(at - start)..index(upto - start)]),
-                Source::Zeros => Arc::make_mut(&mut folio.data)[from..to].fill(0),
-                Source::Same => {}
-            }
             folio.uptodate |= touched;
             folio.dirty |= touched;
             folio.is_referenced = true;
+            let kept_bytes = match source {
+                Source::Bytes(bytes) => {
+                    let (data, kept_bytes) = folio.bytes_mut();
+                    let bytes = &bytes[index(at - start)..index(upto - start)];
+                    data[from..to].copy_from_slice(bytes);
+                    kept_bytes
+                }
+                Source::Zeros => {
+                    let (data, kept_bytes) = folio.bytes_mut();
+                    data[from..to].fill(0);
+                    kept_bytes
+                }
+                Source::Same => 0,
+            };
+            self.count_kept(first, kept_bytes);
             at = upto;
         }
     }
@@ -378,8 +390,10 @@ impl Pages {
             match self.folio_mut(block) {
                 Some((first, folio)) => {
                     let at = index((block - first) * len_u64(bytes));
-                    Arc::make_mut(&mut folio.data)[at..at + bytes.len()].copy_from_slice(bytes);
                     folio.uptodate |= mask(first, FOLIO_BLOCKS_MAX, &(block..block + 1));
+                    let (into, kept_bytes) = folio.bytes_mut();
+                    into[at..at + bytes.len()].copy_from_slice(bytes);
+                    self.count_kept(first, kept_bytes);
                 }
                 None => self.insert(block, Folio::new(Arc::from(bytes), 1)),
             }
@@ -397,8 +411,36 @@ impl Pages {
         let start = first * block_bytes;
         let tail = index(size - start)..index((block + 1) * block_bytes - start);
         if folio.data[tail.clone()].iter().any(|byte| *byte != 0) {
-            Arc::make_mut(&mut folio.data)[tail].fill(0);
+            let (data, kept_bytes) = folio.bytes_mut();
+            data[tail].fill(0);
+            self.count_kept(first, kept_bytes);
         }
+    }
+
+    /// The folio at `first` got a copy of its own, and the version before stays so long as a writeback of it is under way.
+    fn count_kept(&mut self, first: u64, kept_bytes: usize) {
+        if kept_bytes == 0 {
+            return;
+        }
+        let len_bytes = u64::try_from(kept_bytes).unwrap_or(u64::MAX);
+        let end = first + len_bytes / self.block_bytes;
+        let has_it = |writeback: &&mut WritebackUnderWay| {
+            writeback.blocks.start < end && first < writeback.blocks.end
+        };
+        // Should there be several of one folio, they mostly end together.
+        let last = self.writebacks.iter_mut().filter(has_it).max_by_key(|other| other.ticket);
+        if let Some(writeback) = last {
+            writeback.kept_bytes += len_bytes;
+            self.usage.cached_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes out a writeback under way, with what was kept for it; its blocks.
+    fn take_writeback(&mut self, ticket: u64) -> Option<Blocks> {
+        let at = self.writebacks.iter().position(|other| other.ticket == ticket)?;
+        let writeback = self.writebacks.swap_remove(at);
+        self.usage.cached_bytes.fetch_sub(writeback.kept_bytes, Ordering::Relaxed);
+        Some(writeback.blocks)
     }
 
     /// The bytes of `blocks`, all dirty, which are no longer that, but under writeback until
@@ -421,17 +463,15 @@ impl Pages {
         }
         let ticket = self.next_id;
         self.next_id += 1;
-        self.writebacks.push(WritebackUnderWay { ticket, blocks: blocks.clone() });
+        let blocks = blocks.clone();
+        self.writebacks.push(WritebackUnderWay { ticket, blocks, kept_bytes: 0 });
         (ticket, parts)
     }
 
     /// What was under writeback is not any more. If it failed, memory must not go on to show what the medium does not hold:
     /// blocks that were not written again since are dropped.
     pub(crate) fn end_writeback(&mut self, ticket: u64, has_failed: bool) {
-        let Some(at) = self.writebacks.iter().position(|other| other.ticket == ticket) else {
-            return;
-        };
-        let blocks = self.writebacks.swap_remove(at).blocks;
+        let Some(blocks) = self.take_writeback(ticket) else { return };
         for first in self.firsts(&blocks) {
             let Some(folio) = self.folios.get_mut(first) else { continue };
             let bits = mask(first, FOLIO_BLOCKS_MAX, &blocks);
@@ -445,10 +485,7 @@ impl Pages {
 
     /// What was under writeback is not any more, and is dirty again, but for blocks that are stored.
     pub(crate) fn abandon_writeback(&mut self, ticket: u64, stored: &[Blocks]) {
-        let Some(at) = self.writebacks.iter().position(|other| other.ticket == ticket) else {
-            return;
-        };
-        let blocks = self.writebacks.swap_remove(at).blocks;
+        let Some(blocks) = self.take_writeback(ticket) else { return };
         self.abandoned_count += 1;
         for first in self.firsts(&blocks) {
             let Some(folio) = self.folios.get_mut(first) else { continue };
@@ -591,18 +628,21 @@ impl Pages {
         if bits == 0 {
             return;
         }
-        let data = Arc::make_mut(&mut folio.data);
+        let (data, kept_bytes) = folio.bytes_mut();
         for (at, block) in data.chunks_exact_mut(block_bytes).enumerate() {
             if bits >> at & 1 == 1 {
                 block.fill(0);
             }
         }
+        self.count_kept(first, kept_bytes);
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        let kept: u64 = self.writebacks.iter().map(|writeback| writeback.kept_bytes).sum();
         let cached: u64 = self.folios.values().map(|folio| len_u64(&folio.data)).sum();
+        let cached = cached + kept;
         self.usage.cached_bytes.fetch_sub(cached, Ordering::Relaxed);
     }
 }
