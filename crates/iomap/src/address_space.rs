@@ -170,14 +170,24 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(FileRange::new(offset, end))
     }
 
-    /// What is read or written: `len_bytes` at `offset`, if Linux takes that.
-    pub(crate) fn io_range(offset: FileOffset, len_bytes: u64) -> Result<FileRange, F::Error> {
+    /// What is read or written: `len_bytes` at `offset`, if Linux takes that; for who notes a change before it makes it.
+    /// [`OpenFile::write()`] and [`OpenFile::direct_write()`] begin with this, and change nothing where the range is empty;
+    /// [`OpenFile::truncate()`] does for no bytes at the new end.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn io_range(offset: FileOffset, len_bytes: u64) -> Result<FileRange, F::Error> {
         let end = offset.checked_add(len_bytes).ok_or(Error::Invalid { offset, len_bytes })?;
         Ok(FileRange::new(offset, end))
     }
 
-    /// What is to have space, or to have none: `len_bytes` at `offset`, if Linux takes that.
-    pub(crate) fn space_range(offset: FileOffset, len_bytes: u64) -> Result<FileRange, F::Error> {
+    /// What is to have space, or to have none: `len_bytes` at `offset`, if Linux takes that; for who notes a change before it makes it.
+    /// [`OpenFile::zero_range()`], [`OpenFile::punch_hole()`], [`OpenFile::allocate()`] and [`OpenFile::allocate_zeroed()`] begin
+    /// with this.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::TooLarge`].
+    pub fn space_range(offset: FileOffset, len_bytes: u64) -> Result<FileRange, F::Error> {
         let max = FileOffset::MAX.bytes();
         if offset.bytes() > max || !(1..=max).contains(&len_bytes) {
             return Err(Error::Invalid { offset, len_bytes }.into());

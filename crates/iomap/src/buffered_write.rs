@@ -35,15 +35,24 @@ impl<F: FileSystem> OpenFile<F> {
             return Ok((offset, 0));
         }
         let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        if offset == FileOffset::MAX {
-            return Err(Error::TooLarge { offset, len_bytes }.into());
-        }
+        self.space.check_append(len_bytes)?;
         let range = FileRange::with_len(offset, len_bytes);
         self.space.write_locked(range, bytes).map(|len| (offset, len))
     }
 }
 
 impl<F: FileSystem> AddressSpace<F> {
+    /// Whether [`OpenFile::append()`] would be refused now; for who notes a change before it makes it. It changes nothing where there is
+    /// nothing to append.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn check_append(&self, len_bytes: u64) -> Result<(), F::Error> {
+        let offset = self.size();
+        let is_full = len_bytes > 0 && offset == FileOffset::MAX;
+        if is_full { Err(Error::TooLarge { offset, len_bytes }.into()) } else { Ok(()) }
+    }
+
     /// Locks everything from the end of the file on.
     fn lock_end(&self) -> LockedRange<'_> {
         loop {
