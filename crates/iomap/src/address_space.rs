@@ -546,7 +546,8 @@ impl<F: FileSystem> AddressSpace<F> {
             self.ended.wait(&mut pages);
         }
         pages.drop_blocks(&blocks);
-        let clear = StateBits::DELALLOC | StateBits::DELALLOC_NEW;
+        let marks = StateBits::DEFRAG | StateBits::BOUNDARY;
+        let clear = StateBits::DELALLOC | StateBits::DELALLOC_NEW | marks;
         let clean = Conversion { set: StateBits::NONE, clear };
         let range = self.range_of(&blocks);
         let dropped_bytes = self.states.convert_counting(range, clean, StateBits::DELALLOC);

@@ -286,7 +286,9 @@ pub trait FileSystem: Send + Sync + 'static {
     fn read(&self, inode: &Self::Inode, pieces: &mut [ReadPiece<'_>]) -> Result<(), Self::Error>;
 
     /// Brings dirty data to the device, for which space was reserved by [`FileSystem::map()`], and maps it: runs of one file in
-    /// ascending order, together so that they can be placed and written together.
+    /// ascending order, together so that they can be placed and written together. Two that touch
+    /// are apart for their length, or for a [`StateBits::BOUNDARY`] between them, across which the filesystem that set it makes no
+    /// extent.
     /// When it returns, mappings show the data, and reads of them give it. Durable only after [`FileSystem::sync()`].
     /// Uses the reservations up of the runs written, and of one that fails. Must not write through the page cache itself: who
     /// writes may wait for this.

@@ -227,11 +227,27 @@ impl<F: FileSystem> AddressSpace<F> {
                 }
                 None => {}
             }
+            if let Some(boundary) = self.next_boundary(run) {
+                run.end = boundary;
+            }
             rest.start = run.end;
             left_bytes = left_bytes.saturating_sub(run.len_bytes());
             runs.push(self.begin_run(pages, run));
         }
         (runs, false)
+    }
+
+    /// The first place inside a run, not its start, that an extent must not be merged across.
+    fn next_boundary(&self, run: FileRange) -> Option<FileOffset> {
+        let first_in = |range| {
+            let marked = CountQuery::first_run(range, Want::All(StateBits::BOUNDARY));
+            self.states.count_range(marked, None)
+        };
+        let mut found = first_in(run)?;
+        if found.start == run.start {
+            found = first_in(FileRange::new(found.run().end, run.end))?;
+        }
+        Some(found.start)
     }
 
     /// Blocks that are all dirty, and none of which is on its way, now are.

@@ -1,10 +1,13 @@
 //! Extent states with nodes of the size that they have outside of unit tests, and with real threads.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use common::{MemoryFs, at, contents, new_file};
 use ubtrfs_iomap::extent_state::{CachedState, CountQuery, ExtentStates, StateBits, Want};
-use ubtrfs_iomap::{FileOffset, FileRange};
+use ubtrfs_iomap::{CacheOptions, FileOffset, FileRange};
 
 const BLOCK: u64 = 4096;
 const DELALLOC: Want = Want::All(StateBits::DELALLOC);
@@ -129,4 +132,49 @@ fn walk(states: &ExtentStates, hint: &CachedState, ranges: u64) {
         at = found.run().end;
     }
     assert_eq!(stayed, ranges);
+}
+
+/// A run went across the start of a range that an extent must not be merged across, as nobody looked at that.
+#[test]
+fn writeback_begins_a_run_at_each_boundary() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    let runs = || {
+        let calls = fs.write_back_count.swap(0, Ordering::Relaxed);
+        (calls, fs.write_count.swap(0, Ordering::Relaxed))
+    };
+    file.write(at(0), &vec![1; 16 * 4096]).unwrap();
+    for block in [0, 3, 4, 9] {
+        space.states().set(blocks(block, block + 1), StateBits::BOUNDARY);
+    }
+    // What touches is one range, with one start.
+    file.fsync().unwrap();
+    assert_eq!(runs(), (1, 3));
+    // Whose boundaries these are clears them; until then they hold.
+    file.write(at(2 * BLOCK), &vec![2; 8 * 4096]).unwrap();
+    file.fsync().unwrap();
+    assert_eq!(runs(), (1, 3));
+    space.states().clear(blocks(0, 16), StateBits::BOUNDARY);
+    file.write(at(0), &vec![3; 16 * 4096]).unwrap();
+    file.fsync().unwrap();
+    assert_eq!(runs(), (1, 1));
+    assert!(contents(&file) == vec![3; 16 * 4096]);
+    assert_eq!(space.states().record_count(), 0);
+}
+
+/// Marks of blocks that are dropped said something of what is no more.
+#[test]
+fn blocks_that_are_dropped_lose_their_marks() {
+    let space = new_file(&MemoryFs::new(), CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &vec![1; 8 * 4096]).unwrap();
+    space.states().set(blocks(1, 2), StateBits::BOUNDARY);
+    space.states().set(blocks(3, 6), StateBits::DEFRAG);
+    file.truncate(at(4 * BLOCK)).unwrap();
+    file.fsync().unwrap();
+    let left = [(blocks(1, 2), StateBits::BOUNDARY), (blocks(3, 4), StateBits::DEFRAG)];
+    assert_eq!(space.states().records(blocks(0, 16)), left);
+    file.punch_hole(at(0), 4 * BLOCK).unwrap();
+    assert_eq!(space.states().record_count(), 0);
 }

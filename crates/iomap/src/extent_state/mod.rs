@@ -38,25 +38,24 @@ pub struct StateBits(u32);
 impl StateBits {
     /// No state.
     pub const NONE: Self = Self(0);
-    /// Written to memory, with space reserved and no place on the medium yet.
+    /// Written to memory, with space reserved and no place on the medium yet: what is dirty is always that, so there is no bit for it
+    /// besides.
     pub const DELALLOC: Self = Self(1);
     /// On its way to the medium; the mapping does not show it yet.
     pub const ORDERED: Self = Self(1 << 1);
-    /// To be written by the transaction.
-    pub const DIRTY: Self = Self(1 << 2);
-    /// To be written anew as few large extents.
-    pub const DEFRAG: Self = Self(1 << 3);
-    /// An extent must not be merged across the start of this range.
-    pub const BOUNDARY: Self = Self(1 << 4);
+    /// To be written anew as few large extents. Set and cleared by the filesystem; goes with blocks that are dropped.
+    pub const DEFRAG: Self = Self(1 << 2);
+    /// An extent must not be merged across the start of this range: writeback ends a run there. Of the first block, as ranges that
+    /// touch are one. Set and cleared by the filesystem; goes with blocks that are dropped.
+    pub const BOUNDARY: Self = Self(1 << 3);
     /// Delalloc or ordered over what was a hole, so that it adds to the space that the file takes.
-    pub const DELALLOC_NEW: Self = Self(1 << 5);
+    pub const DELALLOC_NEW: Self = Self(1 << 4);
     /// Only with [`Ablation::lock_in_tree`]: the range is locked.
     const LOCKED: Self = Self(1 << 31);
 
-    const NAMES: [(Self, &str); 7] = [
+    const NAMES: [(Self, &str); 6] = [
         (Self::DELALLOC, "delalloc"),
         (Self::ORDERED, "ordered"),
-        (Self::DIRTY, "dirty"),
         (Self::DEFRAG, "defrag"),
         (Self::BOUNDARY, "boundary"),
         (Self::DELALLOC_NEW, "delalloc-new"),

@@ -3,7 +3,13 @@ use proptest::prelude::*;
 use super::*;
 
 const UNIVERSE: u64 = 200;
-const BITS: [StateBits; 3] = [StateBits::DELALLOC, StateBits::ORDERED, StateBits::DELALLOC_NEW];
+const BITS: [StateBits; 5] = [
+    StateBits::DELALLOC,
+    StateBits::ORDERED,
+    StateBits::DEFRAG,
+    StateBits::BOUNDARY,
+    StateBits::DELALLOC_NEW,
+];
 
 fn range(start: u64, end: u64) -> FileRange {
     FileRange::new(FileOffset::new(start), FileOffset::new(end))
@@ -66,7 +72,7 @@ impl Model {
 }
 
 fn bits() -> impl Strategy<Value = StateBits> {
-    (0..8_usize).prop_map(|mask| {
+    (0..1_usize << BITS.len()).prop_map(|mask| {
         let chosen = BITS.iter().enumerate().filter(|(index, _)| mask >> index & 1 == 1);
         chosen.fold(StateBits::NONE, |sum, (_, bits)| sum | *bits)
     })
