@@ -3,8 +3,9 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use common::full::{create, fill, make, noise, open, read};
+use common::full::{create, fill, make, noise, open, open_failing, read};
 use common::judge;
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData,
@@ -376,4 +377,73 @@ fn unshared_range_has_space_of_its_own_and_others_stay_where_they_are() {
         drop((file, copy, fs));
         judge(&image);
     }
+}
+
+/// A sync told of lost data only where it was a closed file's; Linux tells it of any, whatever fsyncs tell.
+#[test]
+fn sync_after_data_of_an_open_file_was_lost_says_so_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let (fs, faults) = open_failing(&image);
+    let file = create(&fs, "file", 0).unwrap();
+    for is_background in [true, false] {
+        file.write(at(0), &[1; 50_000]).unwrap();
+        faults.fails.store(true, Ordering::Relaxed);
+        if is_background {
+            fs.write_back_due(u64::MAX);
+            faults.fails.store(false, Ordering::Relaxed);
+        }
+        assert!(matches!(fs.sync(), Err(Error::Volume(_))), "{is_background}");
+        faults.fails.store(false, Ordering::Relaxed);
+        fs.sync().unwrap();
+        assert!(matches!(file.fsync(), Err(Error::Volume(_))), "{is_background}");
+        file.fsync().unwrap();
+        fs.sync().unwrap();
+    }
+}
+
+/// A call that was refused for its arguments had noted when the file was changed, and the next fsync made that durable.
+#[test]
+fn refused_calls_leave_the_times_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 128 << 20);
+    let fs = open(&image);
+    let file = create(&fs, "file", 0).unwrap();
+    file.write(at(0), &[1; 5000]).unwrap();
+    file.fsync().unwrap();
+    let times = || {
+        let inode = file.inode().unwrap();
+        (inode.mtime, inode.ctime)
+    };
+    let before = times();
+    let beyond = at(1 << 63);
+    let refused: [(&str, Result<(), Error>); 9] = [
+        ("write", file.write(FileOffset::MAX, b"x").map(drop)),
+        ("write_cached", file.write_cached(FileOffset::MAX, b"x").map(drop)),
+        ("direct_write", file.direct_write(beyond, &[1; 4096]).map(drop)),
+        ("truncate", file.truncate(beyond)),
+        ("zero_range", file.zero_range(at(0), 0)),
+        ("punch_hole", file.punch_hole(at(0), 0)),
+        ("allocate", file.allocate(beyond, 1, Reach::Stays)),
+        ("allocate_zeroed", file.allocate_zeroed(at(0), u64::MAX, Reach::Stays)),
+        ("append", {
+            let longest = create(&fs, "longest", 0).unwrap();
+            longest.truncate(FileOffset::MAX).unwrap();
+            longest.fsync().unwrap();
+            let before = longest.inode().unwrap().mtime;
+            let appended = longest.append(b"x").map(drop);
+            assert_eq!(longest.inode().unwrap().mtime, before);
+            appended
+        }),
+    ];
+    for (what, result) in refused {
+        assert!(matches!(result, Err(Error::File(_))), "{what}: {result:?}");
+    }
+    assert_eq!(times(), before);
+    file.fsync().unwrap();
+    assert_eq!(times(), before);
+    file.write(at(0), b"y").unwrap();
+    assert!(times() > before);
 }

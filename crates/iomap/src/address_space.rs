@@ -614,9 +614,6 @@ impl<F: FileSystem> Drop for AddressSpace<F> {
         if let Some(slot) = self.pages.get_mut().listed.take() {
             self.cache.unlist(slot);
         }
-        if let Some(error) = self.errors.get_mut().take_unreported() {
-            self.filesystem.lost(&self.inode, error);
-        }
     }
 }
 

@@ -507,6 +507,11 @@ impl FileSystem for FileIo {
             };
             let mut left = &runs[index..];
             if !passes {
+                // Of a file that was removed meanwhile nothing was to be kept.
+                let is_gone = inode.is_gone.load(Ordering::Acquire);
+                if !is_gone && !matches!(error, Error::NotFound { .. }) {
+                    *fs.inner.open_files.lost.lock() = Some(error.clone());
+                }
                 core.alloc.take_back_data(stored.missing_bytes(&left[..1]));
                 left = &left[1..];
             }
@@ -526,14 +531,6 @@ impl FileSystem for FileIo {
             Ok(fs.compression_of(&fs.disk_inode(inode.id)?)?.is_none())
         };
         self.fs().is_ok_and(|fs| is_plain(&fs).unwrap_or(false))
-    }
-
-    fn lost(&self, inode: &IoInode, error: Error) {
-        // Of a file that was removed meanwhile nothing was to be kept.
-        let is_gone = inode.is_gone.load(Ordering::Acquire);
-        if !is_gone && let Ok(fs) = self.fs() {
-            *fs.inner.open_files.lost.lock() = Some(error);
-        }
     }
 
     fn unreserve(&self, _: &IoInode, len_bytes: u64) {

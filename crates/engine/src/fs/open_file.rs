@@ -36,7 +36,7 @@ pub(crate) struct OpenFiles {
     /// Who shares extents of files shares this, and who promises data their space has it alone: see
     /// [`super::placed`].
     pub(super) placing: RwLock<()>,
-    /// The last error with which data was lost of a file that is not open any more, and of which nobody was told.
+    /// The last error with which data was lost, of any file, since the last sync: as Linux has it, that tells what fsyncs tell, too.
     pub(super) lost: Mutex<Option<Error>>,
     age_clock: AgeClock,
 }
@@ -196,8 +196,8 @@ impl Filesystem {
     ///
     /// # Errors
     /// That of what is still in memory: data that could not be written while commits are held, or where a file
-    /// ends, or when it was written, that could not be entered in its inode; else the last with which data was lost
-    /// of a file that nobody has open any more. Of others each file's next fsync tells.
+    /// ends, or when it was written, that could not be entered in its inode; else the last with which data of any file was lost
+    /// since this was called last. Each file's next fsync tells that, too.
     pub fn flush_files(&self) -> Result<()> {
         let mut result = Ok(());
         for space in self.inner.open_files.all() {
@@ -368,6 +368,7 @@ impl DataFile {
     /// As there; `ReadOnly`, `NotPermitted`, `NoSpace`.
     pub fn write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
         self.check_change(offset < self.open.size())?;
+        Space::io_range(offset, bytes.len() as u64)?;
         self.note(bytes);
         self.open.write(offset, bytes)
     }
@@ -379,6 +380,7 @@ impl DataFile {
     /// As there.
     pub fn write_cached(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
         self.check_change(false)?;
+        Space::io_range(offset, bytes.len() as u64)?;
         self.note(bytes);
         self.open.write(offset, bytes)
     }
@@ -389,6 +391,7 @@ impl DataFile {
     /// As [`DataFile::write`].
     pub fn append(&self, bytes: &[u8]) -> Result<(FileOffset, usize)> {
         self.check_change(false)?;
+        self.open.space().check_append(bytes.len() as u64)?;
         self.note(bytes);
         self.open.append(bytes)
     }
@@ -399,6 +402,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn direct_write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
         self.check_change(offset < self.open.size())?;
+        Space::io_range(offset, bytes.len() as u64)?;
         self.note(bytes);
         self.open.direct_write(offset, bytes)
     }
@@ -409,6 +413,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn truncate(&self, size: FileOffset) -> Result<()> {
         self.check_change(true)?;
+        Space::io_range(size, 0)?;
         self.note_now();
         self.open.truncate(size)
     }
@@ -419,6 +424,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn zero_range(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
         self.check_change(true)?;
+        Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.zero_range(offset, len_bytes)
     }
@@ -429,6 +435,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn punch_hole(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
         self.check_change(true)?;
+        Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.punch_hole(offset, len_bytes)
     }
@@ -439,6 +446,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn allocate(&self, offset: FileOffset, len_bytes: u64, reach: Reach) -> Result<()> {
         self.check_change(false)?;
+        Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.allocate(offset, len_bytes, reach)
     }
@@ -449,6 +457,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn allocate_zeroed(&self, offset: FileOffset, len_bytes: u64, reach: Reach) -> Result<()> {
         self.check_change(true)?;
+        Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.allocate_zeroed(offset, len_bytes, reach)
     }
@@ -483,7 +492,8 @@ impl DataFile {
         Ok(())
     }
 
-    /// The file is about to be written. Before it is: writeback may come right behind, and says when.
+    /// The file is about to be written, and the call is not refused for its arguments. Before it is: writeback may come right behind,
+    /// and says when.
     fn note(&self, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.note_now();

@@ -43,11 +43,6 @@ impl<E: Clone> WritebackErrors<E> {
         if mark == self.now() { None } else { self.last.clone() }
     }
 
-    /// The last error, if nobody was told of it.
-    pub(crate) fn take_unreported(&mut self) -> Option<E> {
-        if self.is_reported { None } else { self.last.take() }
-    }
-
     /// The last error, if it came after the mark; and the mark behind it.
     pub(crate) fn since(&mut self, mark: ErrorMark) -> (Option<E>, ErrorMark) {
         let new = self.now();
