@@ -303,6 +303,9 @@ pub trait FileSystem: Send + Sync + 'static {
         runs: &[WritebackRun<'_>],
     ) -> Result<(), RunFailure<Self::Error>>;
 
+    /// Data of a file was lost with an error in writeback, and the file left memory before anybody was told.
+    fn lost(&self, _inode: &Self::Inode, _error: Self::Error) {}
+
     /// Writes one run to the device and maps it, without a reservation before, from its front on; else as
     /// [`FileSystem::write_back()`]. Returns how many bytes, in whole blocks and at least one: fewer than all where there is no space
     /// for the rest, or it cannot be written. The rest keeps its mappings, and its contents but where data is overwritten in place.

@@ -110,6 +110,14 @@ impl<F: FileSystem> AddressSpace<F> {
         lost.map_or(Ok(()), Err)
     }
 
+    /// For who syncs all files: the error with which data of this one was lost, if neither an open file was told of it nor this.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn take_unsynced_error(&self) -> Result<(), F::Error> {
+        self.errors.lock().take_unsynced().map_or(Ok(()), Err)
+    }
+
     /// Before the file ends at `upto` on the medium: brings the block in which it ends there now, where it is dirty. Behind its end
     /// that block may hold what was cut off, or was written and never became part of the file, as a crash left it; memory has
     /// zeros there, or what was written since.

@@ -15,7 +15,7 @@
 //!
 //! A crash leaves the file as of the last commit; what was only in memory is lost.
 
-use std::sync::Weak;
+use std::sync::{OnceLock, Weak};
 
 use ubtrfs_iomap::{
     Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
@@ -69,6 +69,8 @@ pub struct IoInode {
     /// Whether a block is promised, beside what is dirty, for inline data that must move to an extent when something behind it is
     /// written: see [`FileIo::promise_outline`].
     has_outline_promise: AtomicBool,
+    /// Whether its data is compressed, as it was when that was first of interest.
+    compresses: OnceLock<bool>,
     /// When it was last written in memory; `None` once the inode says so.
     pub(super) written: Mutex<Option<Time>>,
 }
@@ -105,6 +107,7 @@ impl IoInode {
             is_append_only: AtomicBool::new(inode.flags & flags::APPEND != 0),
             has_placed: AtomicBool::new(false),
             has_outline_promise: AtomicBool::new(false),
+            compresses: OnceLock::new(),
             inner: std::sync::Arc::downgrade(&fs.inner),
             sequence: MappingSequence::new(),
             place: Mutex::new(Place::default()),
@@ -231,6 +234,14 @@ impl IoInode {
             if (*root, *inode, *o) == (self.id.root, self.id.inode, offset))
     }
 
+    /// Whether data may take less space than it has bytes: compressed, or inline.
+    fn may_take_less(&self, fs: &Filesystem, range: FileRange) -> bool {
+        let compresses =
+            || -> Result<bool> { Ok(fs.compression_of(&fs.disk_inode(self.id)?)?.is_some()) };
+        range.end.bytes() <= fs.sectorsize_bytes()
+            || *self.compresses.get_or_init(|| compresses().unwrap_or(false))
+    }
+
     /// The promise for moving inline data, if there is one: spent, or kept for another time, by who calls this.
     pub(super) fn take_outline_promise(&self) -> bool {
         self.has_outline_promise.swap(false, Ordering::AcqRel)
@@ -331,7 +342,7 @@ impl FileIo {
     fn reserve_all(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<Mapping> {
         let (at, len_bytes) = (range.start.bytes(), range.len_bytes());
         self.promise_outline(fs, inode, range)?;
-        fs.with_less_dirty(len_bytes, || fs.promise_items(len_bytes))?;
+        fs.promise_items(len_bytes)?;
         if let Err(error) = fs.promise_data(len_bytes) {
             match self.reserve_placed(fs, inode, range, error) {
                 Err(Error::NoSpace { .. }) => {}
@@ -340,6 +351,9 @@ impl FileIo {
             fs.with_less_dirty(len_bytes, || fs.promise_data(len_bytes))?;
         }
         fs.inner.files.add_delalloc(len_bytes);
+        if inode.may_take_less(fs, range) {
+            fs.inner.open_files.may_take_less.store(true, Ordering::Relaxed);
+        }
         let mapping = inode.mapping_at(fs, &mut inode.place.lock(), at);
         self.reserved(fs, range, mapping)
     }
@@ -507,11 +521,6 @@ impl FileSystem for FileIo {
             };
             let mut left = &runs[index..];
             if !passes {
-                // Of a file that was removed meanwhile nothing was to be kept.
-                let is_gone = inode.is_gone.load(Ordering::Acquire);
-                if !is_gone && !matches!(error, Error::NotFound { .. }) {
-                    *fs.inner.open_files.lost.lock() = Some(error.clone());
-                }
                 core.alloc.take_back_data(stored.missing_bytes(&left[..1]));
                 left = &left[1..];
             }
@@ -531,6 +540,14 @@ impl FileSystem for FileIo {
             Ok(fs.compression_of(&fs.disk_inode(inode.id)?)?.is_none())
         };
         self.fs().is_ok_and(|fs| is_plain(&fs).unwrap_or(false))
+    }
+
+    fn lost(&self, inode: &IoInode, error: Error) {
+        // Of a file that was removed meanwhile nothing was to be kept.
+        let is_gone = inode.is_gone.load(Ordering::Acquire);
+        if !is_gone && let Ok(fs) = self.fs() {
+            *fs.inner.open_files.lost.lock() = Some(error);
+        }
     }
 
     fn unreserve(&self, _: &IoInode, len_bytes: u64) {
@@ -611,9 +628,9 @@ impl Filesystem {
         }
     }
 
-    /// Asks for space; as long as there is none, has some of what is dirty in memory written, and asks again: what is compressed,
-    /// becomes inline, or takes the place of other data takes less than was promised to it. By pages, over files, the oldest first,
-    /// as much as is wanted or a part of all; all of it in the end. The thread holds no handle, and no file's data lock.
+    /// Asks for space; as long as there is none, has some of what is dirty in memory written, and asks again, where that may take
+    /// less than was promised to it: what is compressed, or becomes inline. By pages, over files, the oldest first, as much as is wanted
+    /// or a part of all; all of it in the end. The thread holds no handle, and no file's data lock.
     ///
     /// # Errors
     /// That of the last time.
@@ -622,25 +639,27 @@ impl Filesystem {
         wanted_bytes: u64,
         ask: impl Fn() -> Result<T>,
     ) -> Result<T> {
+        let cache = self.page_cache();
+        let may_take_less = &self.inner.open_files.may_take_less;
         let mut tries = 0;
         loop {
             let result = ask();
             let is_full = matches!(result, Err(Error::NoSpace { .. }));
-            if !is_full || tries > SHRINK_TRIES_MAX || !self.shrink_dirty(wanted_bytes, tries) {
+            if !is_full || tries > SHRINK_TRIES_MAX || !may_take_less.load(Ordering::Relaxed) {
                 return result;
+            }
+            let part_bytes = if tries < SHRINK_TRIES_MAX {
+                wanted_bytes.max(cache.dirty_bytes() / SHRINK_PART)
+            } else {
+                // What becomes dirty from now on is noted again.
+                may_take_less.store(false, Ordering::Relaxed);
+                u64::MAX
+            };
+            if cache.shrink_dirty(part_bytes) == 0 && tries < SHRINK_TRIES_MAX {
+                may_take_less.store(false, Ordering::Relaxed);
             }
             tries += 1;
         }
-    }
-
-    /// Has what is dirty in memory written for the given time; returns whether any was.
-    fn shrink_dirty(&self, wanted_bytes: u64, tries: u64) -> bool {
-        let cache = self.page_cache();
-        let part_bytes = match tries {
-            SHRINK_TRIES_MAX => u64::MAX,
-            _ => wanted_bytes.max(cache.dirty_bytes() / SHRINK_PART),
-        };
-        cache.shrink_dirty(part_bytes) > 0
     }
 
     /// Makes sure that there is metadata for the items of so much more dirty data. The thread holds no

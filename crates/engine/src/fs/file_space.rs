@@ -34,11 +34,18 @@ impl Filesystem {
         if !has_beyond && (size == medium.size || size > medium.size && self.ends_dirty(io, size)) {
             return Ok(());
         }
-        self.set_locked_size(io, size, beyond)
+        self.set_locked_size(io, size, beyond, DataPromise::None)
     }
 
-    /// As [`Filesystem::set_file_size`], on the medium in any case. The caller holds the data lock.
-    fn set_locked_size(&self, io: &IoInode, size: u64, beyond: Beyond) -> Result<()> {
+    /// As [`Filesystem::set_file_size`], on the medium in any case; of data that was taken, with the promise given. The caller holds the
+    /// data lock.
+    fn set_locked_size(
+        &self,
+        io: &IoInode,
+        size: u64,
+        beyond: Beyond,
+        promise: DataPromise,
+    ) -> Result<()> {
         if beyond == Beyond::Dropped && self.cut_locked(io, size, u64::MAX)? {
             return Ok(());
         }
@@ -52,7 +59,10 @@ impl Filesystem {
         let reservation = Reservation::items(4)
             .and(Reservation::extents(2))
             .with_holes(self.holes_grown_over(io, size)?);
-        let mut handle = self.begin_step(reservation)?;
+        let mut handle = self.begin_step(match promise {
+            DataPromise::None => reservation,
+            DataPromise::Given => reservation.promised(),
+        })?;
         handle.check_file(io.id)?;
         let _change = io.change(self);
         handle.count_data(io, 0, 0, |old| old.max(size))
@@ -295,12 +305,13 @@ impl Filesystem {
         let now = space.map_or(size, |space| space.size().bytes());
         let size = size.min(now);
         if io.medium(self)?.size < size {
-            return self.set_locked_size(io, size, Beyond::Kept);
+            return self.set_locked_size(io, size, Beyond::Kept, DataPromise::Given);
         }
         if io.written.lock().is_none() {
             return Ok(());
         }
-        let mut handle = self.begin_step(Reservation::items(1))?;
+        // What was taken is told of as it was.
+        let mut handle = self.begin_step(Reservation::items(1).promised())?;
         handle.check_file(io.id)?;
         handle.count_data(io, 0, 0, |old| old)
     }

@@ -14,7 +14,7 @@ use ubtrfs_iomap::{
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{CsumType, RootId};
-use ubtrfs_rt::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
 
 use super::age_clock::AgeClock;
 use super::entry::check_flags;
@@ -36,8 +36,10 @@ pub(crate) struct OpenFiles {
     /// Who shares extents of files shares this, and who promises data their space has it alone: see
     /// [`super::placed`].
     pub(super) placing: RwLock<()>,
-    /// The last error with which data was lost, of any file, since the last sync: as Linux has it, that tells what fsyncs tell, too.
+    /// The last error with which data was lost of a file that is not open any more, and of which nobody was told.
     pub(super) lost: Mutex<Option<Error>>,
+    /// Whether some of what is dirty may take less space than was promised to it.
+    pub(super) may_take_less: AtomicBool,
     age_clock: AgeClock,
 }
 
@@ -73,6 +75,7 @@ impl OpenFiles {
             count: AtomicUsize::new(0),
             spaces: Mutex::default(),
             placing: RwLock::default(),
+            may_take_less: AtomicBool::new(false),
             age_clock: AgeClock::default(),
             lost: Mutex::default(),
         }
@@ -196,8 +199,8 @@ impl Filesystem {
     ///
     /// # Errors
     /// That of what is still in memory: data that could not be written while commits are held, or where a file
-    /// ends, or when it was written, that could not be entered in its inode; else the last with which data of any file was lost
-    /// since this was called last. Each file's next fsync tells that, too.
+    /// ends, or when it was written, that could not be entered in its inode; else one with which data was lost of which neither an
+    /// fsync told nor this. Each open file's next fsync tells that, too.
     pub fn flush_files(&self) -> Result<()> {
         let mut result = Ok(());
         for space in self.inner.open_files.all() {
@@ -209,10 +212,13 @@ impl Filesystem {
                 Err(Error::NotFound { .. }) => Ok(()),
                 recorded => recorded,
             });
-            result = result.and(stored);
+            result = result.and(stored).and(match space.take_unsynced_error() {
+                // Of one that went meanwhile nothing was to be kept.
+                Err(Error::NotFound { .. }) => Ok(()),
+                told => told,
+            });
         }
-        result?;
-        self.inner.open_files.lost.lock().take().map_or(Ok(()), Err)
+        result.and(self.inner.open_files.lost.lock().take().map_or(Ok(()), Err))
     }
 
     /// Drops clean file data from memory.

@@ -8,6 +8,8 @@ pub(crate) struct WritebackErrors<E> {
     last: Option<E>,
     /// Whether some open file was told of the last one.
     is_reported: bool,
+    /// How many there were when a sync of all files asked last.
+    synced: u64,
 }
 
 /// What an open file was told already.
@@ -16,7 +18,7 @@ pub(crate) struct ErrorMark(u64);
 
 impl<E> Default for WritebackErrors<E> {
     fn default() -> Self {
-        Self { count: 0, last: None, is_reported: true }
+        Self { count: 0, last: None, is_reported: true, synced: 0 }
     }
 }
 
@@ -41,6 +43,13 @@ impl<E: Clone> WritebackErrors<E> {
     /// The last error, if it came after the mark. Nobody counts as told by that.
     pub(crate) fn look_since(&self, mark: ErrorMark) -> Option<E> {
         if mark == self.now() { None } else { self.last.clone() }
+    }
+
+    /// The last error, if nobody was told of it, no sync of all files either. One is now; open files are told all the same.
+    pub(crate) fn take_unsynced(&mut self) -> Option<E> {
+        let is_old = self.is_reported || self.synced == self.count;
+        self.synced = self.count;
+        if is_old { None } else { self.last.clone() }
     }
 
     /// The last error, if it came after the mark; and the mark behind it.
@@ -81,6 +90,19 @@ mod tests {
         errors.record("lost");
         assert_eq!(errors.look_since(now), Some("lost"));
         assert_eq!(errors.since(now).0, Some("lost"));
+    }
+
+    #[test]
+    fn error_is_told_to_one_sync_unless_an_open_file_was_told() {
+        let mut errors = WritebackErrors::default();
+        let open = errors.mark();
+        errors.record("lost");
+        assert_eq!(errors.take_unsynced(), Some("lost"));
+        assert_eq!(errors.take_unsynced(), None);
+        assert_eq!(errors.since(open).0, Some("lost"));
+        errors.record("again");
+        assert_eq!(errors.since(open).0, Some("again"));
+        assert_eq!(errors.take_unsynced(), None);
     }
 
     #[test]
