@@ -1,7 +1,7 @@
 //! Making a file shorter or longer.
 
 use crate::address_space::{AddressSpace, OpenFile};
-use crate::extent_state::LockMode;
+use crate::extent_state::{CountQuery, LockMode, StateBits, Want};
 use crate::mapping::{Beyond, FileSystem};
 use crate::offset::{FileOffset, FileRange};
 
@@ -45,7 +45,14 @@ impl<F: FileSystem> AddressSpace<F> {
 
     fn shrink(&self, new: FileOffset, old: FileOffset) -> Result<(), F::Error> {
         let kept = new.round_up(self.block_bytes);
-        self.zero_locked(FileRange::new(new, kept))?;
+        let tail = FileRange::new(new, kept);
+        if let Err(error) = self.zero_locked(tail) {
+            // A block that is dirty beyond has the space that this lacks, and goes anyway.
+            if !self.drop_dirty_block(FileRange::from(kept)) {
+                return Err(error);
+            }
+            self.zero_locked(tail).inspect_err(|error| self.errors.lock().record(error.clone()))?;
+        }
         let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), FileRange::from(kept));
         // In one step with the drop: whoever reads sees either both or none.
         self.set_size(&pages, new);
@@ -63,6 +70,19 @@ impl<F: FileSystem> AddressSpace<F> {
             }
         }
         result
+    }
+
+    /// Drops the first dirty block of a range that the caller has locked; returns whether there was one.
+    fn drop_dirty_block(&self, range: FileRange) -> bool {
+        let dirty = CountQuery::first_run(range, Want::All(StateBits::DELALLOC));
+        let Some(found) = self.states.count_range(dirty, None) else { return false };
+        let block = FileRange::with_len(found.start, self.block_bytes);
+        let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), block);
+        drop(pages);
+        if dropped_bytes > 0 {
+            self.filesystem.unreserve(&self.inode, dropped_bytes);
+        }
+        dropped_bytes > 0
     }
 
     /// After a change that failed, for who has locked the file from its end on: the medium may end as far on as at `size`, and so
