@@ -33,8 +33,10 @@ io-suite:
 		cargo test --release -p ubtrfs-engine --test file_write_failures -- --test-threads 2
 
 # A mount judged by pjdfstest and fsx, which are fetched and built; by programs that check what they write; and killed fifty times under
-# load. First by /dev/fuse alone, then a part of it with FUSE over io_uring (`-o io_uring`), where the kernel has that.
+# load. First by /dev/fuse alone, then a part of it with FUSE over io_uring (`-o io_uring`), where the kernel has that. It fails without
+# the judges.
 .PHONY: mount-suites
+mount-suites: export UBTRFS_REQUIRE_ORACLES = 1
 mount-suites:
 	scripts/setup test
 	scripts/setup load
