@@ -1,7 +1,8 @@
 //! The control socket of a mount: commands that reach the engine which serves it, and what they have to say.
 //!
 //! The socket belongs to the user who mounted, and only he and root are answered. Its name follows from his number and the mount's
-//! device number, so who sees the mount finds it. A command is the words of a command line; its answer is what the
+//! device number, so who sees the mount finds it. Of who is not root it is in two places, as that of his session comes and goes with
+//! that, and the other may be made by somebody else before. A command is the words of a command line; its answer is what the
 //! process would have written, and its exit code. What a command means is not known here.
 //!
 //! Both are strings: how many in 4 bytes, then each behind its length in 4 bytes, little-endian. One command a connection.
@@ -14,6 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use ubtrfs_rt::{Arc, AtomicBool, Ordering};
 
 /// Bytes of a command at most.
@@ -38,33 +40,37 @@ pub struct ControlAnswer {
     pub errors: Vec<u8>,
 }
 
-/// A socket at which commands are taken.
+/// A socket at which commands are taken, in each of its places.
 #[derive(Debug)]
 pub struct ControlSocket {
+    bound: Vec<Bound>,
+    is_closed: AtomicBool,
+}
+
+/// A socket in one place.
+#[derive(Debug)]
+struct Bound {
     listener: UnixListener,
     path: PathBuf,
     /// The device and the number of the socket's file.
     file: (u64, u64),
-    is_closed: AtomicBool,
 }
 
-/// Where the socket of a mount is: of user `uid`, with the device number that `/proc/self/mountinfo` shows of it.
-pub fn control_path(uid: u32, device: &str) -> PathBuf {
-    directory_of(uid).join(format!("{device}.control"))
+/// Where the socket of a mount may be: of user `uid`, with the device number that `/proc/self/mountinfo` shows of it.
+pub fn control_paths(uid: u32, device: &str) -> Vec<PathBuf> {
+    let name = format!("{device}.control");
+    directories_of(uid).into_iter().map(|directory| directory.join(&name)).collect()
 }
 
-fn directory_of(uid: u32) -> PathBuf {
+/// Each is this user's alone, or not used.
+fn directories_of(uid: u32) -> Vec<PathBuf> {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let number = outside(&map, uid);
-    if number == 0 {
-        return PathBuf::from("/run/ubtrfs");
-    }
-    let of_session = PathBuf::from(format!("/run/user/{number}"));
-    let is_there = std::fs::metadata(&of_session).is_ok_and(|about| about.uid() == uid);
-    if is_there {
-        of_session.join("ubtrfs")
-    } else {
-        PathBuf::from(format!("/tmp/ubtrfs-{number}"))
+    match outside(&map, uid) {
+        0 => vec![PathBuf::from("/run/ubtrfs")],
+        number => vec![
+            PathBuf::from(format!("/run/user/{number}/ubtrfs")),
+            PathBuf::from(format!("/tmp/ubtrfs-{number}")),
+        ],
     }
 }
 
@@ -111,18 +117,69 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 impl ControlSocket {
-    /// Makes the socket of a mount of this process's user.
+    /// Makes the socket of a mount of this process's user, in each place where that can be.
     ///
     /// # Errors
-    /// The system's; `PermissionDenied` where others could have put theirs.
+    /// The system's, where it can be in none; `PermissionDenied` where others could have put theirs.
     pub fn bind(device: &str) -> io::Result<Self> {
         let uid = rustix::process::geteuid().as_raw();
-        let directory = directory_of(uid);
-        match std::fs::DirBuilder::new().mode(0o700).create(&directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => check_owner(&directory, uid)?,
+        let (mut bound, mut refused) = (Vec::new(), None);
+        for path in control_paths(uid, device) {
+            match Bound::at(path, uid) {
+                Ok(one) => bound.push(one),
+                Err(error) => refused = Some(error),
+            }
         }
-        let path = control_path(uid, device);
+        match refused {
+            Some(error) if bound.is_empty() => Err(error),
+            _ => Ok(Self { bound, is_closed: AtomicBool::new(false) }),
+        }
+    }
+
+    /// Takes commands one after the other, until [`ControlSocket::close`].
+    pub fn serve(&self, run: impl Fn(Vec<OsString>) -> ControlAnswer) {
+        let mut waited: Vec<PollFd<'_>> =
+            self.bound.iter().map(|one| PollFd::new(&one.listener, PollFlags::IN)).collect();
+        while !self.is_closed.load(Ordering::Acquire) {
+            if rustix::event::poll(&mut waited, None).is_err() {
+                std::thread::sleep(AFTER_ERROR);
+                continue;
+            }
+            for (one, waited) in self.bound.iter().zip(&waited) {
+                if waited.revents().is_empty() || self.is_closed.load(Ordering::Acquire) {
+                    continue;
+                }
+                match one.listener.accept() {
+                    // Who goes away, or says nothing that makes sense, hears nothing.
+                    Ok((stream, _)) => drop(answer(stream, &run)),
+                    // Out of files or memory, say, which passes.
+                    Err(_) => std::thread::sleep(AFTER_ERROR),
+                }
+            }
+        }
+    }
+
+    /// Takes no further command; what was begun is done to its end.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        for one in &self.bound {
+            // By now it may be that of the next mount. Its own number is not given again while the listener is open.
+            if file_at(&one.path).is_ok_and(|file| file == one.file) {
+                let _ = std::fs::remove_file(&one.path);
+            }
+            let _ = rustix::net::shutdown(&one.listener, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
+impl Bound {
+    fn at(path: PathBuf, uid: u32) -> io::Result<Self> {
+        let directory = path.parent().ok_or(io::ErrorKind::NotFound)?;
+        // That of a session is made with it, and is the user's: nobody else can make one in it.
+        match std::fs::DirBuilder::new().mode(0o700).create(directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => check_owner(directory, uid)?,
+        }
         // Device numbers come again; whoever had this one has unmounted.
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -131,29 +188,7 @@ impl ControlSocket {
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         let file = file_at(&path)?;
-        Ok(Self { listener, path, file, is_closed: AtomicBool::new(false) })
-    }
-
-    /// Takes commands one after the other, until [`ControlSocket::close`].
-    pub fn serve(&self, run: impl Fn(Vec<OsString>) -> ControlAnswer) {
-        while !self.is_closed.load(Ordering::Acquire) {
-            match self.listener.accept() {
-                // Who goes away, or says nothing that makes sense, hears nothing.
-                Ok((stream, _)) => drop(answer(stream, &run)),
-                // Out of files or memory, say, which passes.
-                Err(_) => std::thread::sleep(AFTER_ERROR),
-            }
-        }
-    }
-
-    /// Takes no further command; what was begun is done to its end.
-    pub fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
-        // By now it may be that of the next mount. Its own number is not given again while the listener is open.
-        if file_at(&self.path).is_ok_and(|file| file == self.file) {
-            let _ = std::fs::remove_file(&self.path);
-        }
-        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        Ok(Self { listener, path, file })
     }
 }
 
@@ -201,8 +236,21 @@ pub fn control_within(
 }
 
 fn connect(uid: u32, device: &str) -> io::Result<UnixStream> {
-    check_owner(&directory_of(uid), uid)?;
-    let stream = UnixStream::connect(control_path(uid, device))?;
+    let mut refused = io::Error::from(io::ErrorKind::NotFound);
+    for path in control_paths(uid, device) {
+        match connect_at(&path, uid) {
+            Ok(stream) => return Ok(stream),
+            // Of two refusals that one is told which is not because nothing is there.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => refused = error,
+            Err(_) => {}
+        }
+    }
+    Err(refused)
+}
+
+fn connect_at(path: &Path, uid: u32) -> io::Result<UnixStream> {
+    check_owner(path.parent().ok_or(io::ErrorKind::NotFound)?, uid)?;
+    let stream = UnixStream::connect(path)?;
     check_peer(&stream, uid)?;
     Ok(stream)
 }
@@ -321,9 +369,9 @@ mod tests {
             assert_eq!(answer.errors, b"said");
         }
         // Who says nothing of sense keeps nobody else from being heard.
-        UnixStream::connect(control_path(uid, &device)).unwrap().write_all(&[255; 8]).unwrap();
+        UnixStream::connect(&control_paths(uid, &device)[0]).unwrap().write_all(&[255; 8]).unwrap();
         assert_eq!(control(uid, &device, &["x".into()]).unwrap().exit, 1);
-        let mode = std::fs::symlink_metadata(control_path(uid, &device)).unwrap().mode();
+        let mode = std::fs::symlink_metadata(&control_paths(uid, &device)[0]).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
         socket.close();
         serving.join().unwrap();
@@ -344,7 +392,7 @@ mod tests {
         next.close();
         serving.join().unwrap();
         assert_eq!(answered, Ok(ControlAnswer::default()));
-        assert!(!control_path(uid, &device).exists());
+        assert!(!control_paths(uid, &device)[0].exists());
     }
 
     trait ConcatBytes {

@@ -47,7 +47,7 @@ mod transport;
 mod unsettled;
 
 pub use control::{
-    ControlAnswer, ControlSocket, control, control_path, control_within, serve_control,
+    ControlAnswer, ControlSocket, control, control_paths, control_within, serve_control,
 };
 pub use mount::{
     MountError, MountOptions, MountedDevice, Restriction, may_hold_block_devices, mount, unmount,
