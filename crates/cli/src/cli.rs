@@ -217,6 +217,16 @@ impl Line {
 
 /// The whole command: reads the process's arguments, does it, reports.
 pub fn main() -> ExitCode {
+    if let Err(error) = mount_helper::enter_namespace() {
+        let failure = Failure::io("entering the mount namespace", &error);
+        failure.report();
+        return failure.exit.into();
+    }
+    if let Err(error) = mount_helper::hand_back() {
+        let failure = Failure::io("starting umount", &error);
+        failure.report();
+        return failure.exit.into();
+    }
     let Some(words) = mount_helper::arguments() else { return ExitCode::SUCCESS };
     let parsed = definition_for_terminals()
         .try_get_matches_from(words)

@@ -338,6 +338,13 @@ pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDe
     };
     opened.map_err(|error| {
         let failure = Failure::volume("opening", &error).at_path(path);
+        let around = path.is_dir().then(|| mounts::around(path)).flatten();
+        if let Some(mounted) = around {
+            let place = quote::path(&mounted.directory);
+            return failure.advice(format!(
+                "It lies in what is mounted on {place}: name that directory, and paths inside it."
+            ));
+        }
         match holders.or_else(|| mounts::of_image(path)) {
             Some(mounted)
                 if matches!(

@@ -11,6 +11,7 @@ mod failure;
 mod image;
 mod live;
 mod mount_helper;
+mod mount_words;
 mod mounts;
 mod output;
 mod progress;

@@ -1,28 +1,94 @@
-//! Called by mount(8) as `mount.fuse.ubtrfs`, for lines of `/etc/fstab` with the type `fuse.ubtrfs`.
+//! Called by mount(8) as `mount.fuse.ubtrfs`, for lines of `/etc/fstab` with the type `fuse.ubtrfs`, and by umount(8) as
+//! `umount.fuse.ubtrfs`: umount(2) returns while the process that serves still writes, and the helper waits for that.
 //!
-//! Source: the part EXTERNAL HELPERS of mount(8): `mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE.SUBTYPE]`.
+//! Source: the parts EXTERNAL HELPERS of mount(8) and umount(8): `mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE.SUBTYPE]`
+//! and `umount.TYPE DIR [-flnrv] [-N NAMESPACE] [-t TYPE.SUBTYPE]`.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::mounts;
 
 /// What this command is called by mount(8).
 pub const NAMES: [&str; 2] = ["mount.fuse.ubtrfs", "mount.ubtrfs"];
 
-/// Options that are for mount(8) alone.
-const OF_MOUNT: [&str; 11] = [
-    "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev", "loop",
-    "silent",
-];
+/// And by umount(8), which knows of most mounts no more than that they are of FUSE.
+const UMOUNT_NAMES: [&str; 3] = ["umount.fuse.ubtrfs", "umount.ubtrfs", UMOUNT_FUSE];
+const UMOUNT_FUSE: &str = "umount.fuse";
 
 /// The arguments of this process, in the form in which the command takes them; `None` where nothing is to be done.
 pub fn arguments() -> Option<Vec<OsString>> {
     translated(std::env::args_os().collect())
 }
 
-fn translated(words: Vec<OsString>) -> Option<Vec<OsString>> {
+/// Gives what another program has mounted back to umount(8), which this process becomes then.
+///
+/// # Errors
+/// The system's.
+pub fn hand_back() -> io::Result<()> {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    if !is_called(&words, &[UMOUNT_FUSE]) {
+        return Ok(());
+    }
+    let (flags, plain) = flags_and_plain(words);
+    let is_ours = |word: &OsString| mounts::on(Path::new(word)).is_some();
+    if plain.iter().any(is_ours) {
+        return Ok(());
+    }
+    // `-i`: without a helper.
+    let flags = flags.iter().map(|letter| format!("-{}", char::from(*letter)));
+    Err(Command::new("umount").arg("-i").args(flags).arg("--").args(plain).exec())
+}
+
+/// Goes to the mount namespace that mount(8) or umount(8) was told of: it has its helper run in its own.
+///
+/// # Errors
+/// The system's.
+pub fn enter_namespace() -> io::Result<()> {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let Some(namespace) = namespace_in(&words) else { return Ok(()) };
+    let is_number = namespace.as_bytes().iter().all(u8::is_ascii_digit);
+    let path = match is_number {
+        true => Path::new("/proc").join(namespace).join("ns/mnt"),
+        false => PathBuf::from(namespace),
+    };
+    let file = File::open(path)?;
+    Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Mount))?)
+}
+
+fn namespace_in(words: &[OsString]) -> Option<&OsStr> {
+    if !(is_called(words, &NAMES) || is_called(words, &UMOUNT_NAMES)) {
+        return None;
+    }
+    let mut rest = words.iter().skip(1);
+    while let Some(word) = rest.next() {
+        match word.as_bytes() {
+            b"-N" => return rest.next().map(OsString::as_os_str),
+            b"-o" | b"-t" => drop(rest.next()),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn is_called(words: &[OsString], names: &[&str]) -> bool {
     let name = words.first().and_then(|word| Path::new(word).file_name());
-    if !name.is_some_and(|name| NAMES.iter().any(|own| name == OsStr::new(own))) {
+    name.is_some_and(|name| names.iter().any(|own| name == OsStr::new(own)))
+}
+
+fn translated(words: Vec<OsString>) -> Option<Vec<OsString>> {
+    if is_called(&words, &UMOUNT_NAMES) {
+        return Some(translated_of_umount(words));
+    }
+    if !is_called(&words, &NAMES) {
         return Some(words);
     }
     let mut options = OsString::new();
@@ -41,7 +107,8 @@ fn translated(words: Vec<OsString>) -> Option<Vec<OsString>> {
             _ => plain.push(word),
         }
     }
-    let ours: Vec<&[u8]> = options.as_bytes().split(|byte| *byte == b',').filter(is_ours).collect();
+    let ours: Vec<&[u8]> =
+        options.as_bytes().split(|byte| *byte == b',').filter(|word| !word.is_empty()).collect();
     let mut command: Vec<OsString> = vec!["ubtrfs".into(), "mount".into()];
     if !ours.is_empty() {
         command.extend(["-o".into(), OsString::from_vec(ours.join(&b','))]);
@@ -51,10 +118,34 @@ fn translated(words: Vec<OsString>) -> Option<Vec<OsString>> {
     Some(command)
 }
 
-fn is_ours(option: &&[u8]) -> bool {
-    let is_of_user_space = option.starts_with(b"x-") || option.starts_with(b"comment=");
-    let is_of_mount = OF_MOUNT.iter().any(|name| name.as_bytes() == *option);
-    !(option.is_empty() || is_of_user_space || is_of_mount)
+fn translated_of_umount(words: Vec<OsString>) -> Vec<OsString> {
+    let (flags, plain) = flags_and_plain(words);
+    let mut command: Vec<OsString> = vec!["ubtrfs".into(), "umount".into()];
+    // `-n`, `-r` and `-v` say nothing here: there is no table to write, and what stays mounted stays as it is.
+    for (letter, word) in [(b'f', "-f"), (b'l', "-l")] {
+        if flags.contains(&letter) {
+            command.push(word.into());
+        }
+    }
+    command.push("--".into());
+    command.extend(plain);
+    command
+}
+
+/// The letters that umount(8) says, and what is not said by letters.
+fn flags_and_plain(words: Vec<OsString>) -> (Vec<u8>, Vec<OsString>) {
+    let (mut flags, mut plain) = (Vec::new(), Vec::new());
+    let mut rest = words.into_iter().skip(1);
+    while let Some(word) = rest.next() {
+        match word.as_bytes() {
+            b"-t" | b"-N" => drop(rest.next()),
+            [b'-', letters @ ..] if letters.iter().all(|letter| b"flnrv".contains(letter)) => {
+                flags.extend_from_slice(letters);
+            }
+            _ => plain.push(word),
+        }
+    }
+    (flags, plain)
 }
 
 #[cfg(test)]
@@ -68,12 +159,37 @@ mod tests {
     #[test]
     fn words_of_mount_become_those_of_the_command() {
         let said = "/sbin/mount.fuse.ubtrfs /a.img /mnt -n -o rw,noauto,x-systemd.automount,subvol=s -t fuse.ubtrfs";
-        let expected = words("ubtrfs mount -o rw,subvol=s -- /a.img /mnt");
+        let expected =
+            words("ubtrfs mount -o rw,noauto,x-systemd.automount,subvol=s -- /a.img /mnt");
         assert_eq!(translated(words(said)), Some(expected));
-        for said in ["mount.ubtrfs a b -sv", "mount.ubtrfs a b -o noauto", "mount.ubtrfs -n a b"] {
+        for said in ["mount.ubtrfs a b -sv", "mount.ubtrfs a b -o ,", "mount.ubtrfs -n a b"] {
             assert_eq!(translated(words(said)), Some(words("ubtrfs mount -- a b")), "{said}");
         }
         assert_eq!(translated(words("mount.ubtrfs a b -fn")), None);
+    }
+
+    #[test]
+    fn words_of_umount_become_those_of_the_command() {
+        for (said, expected) in [
+            ("/sbin/umount.fuse.ubtrfs /mnt -n -t fuse.ubtrfs", "ubtrfs umount -- /mnt"),
+            ("umount.ubtrfs /mnt -v -r -N /proc/7/fd/3", "ubtrfs umount -- /mnt"),
+            ("umount.ubtrfs /mnt -nlf -l", "ubtrfs umount -f -l -- /mnt"),
+            ("umount.ubtrfs --all", "ubtrfs umount -- --all"),
+        ] {
+            assert_eq!(translated(words(said)), Some(words(expected)), "{said}");
+        }
+    }
+
+    #[test]
+    fn namespace_is_that_of_the_helper_alone() {
+        for (said, expected) in [
+            ("mount.ubtrfs a b -o -N -N 7", Some("7")),
+            ("umount.ubtrfs b -n -N /proc/7/fd/3 -t x", Some("/proc/7/fd/3")),
+            ("umount.ubtrfs b -n", None),
+            ("ubtrfs umount -N 7", None),
+        ] {
+            assert_eq!(namespace_in(&words(said)), expected.map(OsStr::new), "{said}");
+        }
     }
 
     #[test]

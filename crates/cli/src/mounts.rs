@@ -30,6 +30,12 @@ pub fn on(directory: &Path) -> Option<Mounted> {
     on_in(&table_of("self")?, directory)
 }
 
+/// What a file or directory lies in, if this command mounted that.
+pub fn around(path: &Path) -> Option<Mounted> {
+    let path = std::fs::canonicalize(path).ok()?;
+    around_in(&table_of("self")?, &path)
+}
+
 /// Where an image is mounted.
 pub fn of_image(image: &Path) -> Option<Mounted> {
     let image = std::fs::canonicalize(image).ok()?;
@@ -193,6 +199,14 @@ fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(|byte| *byte == b' ')
 }
 
+fn around_in(table: &[u8], path: &Path) -> Option<Mounted> {
+    // The innermost one, whoever mounted it.
+    let place_of = |line| words(line).nth(4).map(unescape);
+    let is_place =
+        |directory: &Path| lines(table).any(|line| place_of(line).is_some_and(|p| p == *directory));
+    on_in(table, path.ancestors().find(|directory| is_place(directory))?)
+}
+
 fn on_in(table: &[u8], directory: &Path) -> Option<Mounted> {
     // The last one on a directory lies on top.
     let is_there = |line: &&[u8]| {
@@ -207,13 +221,16 @@ fn of_line(line: &[u8]) -> Option<Mounted> {
     let mut front = words(line).skip(2);
     let device = str::from_utf8(front.next()?).ok()?.to_owned();
     let directory = PathBuf::from(unescape(front.nth(1)?));
-    let is_read_only = front.next()?.split(|byte| *byte == b',').any(|option| option == b"ro");
+    let says_ro = |options: &[u8]| options.split(|byte| *byte == b',').any(|word| word == b"ro");
+    let is_read_only = says_ro(front.next()?);
     let mut back = front.skip_while(|word| *word != b"-").skip(1);
     if !matches!(back.next()?, b"fuse.ubtrfs" | b"fuseblk.ubtrfs") {
         return None;
     }
     let source = PathBuf::from(unescape(back.next().unwrap_or_default()));
     let options = str::from_utf8(back.next().unwrap_or_default()).ok()?;
+    // Here, or wherever it is mounted.
+    let is_read_only = is_read_only || says_ro(options.as_bytes());
     let uid = options.split(',').find_map(|option| option.strip_prefix("user_id="));
     Some(Mounted { directory, source, device, uid: uid?.parse().ok()?, is_read_only })
 }
@@ -265,8 +282,14 @@ mod tests {
             of_line(b"9 1 0:5 / /m ro,noatime - fuse.ubtrfs /i ro,user_id=1").unwrap().is_read_only
         );
         assert_eq!(found.source, Path::new("/disk 1.img"));
+        assert!(
+            of_line(b"9 1 0:5 / /m rw,noatime - fuse.ubtrfs /i ro,user_id=1").unwrap().is_read_only
+        );
         let line = b"9 1 7:0 / /m rw,noatime - fuseblk.ubtrfs /dev/loop0 rw,user_id=0,blksize=4096";
         assert_eq!(of_line(line).unwrap().source, Path::new("/dev/loop0"));
+        let inside = |path| around_in(table, Path::new(path)).map(|mounted| mounted.directory);
+        assert_eq!(inside("/mnt/a b/c/d"), Some("/mnt/a b".into()));
+        assert_eq!([inside("/mnt/c/d"), inside("/mnt/a"), inside("/mnt")], [None, None, None]);
         for other in ["/", "/mnt/c", "/mnt"] {
             assert_eq!(on_in(table, Path::new(other)), None, "{other}");
         }

@@ -50,8 +50,8 @@ pub use control::{
     ControlAnswer, ControlSocket, control, control_paths, control_within, serve_control,
 };
 pub use mount::{
-    MountError, MountOptions, MountedDevice, Restriction, may_hold_block_devices, mount, unmount,
-    unmount_when_unused,
+    MountError, MountOptions, MountedDevice, Restriction, may_hold_block_devices, mount, remount,
+    unmount, unmount_by_force, unmount_when_unused,
 };
 pub use notify::Changed;
 pub use ring::{RINGS_SWITCH, offers_rings};

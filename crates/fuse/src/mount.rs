@@ -43,6 +43,8 @@ pub enum Restriction {
     NoSuid,
     /// Programs do not run.
     NoExec,
+    /// Symbolic links lead nowhere.
+    NoSymFollow,
 }
 
 impl Restriction {
@@ -51,6 +53,7 @@ impl Restriction {
             Self::NoDev => MountFlags::NODEV,
             Self::NoSuid => MountFlags::NOSUID,
             Self::NoExec => MountFlags::NOEXEC,
+            Self::NoSymFollow => MountFlags::NOSYMFOLLOW,
         }
     }
 
@@ -59,6 +62,7 @@ impl Restriction {
             Self::NoDev => ",nodev",
             Self::NoSuid => ",nosuid",
             Self::NoExec => ",noexec",
+            Self::NoSymFollow => ",nosymfollow",
         }
     }
 }
@@ -194,6 +198,27 @@ fn mount_as_user(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     received.next().ok_or_else(|| failed(WHAT)(Errno::NODEV))
 }
 
+/// Whether a filesystem with this device number, as `/proc/self/mountinfo` shows it, may be written nowhere where this process sees it.
+pub(crate) fn is_read_only(device: &str) -> bool {
+    // A place's name may be any bytes.
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    is_read_only_in(&String::from_utf8_lossy(&table), device)
+}
+
+/// Source: `ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS FIELD… - TYPE SOURCE OPTIONS`, proc_pid_mountinfo(5): the options of a place, and
+/// those of the filesystem.
+fn is_read_only_in(table: &str, device: &str) -> bool {
+    let says_ro = |options: &str| options.split(',').any(|word| word == "ro");
+    let lines = table.lines().filter(|line| line.split(' ').nth(2) == Some(device));
+    let mut places = lines.map(|line| {
+        let mut front = line.split(' ').skip(5);
+        let here = front.next().is_some_and(says_ro);
+        here || front.skip_while(|word| *word != "-").nth(3).is_some_and(says_ro)
+    });
+    let Some(first) = places.next() else { return false };
+    first && places.all(|place| place)
+}
+
 /// Unmounts a directory. What is in use stays.
 ///
 /// # Errors
@@ -210,6 +235,32 @@ pub fn unmount_when_unused(directory: &Path) -> Result<(), MountError> {
     unmount_with(directory, UnmountFlags::DETACH, "-uz")
 }
 
+/// Unmounts a directory, though requests wait for an answer: they fail, and so does all that comes.
+///
+/// # Errors
+/// The system's.
+pub fn unmount_by_force(directory: &Path) -> Result<(), MountError> {
+    unmount_with(directory, UnmountFlags::FORCE, "-u")
+}
+
+/// Changes what is allowed in a mount: whether it can be written, and what else `options` says of that. With `only_here` in this place alone,
+/// not in others where the same is mounted.
+///
+/// # Errors
+/// The system's.
+pub fn remount(
+    directory: &Path,
+    read_only: bool,
+    restrictions: &[Restriction],
+    only_here: bool,
+) -> Result<(), MountError> {
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, read_only);
+    flags.set(MountFlags::BIND, only_here);
+    flags.extend(restrictions.iter().map(|restriction| restriction.flag()));
+    rustix::mount::mount_remount(directory, flags, c"").map_err(failed("mounting again"))
+}
+
 fn unmount_with(directory: &Path, flags: UnmountFlags, option: &str) -> Result<(), MountError> {
     const WHAT: &str = "unmounting";
     if rustix::process::geteuid().is_root() {
@@ -220,5 +271,23 @@ fn unmount_with(directory: &Path, flags: UnmountFlags, option: &str) -> Result<(
         Ok(status) if status.success() => Ok(()),
         Ok(_) => Err(failed(WHAT)(Errno::BUSY)),
         Err(error) => Err(failed(WHAT)(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_only_everywhere_is_read_only() {
+        let table = "\
+            1 0 0:5 / /a rw,noatime shared:1 - fuse.ubtrfs /i ro,user_id=1\n\
+            2 0 0:6 / /b ro,noatime - fuse.ubtrfs /ro rw,user_id=1\n\
+            3 0 0:7 / /c ro - fuse.ubtrfs /i rw\n\
+            4 0 0:7 / /d rw - fuse.ubtrfs ro rw\n\
+            5 0 0:8 / /ro rw - fuse.ubtrfs ro rw\n";
+        let found =
+            ["0:5", "0:6", "0:7", "0:8", "0:9"].map(|device| is_read_only_in(table, device));
+        assert_eq!(found, [true, true, false, false, false]);
     }
 }

@@ -20,6 +20,7 @@ use crate::first_open::FirstOpen;
 use crate::leader::{LOOKING, Leaders};
 use crate::listed::Listed;
 use crate::message::{Answer, Request, Result};
+use crate::mount;
 use crate::nodes::Nodes;
 use crate::notify::{ChangedNames, note_thread_answers};
 use crate::overdue::Overdue;
@@ -515,6 +516,11 @@ impl Server {
     /// be of this mount.
     pub fn set_device(&self, device: &str) {
         let _ = self.device.set(device.to_owned());
+    }
+
+    /// Whether nothing may be changed through the mount, wherever it is seen: it may have become so after it was mounted.
+    pub fn is_mounted_read_only(&self) -> bool {
+        self.device().is_some_and(mount::is_read_only)
     }
 
     /// The time for what is changed now.

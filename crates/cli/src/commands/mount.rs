@@ -25,11 +25,13 @@ use ubtrfs_rt::{Arc, Mutex};
 use ubtrfs_volume::OpenMode;
 
 use crate::compress::{self, Compress};
-use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, ImageArgs};
+use crate::failure::{self, Exit, Failure, Result};
+use crate::image::{Image, ImageArgs, mount_at};
 use crate::live::{self, Live};
 use crate::mount_helper;
+use crate::mount_words;
 use crate::mounts;
+use crate::output::quote;
 
 /// Set for the process that serves; it says on its standard output when it does.
 const SERVES: &str = "UBTRFS_MOUNT_SERVES";
@@ -85,14 +87,21 @@ Options for -o, as of mount(8):
                        attributes
   noatime              the time of access of what is read stays (the default)
   relatime             it is noted after a change, and once a day
-  nodev, nosuid, noexec
+  nodev, nosuid, noexec, nosymfollow, user, users, owner, group
                        as of mount(8)
-  default_permissions, defaults
-                       as it is in any case
+  remount              what is mounted on DIR becomes ro or rw, nodev and so on, as is said
+                       beside it; other options stay as it was mounted
+Words that ask for nothing here, or for what is so in any case, are taken as well: of mount(8)
+  auto, noauto, nofail, _netdev, x-*, defaults, default_permissions, nodiratime, lazytime,
+  loop, silent; of Linux's btrfs ssd, nossd, ssd_spread, space_cache[=v1|v2], autodefrag,
+  noautodefrag, discard=async, nodiscard, datacow, datasum, barrier, treelog, notreelog, acl,
+  noflushoncommit, thread_pool=N, metadata_ratio=N. Words that would change what is stored, or
+  when it is durable, are not: nodatacow, nodatasum, nobarrier, flushoncommit, noacl, strictatime.
 
 Examples:
   ubtrfs mount disk.img /mnt
   ubtrfs mount -o ro,subvol=snapshots/monday disk.img /mnt
+  ubtrfs mount -o remount,ro disk.img /mnt
   ubtrfs umount /mnt"
 )]
 pub struct Args {
@@ -134,6 +143,8 @@ struct Wanted {
     uses_rings: bool,
     naive: bool,
     restrictions: Vec<Restriction>,
+    /// The access times of directories are not noted.
+    leaves_directories: bool,
 }
 
 impl Wanted {
@@ -154,7 +165,18 @@ impl Wanted {
             let why = "with fakeroot nobody's permissions are checked, so others cannot be let in";
             return Err(Failure::usage("-o", why).at("allow_other"));
         }
+        if wanted.notes_access && wanted.leaves_directories {
+            let why = "with relatime those of directories are noted, too";
+            return Err(Failure::usage("-o", why).at("nodiratime"));
+        }
         Ok(wanted)
+    }
+
+    fn restrict(&mut self, restriction: Restriction, is_on: bool) {
+        self.restrictions.retain(|other| *other != restriction);
+        if is_on {
+            self.restrictions.push(restriction);
+        }
     }
 
     fn take(&mut self, name: &str, value: Option<&str>) -> std::result::Result<(), String> {
@@ -178,20 +200,38 @@ impl Wanted {
             ("io_uring", None) => self.uses_rings = true,
             // Left out of the help: it makes all slower, for the benchmarks to compare with.
             ("naive", None) => self.naive = true,
-            ("nodev", None) => self.restrictions.push(Restriction::NoDev),
-            ("nosuid", None) => self.restrictions.push(Restriction::NoSuid),
-            ("noexec", None) => self.restrictions.push(Restriction::NoExec),
+            ("nodev" | "dev", None) => self.restrict(Restriction::NoDev, name == "nodev"),
+            ("nosuid" | "suid", None) => self.restrict(Restriction::NoSuid, name == "nosuid"),
+            ("noexec" | "exec", None) => self.restrict(Restriction::NoExec, name == "noexec"),
+            ("nosymfollow" | "symfollow", None) => {
+                self.restrict(Restriction::NoSymFollow, name == "nosymfollow");
+            }
+            // What mount(8) takes it for, which follows with `exec` and the like where it is not meant so.
+            ("user" | "users", _) => {
+                let implied = [Restriction::NoDev, Restriction::NoSuid, Restriction::NoExec];
+                implied.into_iter().for_each(|restriction| self.restrict(restriction, true));
+            }
+            ("owner" | "group", None) => {
+                let implied = [Restriction::NoDev, Restriction::NoSuid];
+                implied.into_iter().for_each(|restriction| self.restrict(restriction, true));
+            }
             ("noatime", None) => self.notes_access = false,
-            ("relatime", None) => self.notes_access = true,
-            // As it is in any case.
-            ("default_permissions" | "defaults" | "dev" | "suid" | "exec", None) => {}
+            ("relatime" | "atime", None) => self.notes_access = true,
+            ("nodiratime", None) => self.leaves_directories = true,
+            ("diratime", None) => self.leaves_directories = false,
+            ("discard", Some("async" | "sync")) => self.discard = true,
+            ("nodiscard", None) => self.discard = false,
+            _ if mount_words::is_harmless(name, value) => {}
             ("subvol", Some(path)) => self.subvol = Some(path.to_owned()),
             ("subvolid", Some(value)) => self.subvolid = Some(number(value)?),
             ("compress" | "compress-force", _) => {
                 self.compress = Some(compress::parse(value.unwrap_or("zlib"))?);
                 self.force_compression = name == "compress-force";
             }
-            ("commit", Some(value)) => self.commit_seconds = Some(number(value)?.max(1)),
+            ("commit", Some(value)) => {
+                // As with Linux, none is the default.
+                self.commit_seconds = Some(number(value)?).filter(|seconds| *seconds != 0);
+            }
             ("max_inline", Some(value)) => self.max_inline_bytes = Some(size(value)?),
             ("busy_poll", Some(value)) => {
                 self.looking = Some(Duration::from_micros(number(value)?));
@@ -258,12 +298,48 @@ fn me() -> (u32, u32) {
 
 /// Mounts it.
 pub fn run(args: &Args) -> Result<Exit> {
+    if args.options.iter().any(|option| option == "remount") {
+        return remount(args);
+    }
     let wanted = Wanted::parse(&args.options)?;
     if args.foreground || std::env::var_os(SERVES).is_some() {
         serve(args, &wanted)
     } else {
         start_server(args)
     }
+}
+
+/// Changes what is allowed in a mount. What else its line of fstab says mount(8) says again.
+fn remount(args: &Args) -> Result<Exit> {
+    const WHAT: &str = "mounting again";
+    let failed =
+        |why: &dyn std::fmt::Display| Failure::new(Exit::Io, WHAT, why).at_path(&args.directory);
+    let options: Vec<String> =
+        args.options.iter().filter(|word| !mount_words::is_of_remount(word)).cloned().collect();
+    let wanted = Wanted::parse(&options)?;
+    let mounted =
+        mount_at(&args.directory).ok_or_else(|| failed(&"ubtrfs has nothing mounted there"))?;
+    // Who has it open to read shares it, and could not write to it then.
+    let is_shared =
+        || std::fs::File::open(&mounted.source).is_ok_and(|file| file.try_lock_shared().is_ok());
+    if !wanted.read_only && mounted.is_read_only && is_shared() {
+        let why = "it was mounted to be read only: unmount it, and mount it to be written";
+        return Err(failed(&why));
+    }
+    let only_here = args.options.iter().any(|option| option == "bind");
+    ubtrfs_fuse::remount(&mounted.directory, wanted.read_only, &wanted.restrictions, only_here)
+        .map_err(|error| failed(&error))?;
+    let kept: Vec<&str> = options
+        .iter()
+        .filter(|word| !mount_words::is_changed_by_remount(word))
+        .map(String::as_str)
+        .collect();
+    if !kept.is_empty() {
+        let place = quote::path(&mounted.directory);
+        let kept = kept.join(",");
+        failure::say(&format!("ubtrfs: note: {place}: stays as it was mounted: {kept}"));
+    }
+    Ok(Exit::Done)
 }
 
 /// Starts the same command in the background, and waits until it serves.
@@ -486,14 +562,27 @@ fn leave(directory: &Path, source: &Path) {
 fn root_of(image: &Image, wanted: &Wanted) -> Result<InodeId> {
     let fs = image.filesystem();
     let failure = |error| Failure::engine("finding the subvolume", error).at_path(image.path());
-    if let Some(id) = wanted.subvolid {
-        fs.subvolume(RootId(id)).map_err(failure)?;
-        return Ok(InodeId::root_of(RootId(id)));
-    }
-    let Some(path) = &wanted.subvol else { return Ok(image.start()) };
+    let by_number = match wanted.subvolid {
+        // As with Linux, none is the top level.
+        Some(0) => Some(InodeId::root_of(RootId::FS_TREE)),
+        Some(id) => {
+            fs.subvolume(RootId(id)).map_err(failure)?;
+            Some(InodeId::root_of(RootId(id)))
+        }
+        None => None,
+    };
+    let Some(path) = &wanted.subvol else {
+        return Ok(by_number.unwrap_or_else(|| image.start()));
+    };
     let id = fs
         .resolve(fs.top_level(), path.as_bytes())
         .map_err(|error| image.failure("finding the subvolume", path.as_bytes(), error))?;
+    if let Some(number) = by_number.filter(|number| *number != id) {
+        let why = format!("it is not the subvolume that subvolid={} names", number.root.0);
+        return Err(Failure::usage("-o subvol", why)
+            .at_name(path.as_bytes())
+            .at_path(image.path()));
+    }
     if id.inode == InodeNo::SUBVOLUME_ROOT {
         return Ok(id);
     }
@@ -520,11 +609,33 @@ mod tests {
         assert!(!parse("ro,rw").unwrap().read_only);
         let every = |text| parse(text).unwrap().background().commit_every;
         assert_eq!(every("rw"), BackgroundOptions::default().commit_every);
+        assert_eq!(every("commit=0"), BackgroundOptions::default().commit_every);
         assert_eq!(every("commit=1"), Duration::from_secs(1));
         assert_eq!(every("commit=3600"), Duration::from_secs(3600));
-        for bad in
-            ["write-back", "ro=1", "subvol", "commit=soon", "compress=rar", "compress=zstd:99"]
-        {
+        let restrictions = |text| parse(text).unwrap().restrictions;
+        assert_eq!(restrictions("nodev,dev,noexec,noexec"), [Restriction::NoExec]);
+        assert_eq!(restrictions("users,exec,suid"), [Restriction::NoDev]);
+        assert_eq!(restrictions("nosymfollow"), [Restriction::NoSymFollow]);
+        assert!(parse("discard=async").unwrap().discard);
+        assert!(!parse("discard,nodiscard").unwrap().discard);
+        for bad in [
+            "write-back",
+            "ro=1",
+            "subvol",
+            "commit=soon",
+            "compress=rar",
+            "compress=zstd:99",
+            "nodatacow",
+            "nodatasum",
+            "nobarrier",
+            "flushoncommit",
+            "noacl",
+            "strictatime",
+            "relatime,nodiratime",
+            "user_id=0",
+            "busy_poll=x",
+            "cache=much",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -17,6 +17,8 @@ use crate::mounts::{self, Mounted};
 const WAIT_MAX: Duration = Duration::from_secs(120);
 /// For so long one that only read.
 const WAIT_FOR_READER_MAX: Duration = Duration::from_secs(2);
+/// And one that was made to end.
+const WAIT_FOR_FORCED_MAX: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Unmount a filesystem that `ubtrfs mount` mounted
@@ -28,12 +30,22 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
     disable_help_flag = true,
     after_help = "\
 Examples:
-  ubtrfs umount /mnt"
+  ubtrfs umount /mnt
+
+umount(8) waits likewise where this command is linked as /sbin/umount.fuse.ubtrfs and as
+/sbin/umount.fuse (which gives back to it what others have mounted); without that it returns
+while the image is still being written."
 )]
 pub struct Args {
     /// Where it is mounted
     #[arg(value_name = "DIR")]
     directory: PathBuf,
+    /// Take it off now; it ends when nobody uses it any more, which is not waited for
+    #[arg(short, long)]
+    lazy: bool,
+    /// Take it off though who serves it does not answer: what was not durable may be lost
+    #[arg(short, long)]
+    force: bool,
     /// Print help
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
@@ -46,35 +58,57 @@ pub fn run(args: &Args) -> Result<Exit> {
     let failure = |what: &str, error: &dyn std::fmt::Display| {
         Failure::new(Exit::Io, what, error).at_path(&args.directory)
     };
-    // Of what cannot be made durable only this tells: nobody hears the process that serves when it ends.
-    if let Some(exit) = make_durable(&mounted)
-        .map_err(|error| Failure::io("making all durable", &error).at_path(&args.directory))?
+    if args.lazy {
+        ubtrfs_fuse::unmount_when_unused(&directory)
+            .map_err(|error| failure("unmounting", &error))?;
+        return Ok(Exit::Done);
+    }
+    // Of what cannot be made durable only this tells: nobody hears the process that serves when it ends. Who does not answer is not asked.
+    if !args.force
+        && let Some(exit) = make_durable(&mounted)
+            .map_err(|error| Failure::io("making all durable", &error).at_path(&args.directory))?
     {
         return Ok(exit);
     }
     // Opened before: it may be known by this name only as long as it is mounted.
     let file = File::open(&mounted.source);
-    ubtrfs_fuse::unmount(&directory).map_err(|error| failure("unmounting", &error))?;
-    let Ok(file) = file else { return Ok(Exit::Done) };
-    // Who serves it holds the lock until all is durable.
-    let begun = Instant::now();
-    // Who only reads lets others read: he has ended when nobody has the image any more, or others read it, too.
-    let is_free = || match mounted.is_read_only {
-        true => file.try_lock(),
-        false => file.try_lock_shared(),
+    let unmounted = match args.force {
+        true => ubtrfs_fuse::unmount_by_force(&directory),
+        false => ubtrfs_fuse::unmount(&directory),
     };
-    while let Err(TryLockError::WouldBlock) = is_free() {
-        if mounted.is_read_only && begun.elapsed() > WAIT_FOR_READER_MAX {
-            break;
+    unmounted.map_err(|error| failure("unmounting", &error))?;
+    let Ok(file) = file else { return Ok(Exit::Done) };
+    let waited = wait_until_free(&file, mounted.is_read_only, args.force);
+    waited.map(|()| Exit::Done).map_err(|why| failure("waiting for the image", &why))
+}
+
+/// Waits for who served a mount, and holds the image's lock until all is durable. Says why it went on too long.
+fn wait_until_free(
+    file: &File,
+    is_read_only: bool,
+    was_forced: bool,
+) -> std::result::Result<(), &'static str> {
+    let begun = Instant::now();
+    // Who can write shares the image with nobody. A mount that became read-only may still be served by one who can.
+    while let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
+        if was_forced && begun.elapsed() > WAIT_FOR_FORCED_MAX {
+            return Err("unmounted here, but who served it has not let go of the image yet");
         }
         if begun.elapsed() > WAIT_MAX {
-            let why = "unmounted here, but the image is still in use: it is mounted in another \
-                       place, too, or somebody else has opened it";
-            return Err(failure("waiting for the image", &why));
+            return Err("unmounted here, but the image is still in use: it is mounted in another \
+                        place, too, or somebody else has opened it");
         }
         std::thread::sleep(LOOK_EVERY);
     }
-    Ok(Exit::Done)
+    // Who only reads has ended when nobody has the image any more, or others read it, too.
+    let begun = Instant::now();
+    while is_read_only
+        && let Err(TryLockError::WouldBlock) = file.try_lock()
+        && begun.elapsed() < WAIT_FOR_READER_MAX
+    {
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
 }
 
 /// What this command has mounted on a directory, whether or not anybody serves it.
