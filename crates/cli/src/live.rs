@@ -80,6 +80,12 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
         let why = "with -o writeback the kernel would not see what becomes of files";
         return Err(refused("changing files", &live.directory, why));
     }
+    if changed.is_some() && !command.is_sync() && server.is_mounted_read_only() {
+        let error = io::Error::from(io::ErrorKind::ReadOnlyFilesystem);
+        return Err(Failure::io("changing it", &error)
+            .at_path(&live.directory)
+            .advice("It is mounted read-only: mount -o remount,rw lets it be changed."));
+    }
     let not_durable = "making all durable";
     if live.kernel_holds_writes || command.needs_data() {
         bring_back(&live.directory, server)

@@ -56,6 +56,10 @@ impl Server {
         if is_change && header.uid != 0 && header.uid != rustix::process::geteuid().as_raw() {
             return Err(Errno::PERM);
         }
+        // The kernel does not look at it for an ioctl.
+        if is_change && self.is_mounted_read_only() {
+            return Err(Errno::ROFS);
+        }
         if command == GET_CHILDREN {
             return self.put_children(id, request.take()?, answer);
         }
@@ -75,7 +79,7 @@ impl Server {
                     CREATE => vol_args(&mut request)?.1,
                     _ => vol_args_v2(&mut request, 0)?.2,
                 };
-                let mut new = self.new_inode(&header, 0o040_777, 0o022);
+                let mut new = self.new_inode(&header, 0o040_777, umask_of(header.pid));
                 (new.uid, new.gid) = self.owner(&header);
                 let made = self.fs.begin(Reservation::create_subvolume());
                 made.and_then(|mut handle| handle.create_subvolume(id, name, &new))
@@ -232,6 +236,8 @@ impl Server {
             .map(|info| info.id)
             .find(|root| self.shown_number(InodeId::root_of(*root)) == number)
             .ok_or(Errno::INVAL)?;
+        // What was stored to a map is with the kernel.
+        self.bring_back_subvolume(source)?;
         self.fs
             .snapshot(source, dir, name, &SnapshotOptions { read_only })
             .map_err(|error| errno(&error))?;
@@ -261,6 +267,15 @@ impl Server {
             None => Err(Errno::BADF),
         }
     }
+}
+
+/// What a process masks of the modes of what it makes, which the kernel does not say of an ioctl.
+fn umask_of(pid: u32) -> u32 {
+    const USUAL: u32 = 0o022;
+    // One of a PID namespace that this process does not see has none.
+    let about = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let value = about.lines().find_map(|line| line.strip_prefix("Umask:"));
+    value.and_then(|value| u32::from_str_radix(value.trim(), 8).ok()).unwrap_or(USUAL)
 }
 
 /// Whether it is durable when it is answered.

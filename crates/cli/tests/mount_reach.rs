@@ -1,0 +1,332 @@
+//! Who reaches a mount, and what may be done by it: the control socket, requests by ioctl, locks, and rights that end when a file is
+//! written.
+
+#[path = "support/place.rs"]
+mod place;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use place::{NOBODY, Place};
+use ubtrfs_testkit::{KernelMount, Prng};
+
+/// `BTRFS_IOC_SUBVOL_CREATE` of ARGV[1] in ARGV[0].
+const CREATE: &str = "open(D, '<', $ARGV[0]) or die $!; my $b = pack('q a4088', 0, $ARGV[1]); ioctl(D, 0x5000940e, $b) or die $!";
+/// `BTRFS_IOC_SNAP_CREATE` of the subvolume ARGV[0] in itself, by the name ARGV[1].
+const SNAPSHOT: &str = "open(D, '<', $ARGV[0]) or die $!; my $b = pack('q a4088', fileno(D), $ARGV[1]); \
+    ioctl(D, 0x50009401, $b) or die $!";
+
+fn perl(script: &str, directory: &Path, name: &str) -> Output {
+    Command::new("perl").args(["-e", script]).arg(directory).arg(name).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    let bytes = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The socket was looked for where the session has it, if there was one then, and made where it was, if there was one before.
+#[test]
+fn commands_reach_a_mount_when_a_session_begins_and_ends_meanwhile() {
+    let Some(place) = Place::new(false) else { return };
+    let script = "
+        set -e
+        mount -t tmpfs none /run
+        as=\"setpriv --reuid $3 --regid $3 --clear-groups\"
+        $as \"$4\" mount \"$1\" \"$2\"
+        mkdir -p /run/user/$3
+        chown $3:$3 /run/user/$3
+        chmod 700 /run/user/$3
+        $as \"$4\" mkdir \"$2\" /begun
+        $as \"$4\" umount \"$2\"
+        $as \"$4\" mount \"$1\" \"$2\"
+        test -S /run/user/$3/ubtrfs/*.control
+        $as \"$4\" mkdir \"$2\" /in
+        \"$4\" mkdir \"$2\" /by-root
+        rm -r /run/user/$3
+        $as \"$4\" mkdir \"$2\" /ended
+        $as \"$4\" umount \"$2\"
+        # Where somebody else has taken the name, that of the session is left.
+        mkdir -p /run/user/$3
+        chown $3:$3 /run/user/$3
+        mount -t tmpfs none /tmp/ubtrfs-$3
+        chown 1:1 /tmp/ubtrfs-$3
+        $as \"$4\" mount \"$1\" \"$2\"
+        $as \"$4\" mkdir \"$2\" /beside
+        $as \"$4\" umount \"$2\"
+        ls -A /run/user/$3/ubtrfs /tmp/ubtrfs-$3
+        \"$4\" ls \"$1\" /";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script, "sh"])
+        .args([&place.image, &place.directory])
+        .args([&NOBODY.to_string(), env!("CARGO_BIN_EXE_ubtrfs")])
+        .output()
+        .unwrap();
+    let said = said(&output);
+    assert!(output.status.success(), "{said}");
+    let names = "begun\nbeside\nby-root\nended\nin\n";
+    assert!(said.ends_with(names), "{said}");
+    assert!(!said.contains("control"), "{said}");
+}
+
+/// What was stored to a map stayed with the kernel, and the snapshot had the file as it was before.
+#[test]
+fn snapshot_has_what_was_stored_to_a_map_whoever_makes_it() {
+    for options in ["rw", "writeback"] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", options]);
+        let top = &place.directory;
+        let mut file = fs::File::create(top.join("file")).unwrap();
+        file.write_all(&[b'a'; 8192]).unwrap();
+        file.sync_all().unwrap();
+        let mut child = Command::new("stdbuf")
+            .args(["-oL", "xfs_io"])
+            .arg(top.join("file"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut input = child.stdin.take().unwrap();
+        writeln!(input, "mmap -rw 0 8192").unwrap();
+        for (letter, name) in [(b'b', "by ioctl"), (b'c', "by command"), (b'd', "by ioctl again")] {
+            writeln!(input, "mwrite -S {letter} 0 8192\nmread -v 8176 16").unwrap();
+            let mut line = String::new();
+            output.read_line(&mut line).unwrap();
+            assert!(line.contains(&char::from(letter).to_string().repeat(16)), "{line}");
+            if name == "by command" {
+                let path = Path::new("/").join(name);
+                place.done(&["subvolume", "snapshot"], &[top, Path::new("/"), &path]);
+            } else {
+                let output = perl(SNAPSHOT, top, name);
+                assert!(output.status.success(), "{output:?}");
+            }
+            let bytes = fs::read(top.join(name).join("file")).unwrap();
+            assert!(bytes == [letter; 8192], "{options}, {name}: {}", char::from(bytes[0]));
+        }
+        drop((file, input));
+        child.wait().unwrap();
+        place.umount();
+        place.assert_clean();
+    }
+}
+
+/// `chattr +A` says so of a file.
+#[test]
+fn time_of_access_of_a_file_stays_where_its_flag_says_so() {
+    const OLD: &str = "1580608922\n";
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "relatime"]);
+    let shell = |script: &str| {
+        let output =
+            Command::new("sh").args(["-ec", script]).current_dir(&place.directory).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    shell(
+        "mkdir dir; for name in kept noted dir/in; do echo $name >$name; done; chattr +A kept dir
+        touch -a -d @1580608922 kept noted dir",
+    );
+    place.umount();
+    place.mount(&["-o", "relatime"]);
+    shell("cat kept noted; ls dir");
+    let times = ["kept", "dir", "noted"].map(|name| shell(&format!("stat -c %X {name}")));
+    assert!(times[..2] == [OLD, OLD] && times[2] != OLD, "{times:?}");
+    place.umount();
+    place.assert_clean();
+}
+
+/// A mount that has become read-only was changed all the same by commands and by ioctls.
+#[test]
+fn mount_that_has_become_read_only_is_changed_by_nobody() {
+    let Some(place) = Place::new(true) else { return };
+    let top = &place.directory;
+    place.mount(&[]);
+    fs::write(top.join("file"), b"written").unwrap();
+    let remount = |how: &str| {
+        let options = format!("remount,{how}");
+        let output = Command::new("mount").args(["-i", "-o", &options]).arg(top).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    let name = |path: &'static str| Path::new(path);
+    for how in ["ro", "bind,ro"] {
+        remount(how);
+        for (words, paths) in [
+            (&["mkdir"][..], &[name("/made")][..]),
+            (&["reflink"], &[name("/file"), name("/made")]),
+            (&["subvolume", "create"], &[name("/made")]),
+            (&["filesystem", "label"], &[name("made")]),
+        ] {
+            let output = place.run(words, &[&[top.as_path()], paths].concat());
+            let said = said(&output);
+            assert!(!output.status.success(), "{how}, {words:?}: {said}");
+            assert!(said.to_lowercase().contains("read-only"), "{how}, {words:?}: {said}");
+        }
+        for script in [CREATE, SNAPSHOT] {
+            let said = said(&perl(script, top, "made"));
+            assert!(said.contains("Read-only file system"), "{how}: {said}");
+        }
+        // What changes nothing is done.
+        place.done(&["filesystem", "sync"], &[top]);
+        assert!(place.done(&["ls"], &[top, name("/")]) == "file\n", "{how}");
+        remount("rw");
+        remount("bind,rw");
+    }
+    place.done(&["mkdir"], &[top, name("/made")]);
+    assert!(perl(CREATE, top, "by ioctl").status.success());
+    // Who serves can write yet, and is waited for.
+    fs::write(top.join("large"), Prng::new(1).bytes(30 << 20)).unwrap();
+    remount("ro");
+    place.umount();
+    place.assert_clean();
+    assert_eq!(place.done(&["ls"], &[&place.image, name("/")]), "by ioctl\nfile\nlarge\nmade\n");
+}
+
+/// As the kernel's btrfs makes it.
+#[test]
+fn subvolume_made_by_ioctl_has_the_mode_that_its_maker_leaves() {
+    let Some(place) = Place::new(true) else { return };
+    let modes = |top: &Path| {
+        ["077", "022", "000", "027"].map(|mask| {
+            let script = format!("umask {mask}; exec perl -e \"$0\" \"$1\" {mask}");
+            let output =
+                Command::new("sh").args(["-c", &script, CREATE]).arg(top).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let shown = Command::new("stat").args(["-c", "%a"]).arg(top.join(mask)).output();
+            said(&shown.unwrap())
+        })
+    };
+    place.mount(&[]);
+    let ours = modes(&place.directory);
+    place.umount();
+    place.done(&["mkfs", "-f"], &[&place.image]);
+    let kernel = KernelMount::read_write(&place.image, "");
+    assert_eq!(ours, modes(kernel.path()));
+    assert_eq!(ours[0], "700\n");
+}
+
+/// The kernel keeps those of ranges for programs on one machine, as it does those of files.
+#[test]
+fn locks_of_ranges_keep_other_processes_out() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let path = place.directory.join("file");
+    fs::write(&path, [b'x'; 100]).unwrap();
+    // The first process locks bytes 10 to 19, and the second one, its child, tries bytes beside, at them and across.
+    let script = "use Fcntl; use Errno; $| = 1; sub lock_of { my ($f, $type, $start, $len) = @_; \
+            my $l = pack('s s x4 q q l x4', $type, 0, $start, $len, 0); return fcntl($f, F_SETLK, $l) ? 'ok' : $!{EAGAIN} || $!{EACCES} ? 'again' : $!; } \
+        open(F, '+<', $ARGV[0]) or die $!; print lock_of(*F, F_WRLCK, 10, 10), ' '; \
+        if (!fork) { open(G, '+<', $ARGV[0]) or die $!; \
+            print join(' ', map { lock_of(*G, F_WRLCK, @$_) } [0, 10], [12, 1], [19, 5], [20, 5]), ' '; \
+            print lock_of(*G, F_RDLCK, 10, 1), ' '; exit } \
+        wait; lock_of(*F, F_UNLCK, 10, 10); \
+        if (!fork) { open(G, '+<', $ARGV[0]) or die $!; print lock_of(*G, F_WRLCK, 12, 1); exit } wait;";
+    let output = perl(script, &path, "");
+    assert_eq!(said(&output), "ok ok again again ok again ok");
+    place.umount();
+}
+
+/// Who writes to a file that runs with its owner's rights takes those from it, unless he is root: as with the kernel's btrfs. (Not so the
+/// group's rights where that may not run it, from who is not in the group: the kernel does not say of FUSE's requests who is.)
+#[test]
+fn rights_to_run_as_the_owner_end_as_with_the_kernel() {
+    let Some(place) = Place::new(true) else { return };
+    const COPY: &str = "use Fcntl; open(S, '<', 'source') or die $!; open(F, '+<', $ARGV[0]) or die $!; \
+        syscall(326, fileno(S), 0, fileno(F), 0, 4096, 0) == 4096 or die $!";
+    let script = "cd \"$0\"; umask 0; head -c 8192 /dev/urandom >source; mkdir all; chmod 777 all
+        for mode in 4777 6777 2777 4747; do
+            for way in write truncate grow open fallocate punch copy; do
+                for who in 0 65534 1; do
+                    file=all/$mode-$way-$who
+                    head -c 8192 /dev/zero >$file; chown 65534:65534 $file; chmod $mode $file
+                    case $way in
+                        write) set -- dd if=source of=$file bs=4096 count=1 conv=notrunc status=none ;;
+                        truncate) set -- perl -e 'open(F, \"+<\", $ARGV[0]) or die; truncate(F, 4096) or die' $file ;;
+                        grow) set -- truncate -s 10000 $file ;;
+                        open) set -- sh -c ': >$0' $file ;;
+                        fallocate) set -- fallocate -l 20000 $file ;;
+                        punch) set -- fallocate -p -l 4096 $file ;;
+                        copy) set -- perl -e \"$copy\" $file ;;
+                    esac
+                    setpriv --reuid $who --regid $who --clear-groups \"$@\" || echo failed
+                    echo $mode $way $who $(stat -c %a $file)
+                done
+            done
+        done";
+    let modes = |top: &Path| {
+        let output = Command::new("sh").args(["-c", script]).arg(top).env("copy", COPY).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{output:?}");
+        said(&output)
+    };
+    place.mount(&[]);
+    let ours = modes(&place.directory);
+    place.umount();
+    place.done(&["mkfs", "-f"], &[&place.image]);
+    let kernel = KernelMount::read_write(&place.image, "");
+    let theirs = modes(kernel.path());
+    assert!(!ours.contains("failed"), "{ours}");
+    let differ: Vec<_> = ours.lines().zip(theirs.lines()).filter(|(a, b)| a != b).collect();
+    assert!(differ.is_empty(), "ours, the kernel's: {differ:?}");
+    assert!(ours.contains("4777 write 0 4777") && ours.contains("6777 write 1 777"), "{ours}");
+}
+
+/// It said that a directory is no image, and nothing of the mount in which it lies.
+#[test]
+fn directory_inside_of_a_mount_leads_to_the_mount() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let inside = place.directory.join("dir");
+    fs::create_dir(&inside).unwrap();
+    for words in [&["subvolume", "list"][..], &["df"], &["check"]] {
+        let output = place.run(words, &[&inside]);
+        let said = said(&output);
+        let place = place.directory.display().to_string();
+        assert!(!output.status.success() && said.contains("name that directory"), "{said}");
+        assert!(said.contains(&place), "{said}");
+    }
+    place.umount();
+    let said = said(&place.run(&["df"], &[place.image.parent().unwrap()]));
+    assert!(said.contains("a directory") && !said.contains("lies in"), "{said}");
+}
+
+/// The most memory that the server of a mount had, after files were written and read by it.
+fn peak_bytes(options: &str) -> Option<u64> {
+    let place = Place::new(true)?;
+    place.mount(&["-o", options]);
+    let bytes = Prng::new(1).bytes(1 << 20);
+    for number in 0..180 {
+        fs::write(place.directory.join(format!("file {number}")), &bytes).unwrap();
+    }
+    for number in 0..180 {
+        assert!(fs::read(place.directory.join(format!("file {number}"))).unwrap() == bytes);
+    }
+    let about = fs::read_to_string(format!("/proc/{}/status", place.server())).unwrap();
+    let peak = about.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    place.umount();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    Some(peak << 10)
+}
+
+/// What is dirty is written back sooner, and less is kept.
+#[test]
+fn memory_of_a_mount_is_what_is_asked_for() {
+    let (Some(small), Some(usual)) = (peak_bytes("cache=16M"), peak_bytes("rw")) else { return };
+    println!("with cache=16M {} MiB, else {} MiB", small >> 20, usual >> 20);
+    assert!(small < 64 << 20 && small + (20 << 20) < usual, "{small}, {usual}");
+    let Some(place) = Place::new(true) else { return };
+    for bad in ["cache=", "cache=much", "cache=-1", "busy_poll=x", "busy_poll=", "busy_poll=-1"] {
+        let output = place.run(&["mount", "-o", bad], &[&place.image, &place.directory]);
+        assert_eq!(output.status.code(), Some(2), "{bad}: {}", said(&output));
+    }
+    // With nothing to keep it is slower, and works.
+    place.mount(&["-o", "cache=0,busy_poll=0"]);
+    let bytes = Prng::new(2).bytes(5 << 20);
+    fs::write(place.directory.join("file"), &bytes).unwrap();
+    assert!(fs::read(place.directory.join("file")).unwrap() == bytes);
+    place.umount();
+    place.assert_clean();
+}
