@@ -153,6 +153,9 @@ impl Server {
     /// It is read: notes so as `relatime` of Linux does. What cannot be noted is read all the same.
     pub(crate) fn note_access(&self, id: InodeId) {
         let (Ok(inode), now) = (self.inode(id), self.now()) else { return };
+        if inode.flags & flags::NOATIME != 0 {
+            return;
+        }
         let is_old = now.sec.saturating_sub(inode.atime.sec) >= DAY_SECONDS;
         if is_old || inode.atime <= inode.mtime || inode.atime <= inode.ctime {
             let handle = self.fs.begin(Reservation::items(1));
