@@ -27,6 +27,21 @@ fn ioctl(path: &Path, number: u32, pack: &str, words: &str) -> Result<Vec<u8>, S
     }
 }
 
+/// The default subvolume of the last commit, as `btrfs` reads it beside the mount.
+fn default_in(image: &Path) -> u64 {
+    let mut command = Command::new("btrfs");
+    command.args(["inspect-internal", "dump-tree", "-t", "root"]).arg(image);
+    let output = command.output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    // `location key (256 ROOT_ITEM -1) type DIR`, two lines above the name.
+    let lines: Vec<&str> = shown.lines().map(str::trim).collect();
+    let name = lines.iter().position(|line| *line == "name: default");
+    let before = &lines[..name.unwrap_or_else(|| panic!("{shown}"))];
+    let place = before.iter().rev().find_map(|line| line.strip_prefix("location key ("));
+    let number = place.and_then(|place| place.split(' ').next()).unwrap();
+    if number == "FS_TREE" { 5 } else { number.parse().unwrap() }
+}
+
 /// Subvolumes and the label by ioctl, as the kernel's btrfs takes them.
 #[test]
 fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
@@ -64,8 +79,10 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
     done(&top, 0x5000_943f, v2, "0, 0, 0, 0, 0, 0, 0, 'brief'");
     assert!(!top.join("brief").exists());
     assert!(ioctl(&top, 0x5000_943f, v2, "0, 0, 16, 0, 0, 0, 0, 'x'").is_err());
-    done(&top, 0x4008_9413, "Q", "256");
-    done(&top, 0x4008_9413, "Q", "0");
+    for (number, expected) in [("256", 256), ("0", 5)] {
+        done(&top, 0x4008_9413, "Q", number);
+        assert_eq!(default_in(&mounted.image), expected, "{number}");
+    }
     done(&top, 0x4100_9432, "a256", "'by ioctl'");
     assert!(done(&top, 0x8100_9431, "a256", "''").starts_with(b"by ioctl\0"));
     for (path, number, pack, words, why) in [
