@@ -73,7 +73,7 @@ Options for -o, as of mount(8):
   io_uring             have requests come by io_uring where root has switched that on in the
                        kernel: faster where several programs ask at once, slower for a
                        single one
-  discard              give freed space back to the image file or device
+  discard[=async]      give freed space back to the image file or device
   degraded             mount although devices are missing
   allow_other          other users see it, too (as they do in any case where root mounts)
   fakeroot             be root in it, without being so: owners and permissions are recorded
@@ -81,8 +81,7 @@ Options for -o, as of mount(8):
                        (device nodes: ubtrfs mknod DIR PATH)
   writeback            what is written stays with the kernel first: many small writes become few;
                        an error (no space) shows when it is synced or closed, holes are not told,
-                       commands that change files are refused at the directory, and a snapshot
-                       by another program than ubtrfs has what was synced before
+                       and commands that change files are refused at the directory
   sync, dirsync        each change is durable when it returns; with dirsync those of names and
                        attributes
   noatime              the time of access of what is read stays (the default)
@@ -94,7 +93,7 @@ Options for -o, as of mount(8):
 Words that ask for nothing here, or for what is so in any case, are taken as well: of mount(8)
   auto, noauto, nofail, _netdev, x-*, defaults, default_permissions, nodiratime, lazytime,
   loop, silent; of Linux's btrfs ssd, nossd, ssd_spread, space_cache[=v1|v2], autodefrag,
-  noautodefrag, discard=async, nodiscard, datacow, datasum, barrier, treelog, notreelog, acl,
+  noautodefrag, nodiscard, datacow, datasum, barrier, treelog, notreelog, acl,
   noflushoncommit, thread_pool=N, metadata_ratio=N. Words that would change what is stored, or
   when it is durable, are not: nodatacow, nodatasum, nobarrier, flushoncommit, noacl, strictatime.
 
