@@ -255,13 +255,14 @@ fn file_that_grows_over_many_holes_on_full_metadata_is_refused_or_grows() {
 #[test]
 fn data_that_takes_less_than_was_promised_is_written_when_space_is_wanted() {
     const FREE: u64 = 24 << 20;
-    let at_once: [fn(&DataFile) -> Result<(), Error>; 4] = [
+    type Change = fn(&DataFile) -> Result<(), Error>;
+    let changes: [Change; 4] = [
         |file| file.write(at(0), &[1; 5000]).map(drop),
         |file| file.direct_write(at(0), &[2; 8192]).map(drop),
         |file| file.allocate(at(0), 1 << 20, Reach::Extends),
         |file| file.allocate_zeroed(at(0), 1 << 20, Reach::Extends),
     ];
-    for (index, change) in at_once.into_iter().enumerate() {
+    for (index, change) in changes.into_iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         make(&image, 128 << 20);
