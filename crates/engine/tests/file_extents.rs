@@ -349,7 +349,21 @@ fn extents_of_what_is_not_written_yet_are_told_as_the_kernel_tells_them() {
             let names = extent.flags.into_iter().filter(|name| name != "unknown_loc").collect();
             (extent.logical, extent.len_bytes, names)
         };
-        let theirs: Vec<(u64, u64, Vec<String>)> = theirs.into_iter().map(of_kernel).collect();
+        // The kernel begins a new one where what lies below changes, which nobody knows of what has no place.
+        let mut told: Vec<(u64, u64, Vec<String>)> = Vec::new();
+        for next in theirs.into_iter().map(of_kernel) {
+            match told.last_mut() {
+                Some(last)
+                    if last.0 + last.1 == next.0
+                        && last.2 == next.2
+                        && next.2.contains(&"delalloc".to_owned()) =>
+                {
+                    last.1 += next.1;
+                }
+                _ => told.push(next),
+            }
+        }
+        let theirs = told;
         assert!(theirs.iter().any(|(.., names)| names.contains(&"delalloc".to_owned())), "{name}");
         assert_eq!(ours, theirs, "{name}");
     }
