@@ -346,7 +346,8 @@ fn extents_of_what_is_not_written_yet_are_told_as_the_kernel_tells_them() {
             })
             .collect();
         let of_kernel = |extent: Extent| {
-            let names = extent.flags.into_iter().filter(|name| name != "unknown_loc").collect();
+            let names = extent.flags.into_iter().filter(|name| name != "unknown_loc");
+            let names: Vec<String> = names.collect();
             (extent.logical, extent.len_bytes, names)
         };
         // The kernel begins a new one where what lies below changes, which nobody knows of what has no place.

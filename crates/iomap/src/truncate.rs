@@ -48,7 +48,8 @@ impl<F: FileSystem> AddressSpace<F> {
         let tail = FileRange::new(new, kept);
         if let Err(error) = self.zero_locked(tail) {
             // A block that is dirty beyond has the space that this lacks, and goes anyway.
-            if !self.drop_dirty_block(FileRange::from(kept)) {
+            let has_space = self.filesystem.check_space(&self.inode, self.block_bytes).is_ok();
+            if has_space || !self.drop_dirty_block(FileRange::from(kept)) {
                 return Err(error);
             }
             self.zero_locked(tail).inspect_err(|error| self.errors.lock().record(error.clone()))?;

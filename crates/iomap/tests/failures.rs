@@ -334,3 +334,18 @@ fn writeback_that_cannot_be_at_the_moment_keeps_the_data() {
     assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
     assert!(fs.stored(space.inode(), 63 * BLOCK) == expected);
 }
+
+/// On a full filesystem a file could not be cut off within a block that lay on the medium, though blocks that were to go had space.
+#[test]
+fn truncation_without_space_for_its_last_block_takes_that_of_one_that_goes() {
+    let fs = MemoryFs::with_capacity(3);
+    let file = new_file(&fs, CacheOptions::default()).open();
+    file.write(at(0), &[1; 4096]).unwrap();
+    file.fsync().unwrap();
+    file.write(at(4096), &[2; 2 * 4096]).unwrap();
+    assert_eq!(file.write(at(3 * 4096), &[3; 4096]), Err(Failure::NoSpace));
+    file.truncate(at(100)).unwrap();
+    file.fsync().unwrap();
+    assert_eq!(contents(&file), vec![1; 100]);
+    assert_eq!(fs.reserved_blocks(), 0);
+}
