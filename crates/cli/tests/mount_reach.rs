@@ -6,11 +6,14 @@ mod place;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use place::{NOBODY, Place};
-use ubtrfs_testkit::{KernelMount, Prng};
+use place::{NOBODY, PATIENCE, Place, server_of};
+use ubtrfs_testkit::{KernelMount, LoopDevice, Prng};
 
 /// `BTRFS_IOC_SUBVOL_CREATE` of ARGV[1] in ARGV[0].
 const CREATE: &str = "open(D, '<', $ARGV[0]) or die $!; my $b = pack('q a4088', 0, $ARGV[1]); ioctl(D, 0x5000940e, $b) or die $!";
@@ -327,6 +330,100 @@ fn memory_of_a_mount_is_what_is_asked_for() {
     let bytes = Prng::new(2).bytes(5 << 20);
     fs::write(place.directory.join("file"), &bytes).unwrap();
     assert!(fs::read(place.directory.join("file")).unwrap() == bytes);
+    place.umount();
+    place.assert_clean();
+}
+
+/// Files are made and removed in a mount by more threads than serve it, beside one that does `write` again and again.
+#[track_caller]
+fn assert_goes_on(place: &Place, write: impl Fn() -> bool + Send) {
+    const TIME: Duration = Duration::from_secs(6);
+    let (changes, is_over) = (&AtomicU64::new(0), &AtomicBool::new(false));
+    let goes_on = || !is_over.load(Ordering::Relaxed);
+    let thread_count = 2 * std::thread::available_parallelism().map_or(1, usize::from).max(4);
+    let is_stuck = std::thread::scope(|scope| {
+        for name in 0..thread_count {
+            // Of changes in one directory the kernel makes one at a time.
+            let path = place.directory.join(name.to_string());
+            fs::create_dir(&path).unwrap();
+            let path = path.join("file");
+            scope.spawn(move || {
+                while goes_on() && fs::write(&path, b"").is_ok() && fs::remove_file(&path).is_ok() {
+                    changes.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        scope.spawn(move || while goes_on() && write() {});
+        let begun = Instant::now();
+        let mut last = (0, begun);
+        let is_stuck = loop {
+            std::thread::sleep(Duration::from_millis(50));
+            let count = changes.load(Ordering::Relaxed);
+            if count == last.0 && last.1.elapsed() > PATIENCE {
+                break true;
+            } else if count > last.0 && begun.elapsed() > TIME {
+                break false;
+            } else if count > last.0 {
+                last = (count, Instant::now());
+            }
+        };
+        is_over.store(true, Ordering::Relaxed);
+        if is_stuck {
+            place.kill();
+        }
+        is_stuck
+    });
+    assert!(!is_stuck, "stopped after {changes:?} changes");
+}
+
+/// An image that is mounted, whoever serves that from which it comes.
+struct Inside {
+    image: PathBuf,
+    directory: PathBuf,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.directory).output();
+        let server = server_of(&self.image);
+        if !server.is_empty() {
+            let _ = Command::new("kill").args(["-KILL", &server]).status();
+        }
+    }
+}
+
+/// A server looks while it commits whether the kernel has mounted its image, and asked for the attributes of all that is mounted: of what lies in
+/// its own mount it asked itself, while all its threads waited for the commit.
+#[test]
+fn mount_goes_on_while_an_image_inside_of_it_is_mounted() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "commit=1"]);
+    let image = place.directory.join("image inside");
+    fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
+    place.done(&["mkfs"], &[&image]);
+    let inside = Inside { image, directory: place.image.with_file_name("inside") };
+    fs::create_dir(&inside.directory).unwrap();
+    place.done(&["mount", "-o", "commit=1"], &[&inside.image, &inside.directory]);
+    let (path, bytes) = (inside.directory.join("file"), Prng::new(1).bytes(1 << 20));
+    assert_goes_on(&place, || fs::write(&path, &bytes).is_ok());
+    place.done(&["umount"], &[&inside.directory]);
+    drop(inside);
+    place.umount();
+    place.assert_clean();
+}
+
+/// So it did with the files behind all loop devices.
+#[test]
+fn mount_goes_on_while_an_image_inside_of_it_is_attached() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "commit=1"]);
+    let image = place.directory.join("image inside");
+    fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
+    let device = LoopDevice::attach(&image, false);
+    let (file, bytes) = (fs::File::options().write(true).open(device.path()), [1; 1 << 20]);
+    let file = file.unwrap();
+    assert_goes_on(&place, || file.write_all_at(&bytes, 0).is_ok() && file.sync_data().is_ok());
+    drop((file, device));
     place.umount();
     place.assert_clean();
 }

@@ -6,16 +6,29 @@
 //!
 //! This is a look at one moment, at open and then now and again while it is written: the kernel may mount an image that a server
 //! still brings to its end. A mount that comes between is met by the check of the superblock before each commit.
+//!
+//! 1. No filesystem is asked for anything: a loop device or a mount may be of a file on one that does not answer, or on one that this
+//!    process serves, whose threads all wait for the commit that looks here. So what is told of others is compared by the name that the
+//!    kernel has for it, and by what the kernel has in memory behind that name ([`cached`]).
 
+use std::cell::LazyCell;
+use std::ffi::OsString;
 use std::fs;
 use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 
 use crate::error::{Error, Result};
 
 /// Sysfs counts in sectors of this many bytes, whatever the device's are.
 const SYSFS_SECTOR_BYTES: u64 = 512;
+
+/// How often a path is looked up in memory.
+const CACHED_TRIES: u32 = 3;
 
 /// Whose use of the bytes is a conflict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,40 +39,46 @@ pub(crate) enum Purpose {
     Read,
 }
 
-/// Refuses bytes that the kernel has mounted or swaps to.
+/// Refuses bytes of a file that the kernel has mounted or swaps to.
 ///
 /// # Errors
 /// `MountedByKernel` with the place. Where `/sys` or `/proc` cannot be read nothing is known, and
 /// nothing is refused.
-pub(crate) fn check_unused(path: &Path, range: Range<u64>, purpose: Purpose) -> Result<()> {
-    let Some(file) = FileId::of(path) else { return Ok(()) };
-    check(file, path, range, purpose)
+pub(crate) fn check_unused(
+    file: &fs::File,
+    path: &Path,
+    range: Range<u64>,
+    purpose: Purpose,
+) -> Result<()> {
+    let Some(file) = Target::of_file(file) else { return Ok(()) };
+    check(&file, path, range, purpose)
 }
 
-/// As [`check_unused`], to write to an open file, which may have another name by now.
+/// As [`check_unused`], to write to a device that cannot be opened.
 ///
 /// # Errors
 /// As there.
-pub(crate) fn check_file_unused(file: &fs::File, path: &Path, range: Range<u64>) -> Result<()> {
-    let Ok(metadata) = file.metadata() else { return Ok(()) };
-    check(FileId::of_metadata(&metadata), path, range, Purpose::Write)
+pub(crate) fn check_device_unused(path: &Path) -> Result<()> {
+    let Some(device) = Target::of_device(path) else { return Ok(()) };
+    check(&device, path, 0..u64::MAX, Purpose::Write)
 }
 
-fn check(file: FileId, path: &Path, range: Range<u64>, purpose: Purpose) -> Result<()> {
-    let mounts = read_mounts();
+fn check(file: &Target, path: &Path, range: Range<u64>, purpose: Purpose) -> Result<()> {
+    let mounts = LazyCell::new(read_mounts);
     let refuse =
         |place: String| Err(Error::MountedByKernel { device: path.display().to_string(), place });
     for device in block_devices_of(file) {
         if device.range.start >= range.end || range.start >= device.range.end {
             continue;
         }
-        let through = match file {
+        let through = match file.id {
             FileId::Block(number) if number == device.number => String::new(),
             _ => format!(" through {}", device.name),
         };
+        let target = Target::of_number(device.number);
         if let Some(members) = btrfs_members_with(device.number) {
             let mount = mounts.iter().find(|mount| {
-                mount.is_btrfs && mount.source.is_some_and(|source| members.contains(&source))
+                mount.is_btrfs && members.iter().any(|member| member.is_at(&mount.source))
             });
             match mount {
                 Some(mount) if purpose == Purpose::Read && mount.read_only => {}
@@ -67,15 +86,17 @@ fn check(file: FileId, path: &Path, range: Range<u64>, purpose: Purpose) -> Resu
                 None => return refuse(format!("where this process does not see it{through}")),
             }
         } else if purpose == Purpose::Write {
-            if let Some(mount) = mounts.iter().find(|mount| mount.is_of(device.number)) {
+            let is_of =
+                |mount: &&Mount| mount.number == device.number || target.is_at(&mount.source);
+            if let Some(mount) = mounts.iter().find(is_of) {
                 return refuse(format!("on {}{through}", mount.point.display()));
             }
-            if swaps().any(|swap| swap == FileId::Block(device.number)) {
+            if swaps().any(|swap| target.is_at(&swap)) {
                 return refuse(format!("as swap{through}"));
             }
         }
     }
-    if purpose == Purpose::Write && swaps().any(|swap| swap == file) {
+    if purpose == Purpose::Write && swaps().any(|swap| file.is_at(&swap)) {
         return refuse("as swap".to_owned());
     }
     Ok(())
@@ -92,16 +113,81 @@ enum FileId {
 }
 
 impl FileId {
-    fn of(path: &Path) -> Option<Self> {
-        fs::metadata(path).ok().map(|metadata| Self::of_metadata(&metadata))
+    /// Of an open file, as far as the kernel has it in memory.
+    fn of_open(file: impl AsFd) -> Option<Self> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let about = rustix::fs::statx(file, c"", flags, StatxFlags::TYPE | StatxFlags::INO).ok()?;
+        Some(match FileType::from_raw_mode(about.stx_mode.into()) {
+            FileType::BlockDevice => {
+                Self::Block(rustix::fs::makedev(about.stx_rdev_major, about.stx_rdev_minor))
+            }
+            _ => Self::Regular {
+                filesystem: rustix::fs::makedev(about.stx_dev_major, about.stx_dev_minor),
+                inode: about.stx_ino,
+            },
+        })
+    }
+}
+
+/// What a path leads to, where the kernel has all of the way in memory. So it has of what is open; not where the filesystem, as one of a network,
+/// would have to be asked whether that is still so.
+///
+/// Source: RESOLVE_CACHED of openat2(2), from Linux 5.12 on. Before, nothing is found, and names alone are compared.
+fn cached(path: &Path) -> Option<FileId> {
+    let look = || {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED)
+    };
+    // What changes beside it at the moment makes it end in the same way.
+    let file = (0..CACHED_TRIES).find_map(|_| look().ok())?;
+    FileId::of_open(file)
+}
+
+/// An image or a device, as others may name it.
+#[derive(Debug)]
+struct Target {
+    id: FileId,
+    names: Vec<PathBuf>,
+}
+
+impl Target {
+    fn of_file(file: &fs::File) -> Option<Self> {
+        let id = match FileId::of_open(file) {
+            Some(id) => id,
+            // It is kept from this process.
+            None => Self::id_of_metadata(&file.metadata().ok()?),
+        };
+        let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok();
+        // Of files that were removed several may have had one name.
+        let name = name.filter(|name| !name.as_os_str().as_bytes().ends_with(b" (deleted)"));
+        Some(Self { id, names: name.into_iter().collect() })
     }
 
-    fn of_metadata(metadata: &fs::Metadata) -> Self {
-        if metadata.file_type().is_block_device() {
-            Self::Block(metadata.rdev())
-        } else {
-            Self::Regular { filesystem: metadata.dev(), inode: metadata.ino() }
+    fn of_device(path: &Path) -> Option<Self> {
+        match Self::id_of_metadata(&fs::metadata(path).ok()?) {
+            FileId::Block(number) => Some(Self::of_number(number)),
+            FileId::Regular { .. } => None,
         }
+    }
+
+    fn id_of_metadata(metadata: &fs::Metadata) -> FileId {
+        match metadata.file_type().is_block_device() {
+            true => FileId::Block(metadata.rdev()),
+            false => FileId::Regular { filesystem: metadata.dev(), inode: metadata.ino() },
+        }
+    }
+
+    /// A device with the names that the kernel and the device mapper give it.
+    fn of_number(number: BlockNumber) -> Self {
+        let dir = sysfs_dir(number);
+        let mapped = dir.as_ref().and_then(|dir| read_name(&dir.join("dm/name")));
+        let mapped = mapped.map(|name| Path::new("/dev/mapper").join(name));
+        let name = dir.map(|dir| PathBuf::from(dev_name(&dir)));
+        Self { id: FileId::Block(number), names: name.into_iter().chain(mapped).collect() }
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        self.names.iter().any(|name| name == path) || cached(path) == Some(self.id)
     }
 }
 
@@ -116,11 +202,10 @@ struct BlockDevice {
 
 /// The device itself, its partitions, the disk that it is a partition of, and the loop devices
 /// on any of them.
-fn block_devices_of(file: FileId) -> Vec<BlockDevice> {
+fn block_devices_of(file: &Target) -> Vec<BlockDevice> {
     let mut found = Vec::new();
-    if let FileId::Block(number) = file {
-        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-        if let Ok(dir) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) {
+    if let FileId::Block(number) = file.id {
+        if let Some(dir) = sysfs_dir(number) {
             push_disk(&dir, 0..u64::MAX, &mut found);
             if dir.join("partition").exists()
                 && let Some(disk) = dir.parent()
@@ -133,9 +218,8 @@ fn block_devices_of(file: FileId) -> Vec<BlockDevice> {
         }
     }
     for disk in read_dir("/sys/block") {
-        let backing = fs::read_to_string(disk.join("loop/backing_file"));
-        let Ok(backing) = backing else { continue };
-        if FileId::of(Path::new(backing.trim_end_matches('\n'))) != Some(file) {
+        let Some(backing) = read_name(&disk.join("loop/backing_file")) else { continue };
+        if !file.is_at(Path::new(&backing)) {
             continue;
         }
         let start = read_number(&disk.join("loop/offset")).unwrap_or(0);
@@ -169,12 +253,13 @@ fn push_disk(dir: &Path, range: Range<u64>, found: &mut Vec<BlockDevice>) {
 }
 
 /// The devices of the mounted btrfs filesystem that this one belongs to.
-fn btrfs_members_with(number: BlockNumber) -> Option<Vec<BlockNumber>> {
+fn btrfs_members_with(number: BlockNumber) -> Option<Vec<Target>> {
     read_dir("/sys/fs/btrfs").find_map(|filesystem| {
         let members: Vec<BlockNumber> = read_dir(filesystem.join("devices"))
             .filter_map(|device| block_number(&device.join("dev")))
             .collect();
-        members.contains(&number).then_some(members)
+        let has_it = members.contains(&number);
+        has_it.then(|| members.into_iter().map(Target::of_number).collect())
     })
 }
 
@@ -185,30 +270,23 @@ struct Mount {
     number: BlockNumber,
     point: PathBuf,
     is_btrfs: bool,
-    /// The block device it names as its source.
-    source: Option<BlockNumber>,
+    /// What it names as its source, a path or not.
+    source: PathBuf,
     /// The filesystem, not only this mount of it.
     read_only: bool,
 }
 
 impl Mount {
-    fn is_of(&self, number: BlockNumber) -> bool {
-        self.number == number || self.source == Some(number)
-    }
-
     /// Reads a line as proc(5) has it: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3
     /// /dev/root rw`.
     fn parse(line: &str) -> Option<Self> {
         let (front, back) = line.split_once(" - ")?;
         let mut front = front.split(' ').skip(2);
         let number = parse_number(front.next()?)?;
-        let point = unescape(front.nth(1)?);
+        let point = unescape(front.nth(1)?.as_bytes());
         let mut back = back.split(' ');
         let is_btrfs = back.next()? == "btrfs";
-        let source = match FileId::of(&unescape(back.next()?)) {
-            Some(FileId::Block(number)) => Some(number),
-            _ => None,
-        };
+        let source = unescape(back.next()?.as_bytes());
         let read_only = back.next()?.split(',').any(|option| option == "ro");
         Some(Self { number, point, is_btrfs, source, read_only })
     }
@@ -220,10 +298,9 @@ fn read_mounts() -> Vec<Mount> {
 }
 
 /// The kernel writes space, tab, newline and backslash as `\` and three octal digits.
-fn unescape(text: &str) -> PathBuf {
-    use std::os::unix::ffi::OsStringExt;
+fn unescape(text: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+    let mut rest = text;
     while let Some((first, tail)) = rest.split_first() {
         let octal = (*first == b'\\').then(|| tail.get(..3)).flatten();
         let byte = octal
@@ -232,18 +309,35 @@ fn unescape(text: &str) -> PathBuf {
         bytes.push(byte.unwrap_or(*first));
         rest = if byte.is_some() { &tail[3..] } else { tail };
     }
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+    PathBuf::from(OsString::from_vec(bytes))
 }
 
-fn swaps() -> impl Iterator<Item = FileId> {
-    let table = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let paths: Vec<PathBuf> =
-        table.lines().skip(1).filter_map(|line| Some(unescape(line.split(' ').next()?))).collect();
-    paths.into_iter().filter_map(|path| FileId::of(&path))
+fn swaps() -> impl Iterator<Item = PathBuf> {
+    let table = fs::read("/proc/swaps").unwrap_or_default();
+    let names: Vec<PathBuf> = table
+        .split(|byte| *byte == b'\n')
+        .skip(1)
+        .filter_map(|line| line.split(u8::is_ascii_whitespace).next())
+        .filter(|name| !name.is_empty())
+        .map(unescape)
+        .collect();
+    names.into_iter()
+}
+
+fn sysfs_dir(number: BlockNumber) -> Option<PathBuf> {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
 }
 
 fn read_dir(path: impl AsRef<Path>) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(path).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+/// A line of sysfs that is a name.
+fn read_name(path: &Path) -> Option<OsString> {
+    let mut line = fs::read(path).ok()?;
+    line.pop_if(|byte| *byte == b'\n');
+    Some(OsString::from_vec(line))
 }
 
 fn read_number(path: &Path) -> Option<u64> {
@@ -270,9 +364,10 @@ mod tests {
 
     #[test]
     fn parse_of_a_mount_line_finds_its_parts() {
-        let line = r"40 27 0:35 /@ /mnt/a\040b\134c rw,noatime shared:1 - btrfs /dev/null ro,ssd";
+        let line = r"40 27 0:35 /@ /mnt/a\040b\134c rw,noatime shared:1 - btrfs /dev/a\040b ro,ssd";
         let mount = Mount::parse(line).unwrap();
         assert_eq!(mount.point, Path::new(r"/mnt/a b\c"));
+        assert_eq!(mount.source, Path::new("/dev/a b"));
         assert!(mount.is_btrfs && mount.read_only);
         assert_eq!(mount.number, rustix::fs::makedev(0, 35));
     }
@@ -282,7 +377,27 @@ mod tests {
         for line in ["", " - ", "1 2 3 4 - 5", "1 2 a:b / / rw - btrfs x rw"] {
             assert!(Mount::parse(line).is_none(), "{line}");
         }
-        assert_eq!(unescape(r"\04").as_os_str(), r"\04");
-        assert_eq!(unescape(r"\999").as_os_str(), r"\999");
+        assert_eq!(unescape(br"\04").as_os_str(), r"\04");
+        assert_eq!(unescape(br"\999").as_os_str(), r"\999");
+    }
+
+    #[test]
+    fn file_is_known_by_its_name_and_by_what_the_kernel_has_in_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let [path, link, other] = ["file", "link", "other"].map(|name| dir.join(name));
+        let file = fs::File::create(&path).unwrap();
+        fs::hard_link(&path, &link).unwrap();
+        fs::write(&other, b"").unwrap();
+        let id = Target::id_of_metadata(&file.metadata().unwrap());
+        assert_eq!(FileId::of_open(&file), Some(id));
+        let target = Target::of_file(&file).unwrap();
+        assert_eq!((target.id, &target.names), (id, &vec![path.clone()]));
+        assert!(target.is_at(&path) && target.is_at(&link));
+        assert!(!target.is_at(&other) && !target.is_at(&dir.join("nothing")));
+        fs::remove_file(&path).unwrap();
+        fs::rename(&other, &path).unwrap();
+        let target = Target::of_file(&file).unwrap();
+        assert!(target.names.is_empty() && !target.is_at(&path) && target.is_at(&link));
     }
 }

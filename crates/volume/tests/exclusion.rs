@@ -131,6 +131,48 @@ fn open_of_an_image_that_the_kernel_mounted_is_refused_by_name() {
     assert_mounted_on(&mount.point, open(&image, OpenMode::ReadWrite));
 }
 
+/// The name that the kernel was told need not be the one by which the image is opened.
+#[test]
+fn open_of_an_image_that_the_kernel_mounted_by_another_name_is_refused() {
+    if !judge_kernel_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = mkfs(dir.path(), 1, &[]).unwrap().remove(0);
+    let [hard, symbolic, space] = ["hard", "symbolic", "a \\ b"].map(|name| dir.path().join(name));
+    for link in [&hard, &space] {
+        std::fs::hard_link(&image, link).unwrap();
+    }
+    std::os::unix::fs::symlink(&hard, &symbolic).unwrap();
+    for name in [&hard, &symbolic, &space] {
+        let mount = Mount::new("loop", name, dir.path().join("mount"));
+        for path in [&image, name] {
+            for mode in [OpenMode::ReadWrite, OpenMode::ReadOnly] {
+                assert_mounted_on(&mount.point, open(path, mode));
+            }
+        }
+        drop(mount);
+        open(&image, OpenMode::ReadWrite).unwrap();
+    }
+}
+
+/// A name that is no text was passed over.
+#[test]
+fn open_of_an_image_whose_name_is_no_text_is_refused_where_the_kernel_mounted_it() {
+    use std::os::unix::ffi::OsStrExt;
+    if !judge_kernel_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join(std::ffi::OsStr::from_bytes(b"image\xff"));
+    std::fs::rename(mkfs(dir.path(), 1, &[]).unwrap().remove(0), &image).unwrap();
+    let output = std::process::Command::new("losetup").args(["-f", "--show"]).arg(&image).output();
+    let name = String::from_utf8(output.unwrap().stdout).unwrap();
+    let device = LoopDevice { path: name.trim_end().into() };
+    let mount = Mount::new("rw", &device.path, dir.path().join("mount"));
+    assert_mounted_on(&mount.point, open(&image, OpenMode::ReadWrite));
+}
+
 #[test]
 fn open_of_any_device_of_a_mounted_filesystem_is_refused() {
     if !judge_kernel_mount() {

@@ -95,10 +95,7 @@ impl Place {
 
     /// The process that serves.
     pub fn server(&self) -> String {
-        let image = self.image.display().to_string();
-        let output =
-            Command::new("pgrep").args(["-f", &format!("mount.*{image}")]).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        server_of(&self.image)
     }
 
     pub fn signal(&self, signal: &str) {
@@ -133,6 +130,13 @@ impl Drop for Place {
             let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
         }
     }
+}
+
+/// The process that serves an image, or nothing.
+pub fn server_of(image: &Path) -> String {
+    let image = image.display().to_string();
+    let output = Command::new("pgrep").args(["-f", &format!("mount.*{image}")]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 /// Both checkers find nothing in an image that is not mounted, nor in the data of its files.

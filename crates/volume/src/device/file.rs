@@ -122,7 +122,7 @@ impl FileDevice {
         device.narrow(window, matches!(mode, OpenMode::CreateNew { .. }))?;
         let purpose = if read_only { Purpose::Read } else { Purpose::Write };
         let end_bytes = device.start_bytes + device.len_bytes();
-        kernel::check_unused(path, device.start_bytes..end_bytes, purpose)?;
+        kernel::check_unused(&device.file, path, device.start_bytes..end_bytes, purpose)?;
         Ok(device)
     }
 
@@ -250,7 +250,7 @@ fn claim_device(path: &Path) -> Result<File> {
         Err(error) => error,
     };
     if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) {
-        kernel::check_unused(path, 0..u64::MAX, Purpose::Write)?;
+        kernel::check_device_unused(path)?;
         return Err(Error::Busy {
             device: path.display().to_string(),
             holder: "the kernel or another program holds the device".to_owned(),
@@ -301,7 +301,7 @@ impl Device for FileDevice {
             return Ok(());
         }
         let range = self.start_bytes..self.start_bytes.saturating_add(self.len_bytes());
-        kernel::check_file_unused(&self.file, &self.path, range)?;
+        kernel::check_unused(&self.file, &self.path, range, Purpose::Write)?;
         self.looked_at_ms.store(now_ms, Ordering::Relaxed);
         Ok(())
     }
