@@ -6,11 +6,13 @@
 
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, InodeId};
 use ubtrfs_fuse::{Changed, ControlAnswer, Server};
 use ubtrfs_rt::Arc;
@@ -112,7 +114,7 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
 
 /// Has the kernel write what it holds back of the mount. This thread answers none of its requests.
 fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
-    let directory = std::fs::File::open(directory)?;
+    let directory = File::open(directory)?;
     // All at once; then each file is waited for.
     rustix::fs::syncfs(&directory)?;
     server.bring_back();
@@ -120,11 +122,37 @@ fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
     Ok(rustix::fs::syncfs(&directory)?)
 }
 
+/// What programs wrote is durable then, or lost and told of. Returns what to exit with where who serves has said that something is lost.
+///
+/// # Errors
+/// The system's.
+pub fn make_durable(mounted: &Mounted) -> io::Result<Option<Exit>> {
+    if let Ok(answer) = sync(mounted)
+        && answer.exit != Exit::Done.code()
+    {
+        let _ = io::stderr().write_all(&answer.errors);
+        return Ok(Some(exit_of(&answer).unwrap_or(Exit::Io)));
+    }
+    // Where commands do not reach who serves, this does.
+    match File::open(&mounted.directory).and_then(|top| top.sync_all()) {
+        // Nobody serves it: there is nothing left to wait for.
+        Err(error) if is_unserved(&error) => {
+            failure::say("ubtrfs: note: nobody served it any more; what was not synced is lost");
+            Ok(None)
+        }
+        result => result.map(|()| None),
+    }
+}
+
+fn is_unserved(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOTCONN | Errno::CONNABORTED))
+}
+
 /// Has who serves a mount sync it.
 ///
 /// # Errors
 /// Nobody listens there, or is done with other commands in time. Whether it could is in the answer.
-pub fn sync(mounted: &Mounted) -> io::Result<ControlAnswer> {
+fn sync(mounted: &Mounted) -> io::Result<ControlAnswer> {
     let words = [PIPE, "ubtrfs", "filesystem", "sync"].map(OsString::from);
     let words = [&words[..], &[mounted.directory.clone().into_os_string()]].concat();
     ubtrfs_fuse::control_within(mounted.uid, &mounted.device, &words, SYNC_WAIT_MAX)

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use place::Place;
-use ubtrfs_testkit::{KernelMount, MkfsBtrfs};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Prng};
 
 /// What a shell says, with the image as `$1`, the directory as `$2`, the scratch directory as `$3`, the command as `$4`.
 fn with_helpers(place: &Place, script: &str) -> String {
@@ -157,6 +157,32 @@ fn mount_8_makes_a_mount_read_only_and_writable_again() {
     assert!(lines[2].contains("stays as it was mounted: compress=lzo"), "{said}");
     assert_eq!(lines[3], "third", "{said}");
     assert!(lines[4].contains("to be read only") && lines[5..] == ["refused"], "{said}");
+    place.assert_clean();
+}
+
+/// It was in the memory of who serves, which the kernel tells nothing of this, and lost with that.
+#[test]
+fn what_was_written_before_a_mount_became_read_only_is_durable() {
+    let Some(place) = Place::new(true) else { return };
+    for (round, how) in ["ro", "ro,nodev", "ro"].into_iter().enumerate() {
+        place.mount(&["-o", "commit=3600"]);
+        let name = format!("round {round}");
+        let bytes = Prng::new(round as u64).bytes(3 << 20);
+        std::fs::write(place.directory.join(&name), &bytes).unwrap();
+        let remount = |how: &str| {
+            let options = format!("remount,{how}");
+            place.done(&["mount", "-o", &options], &[&place.image, &place.directory]);
+        };
+        if round == 2 {
+            // In this place alone it is so already.
+            remount("bind,ro");
+        }
+        remount(how);
+        place.cut_off();
+        let output = place.run(&["cat"], &[&place.image, &Path::new("/").join(&name)]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && output.stdout == bytes, "{round}: {said}");
+    }
     place.assert_clean();
 }
 

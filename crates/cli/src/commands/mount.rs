@@ -89,7 +89,9 @@ Options for -o, as of mount(8):
   nodev, nosuid, noexec, nosymfollow, user, users, owner, group
                        as of mount(8)
   remount              what is mounted on DIR becomes ro or rw, nodev and so on, as is said
-                       beside it; other options stay as it was mounted
+                       beside it; other options stay as it was mounted. With ro all is
+                       durable when it returns (with mount -i, which does without this
+                       command, after a while)
 Words that ask for nothing here, or for what is so in any case, are taken as well: of mount(8)
   auto, noauto, nofail, _netdev, x-*, defaults, default_permissions, nodiratime, lazytime,
   loop, silent; of Linux's btrfs ssd, nossd, ssd_spread, space_cache[=v1|v2], autodefrag,
@@ -337,6 +339,12 @@ fn remount(args: &Args) -> Result<Exit> {
         let place = quote::path(&mounted.directory);
         let kept = kept.join(",");
         failure::say(&format!("ubtrfs: note: {place}: stays as it was mounted: {kept}"));
+    }
+    if wanted.read_only && !only_here {
+        // The kernel has brought what it held back, and says nothing to who serves.
+        let not_durable =
+            |error| Failure::io("making all durable", &error).at_path(&args.directory);
+        return Ok(live::make_durable(&mounted).map_err(not_durable)?.unwrap_or(Exit::Done));
     }
     Ok(Exit::Done)
 }

@@ -1,17 +1,14 @@
 //! `ubtrfs umount`: unmounts, and waits until all is durable.
 
 use std::fs::{File, TryLockError};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use clap::ArgAction;
-use rustix::io::Errno;
-
-use crate::failure::{self, Exit, Failure, Result};
+use crate::failure::{Exit, Failure, Result};
 use crate::image::mount_at;
 use crate::live;
 use crate::mounts::{self, Mounted};
+use clap::ArgAction;
 
 /// For so long the process that serves may take to end.
 const WAIT_MAX: Duration = Duration::from_secs(120);
@@ -65,7 +62,7 @@ pub fn run(args: &Args) -> Result<Exit> {
     }
     // Of what cannot be made durable only this tells: nobody hears the process that serves when it ends. Who does not answer is not asked.
     if !args.force
-        && let Some(exit) = make_durable(&mounted)
+        && let Some(exit) = live::make_durable(&mounted)
             .map_err(|error| Failure::io("making all durable", &error).at_path(&args.directory))?
     {
         return Ok(exit);
@@ -128,28 +125,4 @@ fn find(directory: &Path) -> Result<Mounted> {
         .map_err(|error| Failure::io("unmounting", &error).at_path(directory))?;
     let why = "ubtrfs has nothing mounted there";
     Err(Failure::new(Exit::Io, "unmounting", why).at_path(directory))
-}
-
-/// What programs wrote is durable then, or lost and told of. Returns what to exit with where who serves has said that something is lost.
-fn make_durable(mounted: &Mounted) -> io::Result<Option<Exit>> {
-    if !mounted.is_read_only
-        && let Ok(answer) = live::sync(mounted)
-        && answer.exit != Exit::Done.code()
-    {
-        let _ = io::stderr().write_all(&answer.errors);
-        return Ok(Some(live::exit_of(&answer).unwrap_or(Exit::Io)));
-    }
-    // Where commands do not reach who serves, this does.
-    match File::open(&mounted.directory).and_then(|top| top.sync_all()) {
-        // Nobody serves it: there is nothing left to wait for.
-        Err(error) if is_unserved(&error) => {
-            failure::say("ubtrfs: note: nobody served it any more; what was not synced is lost");
-            Ok(None)
-        }
-        result => result.map(|()| None),
-    }
-}
-
-fn is_unserved(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOTCONN | Errno::CONNABORTED))
 }
