@@ -23,6 +23,8 @@ pub struct Mounted {
     pub uid: u32,
     /// Nothing can be written.
     pub is_read_only: bool,
+    /// The time of access of what is read is noted.
+    pub notes_access: bool,
 }
 
 /// What is mounted on a directory, if this command mounted it.
@@ -221,8 +223,9 @@ fn of_line(line: &[u8]) -> Option<Mounted> {
     let mut front = words(line).skip(2);
     let device = str::from_utf8(front.next()?).ok()?.to_owned();
     let directory = PathBuf::from(unescape(front.nth(1)?));
-    let says_ro = |options: &[u8]| options.split(|byte| *byte == b',').any(|word| word == b"ro");
-    let is_read_only = says_ro(front.next()?);
+    let says =
+        |options: &[u8], what: &[u8]| options.split(|byte| *byte == b',').any(|word| word == what);
+    let here = front.next()?;
     let mut back = front.skip_while(|word| *word != b"-").skip(1);
     if !matches!(back.next()?, b"fuse.ubtrfs" | b"fuseblk.ubtrfs") {
         return None;
@@ -230,9 +233,11 @@ fn of_line(line: &[u8]) -> Option<Mounted> {
     let source = PathBuf::from(unescape(back.next().unwrap_or_default()));
     let options = str::from_utf8(back.next().unwrap_or_default()).ok()?;
     // Here, or wherever it is mounted.
-    let is_read_only = is_read_only || says_ro(options.as_bytes());
+    let is_read_only = says(here, b"ro") || says(options.as_bytes(), b"ro");
+    let notes_access = !says(here, b"noatime");
     let uid = options.split(',').find_map(|option| option.strip_prefix("user_id="));
-    Some(Mounted { directory, source, device, uid: uid?.parse().ok()?, is_read_only })
+    let uid = uid?.parse().ok()?;
+    Some(Mounted { directory, source, device, uid, is_read_only, notes_access })
 }
 
 /// Undoes the octal escapes of `/proc`.
@@ -277,7 +282,8 @@ mod tests {
             42 22 0:53 / /mnt/c rw - tmpfs none rw\n";
         let found = on_in(table, Path::new("/mnt/a b")).unwrap();
         assert_eq!((found.device.as_str(), found.uid), ("0:51", 7));
-        assert!(!found.is_read_only);
+        assert!(!found.is_read_only && !found.notes_access);
+        assert!(of_line(b"9 1 0:5 / /m rw - fuse.ubtrfs /i rw,user_id=1").unwrap().notes_access);
         assert!(
             of_line(b"9 1 0:5 / /m ro,noatime - fuse.ubtrfs /i ro,user_id=1").unwrap().is_read_only
         );

@@ -186,6 +186,35 @@ fn what_was_written_before_a_mount_became_read_only_is_durable() {
     place.assert_clean();
 }
 
+/// It was taken, and nothing became of it.
+#[test]
+fn other_word_for_the_time_of_access_is_refused_as_a_mount_is_mounted_again() {
+    let Some(place) = Place::new(true) else { return };
+    let said = with_helpers(
+        &place,
+        "for words in noatime relatime rw; do
+            mount -t fuse.ubtrfs -o $words \"$1\" \"$2\"
+            for again in ro rw noatime relatime rw,nodev,noatime ro,relatime; do
+                mount -o remount,$again \"$2\" >\"$3/said\" 2>&1 && is=taken || is=refused
+                grep -q 'as it was mounted' \"$3/said\" && is=\"$is and said\"
+                echo $words, $again: $is
+            done
+            umount \"$2\"
+        done",
+    );
+    let refused: Vec<&str> = said.lines().filter(|line| !line.ends_with(": taken")).collect();
+    let expected = [
+        "noatime, relatime: refused and said",
+        "noatime, ro,relatime: refused and said",
+        "relatime, noatime: refused and said",
+        "relatime, rw,nodev,noatime: refused and said",
+        "rw, relatime: refused and said",
+        "rw, ro,relatime: refused and said",
+    ];
+    assert_eq!(refused, expected, "{said}");
+    assert_eq!(said.lines().count(), 18, "{said}");
+}
+
 /// What is mounted is what Linux mounts, or nothing.
 #[test]
 fn subvolume_by_number_and_path_is_that_which_the_kernel_mounts() {

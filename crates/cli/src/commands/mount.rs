@@ -89,7 +89,8 @@ Options for -o, as of mount(8):
   nodev, nosuid, noexec, nosymfollow, user, users, owner, group
                        as of mount(8)
   remount              what is mounted on DIR becomes ro or rw, nodev and so on, as is said
-                       beside it; other options stay as it was mounted. With ro all is
+                       beside it; other options stay as it was mounted, and another word
+                       for the time of access is refused. With ro all is
                        durable when it returns (with mount -i, which does without this
                        command, after a while)
 Words that ask for nothing here, or for what is so in any case, are taken as well: of mount(8)
@@ -325,6 +326,14 @@ fn remount(args: &Args) -> Result<Exit> {
         || std::fs::File::open(&mounted.source).is_ok_and(|file| file.try_lock_shared().is_ok());
     if !wanted.read_only && mounted.is_read_only && is_shared() {
         let why = "it was mounted to be read only: unmount it, and mount it to be written";
+        return Err(failed(&why));
+    }
+    // Who serves notes it, or does not, from the beginning.
+    let says_access =
+        options.iter().any(|word| matches!(word.as_str(), "noatime" | "relatime" | "atime"));
+    if says_access && wanted.notes_access != mounted.notes_access {
+        let word = if mounted.notes_access { "relatime" } else { "noatime" };
+        let why = format!("it stays {word}, as it was mounted: unmount it, and mount it otherwise");
         return Err(failed(&why));
     }
     let only_here = args.options.iter().any(|option| option == "bind");
