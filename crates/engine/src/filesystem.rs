@@ -19,7 +19,7 @@ use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
 use crate::data::MAX_INLINE_BYTES_DEFAULT;
 use crate::data::compression::Method;
 use crate::error::{Error, Result};
-use crate::fs::{FileState, InodeId, OpenFiles, log_replay};
+use crate::fs::{FileState, InodeId, OpenFiles, SubvolumeHolds, log_replay};
 use crate::txn::{self, Core, Flush, Reservation};
 
 /// Bytes of tree blocks that are kept in memory unless told otherwise.
@@ -158,6 +158,7 @@ pub(crate) struct Inner {
     /// Held by who drops deleted subvolumes: one at a time.
     pub(crate) cleaning: Mutex<()>,
     pub(crate) open_files: OpenFiles,
+    pub(crate) subvolume_holds: SubvolumeHolds,
 }
 
 impl Drop for Inner {
@@ -299,7 +300,15 @@ impl Filesystem {
         let open_files = OpenFiles::new(&options, core.roots.store.geometry().csum, &files);
         let cleaning = Mutex::new(());
         let notices_set = OnceLock::new();
-        let inner = Inner { core, files, options, notices: notices_set, cleaning, open_files };
+        let inner = Inner {
+            core,
+            files,
+            options,
+            notices: notices_set,
+            cleaning,
+            open_files,
+            subvolume_holds: SubvolumeHolds::default(),
+        };
         let fs = Self { inner: Arc::new(inner) };
         if is_writable {
             fs.inner.core.roots.look_for_shared()?;

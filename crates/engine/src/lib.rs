@@ -27,7 +27,8 @@ pub use filesystem::{
 pub use fs::{
     Appender, Background, BackgroundOptions, ChangedName, DataFile, DirEntry, File, FileExtents,
     FileIo, Inherit, Inode, InodeId, IoInode, Link, MappedFile, NewInode, ReadDir, RenameMode,
-    SetAttributes, SnapshotOptions, SpaceUsage, StatFs, SubvolumeInfo, Usage, device_number,
+    SetAttributes, SnapshotOptions, SpaceUsage, StatFs, SubvolumeHold, SubvolumeHolds,
+    SubvolumeInfo, Usage, device_number,
 };
 pub use mkfs::{MkfsOptions, mkfs};
 pub use txn::Reservation;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_engine::{
-    Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData, Reservation,
-    SnapshotOptions, mkfs,
+    Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData, RenameMode,
+    Reservation, SnapshotOptions, mkfs,
 };
 use ubtrfs_ondisk::{FileOffset, InodeNo, RootId};
 use ubtrfs_rt::{Runtime, Time};
@@ -307,5 +307,135 @@ fn files_without_a_name_of_a_subvolume_go_when_it_is_first_changed() {
     assert!(matches!(fs.inode(nameless(other)), Err(Error::NotFound { .. })));
     drop(fs);
     assert_checks_clean(&image);
+    common::judge(&image);
+}
+
+/// Who holds a subvolume by number keeps all of it when it is deleted, but its name: files go on being read and changed, through memory
+/// or not; only subvolumes cannot be made in it, moved there, or be snapshots of it, which nobody could delete.
+#[test]
+fn held_subvolume_stays_when_it_is_deleted_and_goes_when_it_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let top = fs.top_level();
+    let new = NewInode::new(0o755, Time::default());
+    let make_subvolume = |dir, name| {
+        fs.begin(Reservation::create_subvolume()).unwrap().create_subvolume(dir, name, &new)
+    };
+    let [sub, _] = [b"sub", b"two"].map(|name| make_subvolume(top, name).unwrap());
+    let id = create(&fs, sub, b"file");
+    fs.write(id, FileOffset(0), &pattern(1, 256 * KIB)).unwrap();
+    let nameless = create(&fs, sub, b"nameless");
+    fs.unlink_deferred(sub, b"nameless").unwrap();
+    let hold = fs.subvolume_holds().hold(sub.root);
+    let other_hold = fs.subvolume_holds().hold(sub.root);
+    fs.commit().unwrap();
+    let data = fs.open_data(id).unwrap();
+    data.write(ubtrfs_iomap::FileOffset::new(4096), &pattern(2, 4 * KIB)).unwrap();
+    assert_eq!(fs.delete_subvolume(top, b"sub").unwrap(), sub.root);
+    assert!(matches!(fs.lookup(top, b"sub"), Err(Error::NotFound { .. })));
+    assert!(fs.subvolumes().unwrap().iter().all(|info| info.id != sub.root || info.deleted));
+    drop(other_hold);
+    for round in 0..3_u8 {
+        assert_eq!(fs.clean_deleted_subvolumes().unwrap(), 0);
+        assert!(!fs.clean_deleted_step(100).unwrap());
+        data.write(ubtrfs_iomap::FileOffset::new(0), &pattern(round, 8 * KIB)).unwrap();
+        data.fsync().unwrap();
+        let mut have = vec![0; 8 << 10];
+        fs.read(id, FileOffset(0), &mut have).unwrap();
+        assert!(have == pattern(round, 8 * KIB));
+        let made = create(&fs, sub, &[b'0' + round]);
+        fs.write(made, FileOffset(0), &pattern(round, 100 * KIB)).unwrap();
+        fs.write(nameless, FileOffset(0), &pattern(round, 100 * KIB)).unwrap();
+    }
+    fs.evict(nameless).unwrap();
+    fs.unlink(sub, b"1").unwrap();
+    let options = SnapshotOptions::default();
+    let refused = [
+        make_subvolume(sub, b"nested").map(drop),
+        fs.snapshot(sub.root, top, b"snapshot", &options).map(drop),
+        fs.snapshot(top.root, sub, b"snapshot", &options).map(drop),
+        fs.rename(top, b"two", sub, b"two", RenameMode::Replace),
+        fs.set_default_subvolume(sub.root),
+    ];
+    for (number, refused) in refused.iter().enumerate() {
+        assert!(matches!(refused, Err(Error::NotFound { .. })), "{number}: {refused:?}");
+    }
+    fs.sync().unwrap();
+    // As a cut leaves it.
+    let copy = dir.path().join("copy");
+    std::fs::copy(&image, &copy).unwrap();
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(&copy);
+    }
+    let later = common::open_for_writing(&copy);
+    assert_eq!(later.clean_deleted_subvolumes().unwrap(), 1);
+    later.commit().unwrap();
+    drop(later);
+    common::judge(&copy);
+
+    drop(hold);
+    data.write(ubtrfs_iomap::FileOffset::new(0), &pattern(9, 8 * KIB)).unwrap();
+    assert_eq!(fs.clean_deleted_subvolumes().unwrap(), 1);
+    assert!(matches!(fs.inode(id), Err(Error::NotFound { .. })));
+    let refused = data.write(ubtrfs_iomap::FileOffset::new(0), b"x");
+    assert!(matches!(refused, Err(Error::NotFound { .. })), "{refused:?}");
+    drop(data);
+    fs.sync().unwrap();
+    drop(fs);
+    common::judge(&image);
+}
+
+/// Holders come and go while the subvolume is deleted and dropped: each finds it whole, or gone.
+#[test]
+fn subvolume_that_is_held_just_when_it_is_deleted_is_whole_or_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let top = fs.top_level();
+    let new = NewInode::new(0o755, Time::default());
+    let (mut whole, mut gone) = (0, 0);
+    for round in 0..200_u32 {
+        let made = fs.begin(Reservation::create_subvolume()).unwrap();
+        let sub = { made }.create_subvolume(top, b"sub", &new).unwrap();
+        let id = create(&fs, sub, b"file");
+        fs.write(id, FileOffset(0), &pattern(7, 64 * KIB)).unwrap();
+        let started = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let held = scope.spawn(|| {
+                started.wait();
+                for _ in 0..round % 40 {
+                    std::hint::spin_loop();
+                }
+                let _hold = fs.subvolume_holds().hold(sub.root);
+                let mut have = vec![0; 64 << 10];
+                match fs.read(id, FileOffset(0), &mut have) {
+                    Ok(_) => {
+                        // It stays as long as it is held.
+                        for _ in 0..20 {
+                            fs.write(id, FileOffset(0), &pattern(8, 64 * KIB)).unwrap();
+                            fs.read(id, FileOffset(0), &mut have).unwrap();
+                            assert!(have == pattern(8, 64 * KIB));
+                        }
+                        true
+                    }
+                    Err(Error::NotFound { .. }) => false,
+                    Err(error) => panic!("{error}"),
+                }
+            });
+            started.wait();
+            fs.delete_subvolume(top, b"sub").unwrap();
+            fs.clean_deleted_subvolumes().unwrap();
+            match held.join().unwrap() {
+                true => whole += 1,
+                false => gone += 1,
+            }
+        });
+        fs.clean_deleted_subvolumes().unwrap();
+    }
+    println!("{whole} found it whole, {gone} gone");
+    fs.commit().unwrap();
+    assert!(fs.subvolumes().unwrap().iter().all(|info| info.id == top.root));
+    drop(fs);
     common::judge(&image);
 }

@@ -7,8 +7,9 @@
 //! the kernel moves it: so a stand-in is a node of its own each time that the kernel is told of one, found by number alone.
 
 use rustc_hash::FxHashMap;
-use ubtrfs_engine::InodeId;
-use ubtrfs_rt::Mutex;
+use ubtrfs_engine::{InodeId, SubvolumeHold, SubvolumeHolds};
+use ubtrfs_ondisk::RootId;
+use ubtrfs_rt::{AtomicBool, Mutex, Ordering};
 
 use crate::abi::ROOT_NODE;
 
@@ -29,31 +30,80 @@ impl Node {
 }
 
 #[derive(Debug)]
+struct KnownSubvolume {
+    node_count: usize,
+    is_deleted: bool,
+    _hold: SubvolumeHold,
+}
+
+#[derive(Debug)]
 struct Table {
     by_number: FxHashMap<u64, Node>,
     /// Without stand-ins.
     by_inode: FxHashMap<InodeId, u64>,
+    /// How many nodes each subvolume has, which is held for them: deleted, it stays for who has its files open.
+    subvolumes: FxHashMap<RootId, KnownSubvolume>,
     next: u64,
+}
+
+impl Table {
+    fn put(&mut self, number: u64, id: InodeId, holds: &SubvolumeHolds) {
+        self.by_number.insert(number, Node::new(id));
+        if !id.is_stand_in() {
+            self.by_inode.insert(id, number);
+        }
+        let known = self.subvolumes.entry(id.root).or_insert_with(|| KnownSubvolume {
+            node_count: 0,
+            is_deleted: false,
+            _hold: holds.hold(id.root),
+        });
+        known.node_count += 1;
+    }
+
+    fn leave_subvolume(&mut self, root: RootId) {
+        if let Some(known) = self.subvolumes.get_mut(&root) {
+            known.node_count -= 1;
+            if known.node_count == 0 {
+                self.subvolumes.remove(&root);
+            }
+        }
+    }
 }
 
 /// The nodes of a mount.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     table: Mutex<Table>,
+    holds: SubvolumeHolds,
+    /// There was a deleted subvolume with nodes; read without the table's lock, to skip it where there was none.
+    has_deleted: AtomicBool,
 }
 
 impl Nodes {
     /// With the directory that is mounted.
-    pub(crate) fn new(root: InodeId) -> Self {
-        let node = Node::new(root);
+    pub(crate) fn new(root: InodeId, holds: &SubvolumeHolds) -> Self {
         let mut table = Table {
             by_number: FxHashMap::default(),
             by_inode: FxHashMap::default(),
+            subvolumes: FxHashMap::default(),
             next: ROOT_NODE + 1,
         };
-        table.by_number.insert(ROOT_NODE, node);
-        table.by_inode.insert(root, ROOT_NODE);
-        Self { table: Mutex::new(table) }
+        table.put(ROOT_NODE, root, holds);
+        Self { table: Mutex::new(table), holds: holds.clone(), has_deleted: AtomicBool::new(false) }
+    }
+
+    /// A subvolume is deleted.
+    pub(crate) fn note_deleted(&self, root: RootId) {
+        if let Some(known) = self.table.lock().subvolumes.get_mut(&root) {
+            known.is_deleted = true;
+            self.has_deleted.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether [`Nodes::note_deleted`] told so of a subvolume, and it has nodes yet.
+    pub(crate) fn is_deleted(&self, root: RootId) -> bool {
+        self.has_deleted.load(Ordering::Acquire)
+            && self.table.lock().subvolumes.get(&root).is_some_and(|known| known.is_deleted)
     }
 
     /// The inode of a node.
@@ -100,10 +150,7 @@ impl Nodes {
         }
         let number = table.next;
         table.next += 1;
-        table.by_number.insert(number, Node::new(id));
-        if !id.is_stand_in() {
-            table.by_inode.insert(id, number);
-        }
+        table.put(number, id, &self.holds);
         number
     }
 
@@ -117,6 +164,7 @@ impl Nodes {
         }
         let node = table.by_number.remove(&number)?;
         table.by_inode.remove(&node.id);
+        table.leave_subvolume(node.id.root);
         node.has_no_name.then_some(node.id)
     }
 
@@ -138,6 +186,7 @@ impl Nodes {
         let mut table = self.table.lock();
         let nodes = std::mem::take(&mut table.by_number);
         table.by_inode.clear();
+        table.subvolumes.clear();
         nodes.into_values().filter(|node| node.has_no_name).map(|node| node.id).collect()
     }
 }
@@ -153,13 +202,18 @@ mod tests {
 
     #[test]
     fn inode_without_name_goes_when_the_kernel_forgets_it() {
-        let nodes = Nodes::new(id(5, 256));
+        let holds = SubvolumeHolds::default();
+        let nodes = Nodes::new(id(5, 256), &holds);
         let (one, same) = (nodes.remember(id(5, 257)), nodes.remember(id(5, 257)));
         let other = nodes.remember(id(256, 257));
         assert_eq!(one, same);
         assert_ne!(one, other);
         assert_eq!(nodes.inode(other), Some(id(256, 257)));
+        let more = nodes.remember(id(256, 258));
+        assert_eq!(nodes.forget(more, 1), None);
+        assert!(holds.is_held(RootId(256)));
         assert_eq!(nodes.forget(other, 1), None);
+        assert!(!holds.is_held(RootId(256)) && holds.is_held(RootId(5)));
         assert_eq!(nodes.inode(other), None);
         assert!(nodes.lost_name(id(256, 257)));
         assert!(!nodes.lost_name(id(5, 257)));
@@ -174,7 +228,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_has_of_a_file_goes_with_its_node() {
-        let nodes = Nodes::new(id(5, 256));
+        let nodes = Nodes::new(id(5, 256), &SubvolumeHolds::default());
         nodes.note_cached(id(5, 257), 4096);
         assert_eq!(nodes.cached_bytes(id(5, 257)), None);
         let one = nodes.remember(id(5, 257));

@@ -281,6 +281,26 @@ impl Server {
         }
     }
 
+    /// A subvolume is deleted: the kernel is to know no names in it any more, so that it forgets what nobody uses, now or when it is
+    /// closed.
+    pub(crate) fn let_go_of_subvolume(&self, root: RootId) {
+        self.nodes.note_deleted(root);
+        let inside = self.nodes.all().into_iter().filter(|(_, id)| id.root == root);
+        for (_, id) in inside {
+            // Its root directory has no name.
+            for link in self.fs.links(id).unwrap_or_default() {
+                self.forget_name_later(link.parent, &link.name);
+            }
+        }
+    }
+
+    /// A name was asked for or changed. In a deleted subvolume the kernel is not to remember that there is none: that keeps the directory.
+    pub(crate) fn forget_name_of_deleted(&self, dir: InodeId, name: &[u8]) {
+        if self.nodes.is_deleted(dir.root) {
+            self.forget_name_later(dir, name);
+        }
+    }
+
     /// The kernel may have old data of a file.
     pub(crate) fn forget_data_later(&self, id: InodeId) {
         if let Some(node) = self.nodes.number(id) {

@@ -185,12 +185,12 @@ pub type RequestCounts = std::collections::BTreeMap<u32, u64>;
 impl Server {
     /// Serves `fs` with the directory `root` as the top.
     pub fn new(fs: Filesystem, root: InodeId, options: ServeOptions) -> Arc<Self> {
-        let nodes = Arc::new(Nodes::new(root));
+        let nodes = Arc::new(Nodes::new(root, fs.subvolume_holds()));
         let changed_names = Arc::new(ChangedNames::default());
         let (known, noted) = (Arc::clone(&nodes), Arc::clone(&changed_names));
         fs.watch_names(move |changed| noted.note(&known, changed));
         let counts = Mutex::new(RequestCounts::new());
-        Arc::new(Self {
+        let server = Arc::new(Self {
             fs,
             root,
             nodes,
@@ -213,7 +213,14 @@ impl Server {
             brings_back: AtomicBool::new(false),
             before_end: Mutex::new(None),
             farewell: Mutex::new(None),
-        })
+        });
+        let its = Arc::downgrade(&server);
+        server.fs.subvolume_holds().watch(move |root| {
+            if let Some(server) = its.upgrade() {
+                server.let_go_of_subvolume(root);
+            }
+        });
+        server
     }
 
     /// Whether one thread may wait for the kernel, as others answer it meanwhile.

@@ -3,12 +3,16 @@
 //! [`Filesystem::delete_subvolume`] takes the name away and leaves an orphan item in the root tree
 //! that says that the tree is to be dropped. [`Filesystem::clean_deleted_subvolumes`] drops such
 //! trees, those that a crash or Linux left half dropped too ([`DropTree`]).
+//!
+//! A subvolume that somebody holds ([`SubvolumeHolds`]) loses its name only, as in Linux: what is in it can be read and changed
+//! through inodes that are known, and is lost with a crash. It is closed when its turn to be dropped comes and nobody holds it.
 
 use ubtrfs_ondisk::root::flags as root_flags;
 use ubtrfs_ondisk::{DiskKey, Key, KeyType, ObjectId, RootId, Uuid};
 
 use super::drop_tree::DropTree;
 use super::entry::{Named, check_flags, shown};
+use super::held_subvolumes::SubvolumeHolds;
 use super::inode::InodeId;
 use super::uuid_tree;
 use crate::error::{Error, Result};
@@ -22,7 +26,7 @@ const REFERENCE_BYTES_MIN: u64 = 78;
 
 impl Filesystem {
     /// Deletes the subvolume named `name` in `dir`: it is no longer there, and nothing can be
-    /// changed in it. Its space is freed by [`Filesystem::clean_deleted_subvolumes`], in this or
+    /// changed in it, unless somebody holds it ([`Filesystem::subvolume_holds`]). Its space is freed by [`Filesystem::clean_deleted_subvolumes`], in this or
     /// any later session, or by Linux. Durable with the next commit. The calling thread must hold
     /// no handle.
     ///
@@ -32,15 +36,45 @@ impl Filesystem {
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
         let txn = self.inner.core.begin_alone(Reservation::delete_subvolume())?;
         let mut handle = Handle { fs: self, txn };
-        let root = handle.delete_subvolume(dir, name)?;
-        let files = self.end_files_of(root);
+        let (root, is_closed) = handle.delete_subvolume(dir, name)?;
+        let files = if is_closed { self.end_files_of(root) } else { Vec::new() };
         drop(handle);
         files.iter().for_each(|file| file.throw_away());
         Ok(root)
     }
 
+    /// Which subvolumes somebody uses by number.
+    pub fn subvolume_holds(&self) -> &SubvolumeHolds {
+        &self.inner.subvolume_holds
+    }
+
+    /// A deleted subvolume that was kept for who held it is there no more, if nobody holds it now. Returns whether
+    /// it may be dropped.
+    fn close_deleted(&self, root: RootId) -> Result<bool> {
+        if !self.inner.files.names().is_kept(root) {
+            return Ok(true);
+        }
+        let txn = self.inner.core.begin_alone(Reservation::delete_subvolume())?;
+        let mut handle = Handle { fs: self, txn };
+        // He who looks for it now finds it gone, or held it before.
+        if self.inner.subvolume_holds.is_held(root) {
+            return Ok(false);
+        }
+        let files = &self.inner.files;
+        let mut names = files.names();
+        files.write_inodes(&mut names, &mut handle.txn)?;
+        let txn = &mut handle.txn;
+        txn.close_tree(root).map_err(|error| txn.abort(error))?;
+        names.forget_subvolume(root);
+        drop(names);
+        let open = self.end_files_of(root);
+        drop(handle);
+        open.iter().for_each(|file| file.throw_away());
+        Ok(true)
+    }
+
     /// Frees what deleted subvolumes held and no other shares, in small transactions. Returns how
-    /// many subvolumes are gone. The calling thread must hold no handle; others go on meanwhile.
+    /// many subvolumes are gone; those that somebody holds stay. The calling thread must hold no handle; others go on meanwhile.
     ///
     /// # Errors
     /// As [`Filesystem::begin`]; damage in the trees. What was dropped before is not lost: the next
@@ -49,19 +83,22 @@ impl Filesystem {
         let _alone = self.inner.cleaning.lock();
         let mut count = 0;
         while let Some(root) = self.next_deleted()? {
-            self.drop_tree(root)?;
-            count += 1;
+            if self.close_deleted(root)? {
+                self.drop_tree(root)?;
+                count += 1;
+            }
         }
         Ok(count)
     }
 
-    /// A deleted subvolume that still has blocks.
+    /// A deleted subvolume that still has blocks and that nobody holds.
     ///
     /// # Errors
     /// Damage in the root tree.
     pub(crate) fn next_deleted(&self) -> Result<Option<RootId>> {
         let mut cursor = self.tree(RootId::ROOT_TREE)?.cursor();
         cursor.seek(&Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, 0))?;
+        let (mut found, mut held) = (None, Vec::new());
         while let Some((key, _)) = cursor.current()? {
             if key.objectid != ObjectId::ORPHAN || key.ty != KeyType::ORPHAN_ITEM {
                 break;
@@ -71,11 +108,16 @@ impl Filesystem {
             if root.is_subvolume()
                 && self.root_item(root)?.is_none_or(|(_, item)| item.refs.get() == 0)
             {
-                return Ok(Some(root));
+                if !self.inner.subvolume_holds.is_held(root) {
+                    found = Some(root);
+                    break;
+                }
+                held.push(root);
             }
             cursor.next()?;
         }
-        Ok(None)
+        self.inner.subvolume_holds.tell_wanted(&held);
+        Ok(found)
     }
 
     /// One small transaction's part of [`Filesystem::clean_deleted_subvolumes`]: about `count`
@@ -87,7 +129,9 @@ impl Filesystem {
     pub fn clean_deleted_step(&self, count: usize) -> Result<bool> {
         let _alone = self.inner.cleaning.lock();
         let Some(root) = self.next_deleted()? else { return Ok(false) };
-        self.drop_some(root, &mut None, &mut { count })?;
+        if self.close_deleted(root)? {
+            self.drop_some(root, &mut None, &mut { count })?;
+        }
         Ok(true)
     }
 
@@ -146,7 +190,8 @@ fn orphan_key(root: RootId) -> Key {
 }
 
 impl Handle<'_> {
-    fn delete_subvolume(&mut self, dir: InodeId, name: &[u8]) -> Result<RootId> {
+    /// Returns the subvolume, and whether its tree was closed, as nobody holds it.
+    fn delete_subvolume(&mut self, dir: InodeId, name: &[u8]) -> Result<(RootId, bool)> {
         let named = Named::find(self, dir, name)?;
         if !named.is_subvolume {
             let what = format!("{} is no subvolume", shown(dir, name));
@@ -171,11 +216,21 @@ impl Handle<'_> {
         check_flags(dir, parent.flags.get(), false)?;
         // Its own number is not to be given again while somebody may still hold it.
         names.next_root(core)?;
+        let is_held = self.fs.inner.subvolume_holds.is_held(root);
+        if is_held {
+            // What is remembered of it cannot be read from its item any more.
+            names.check_known(core, root)?;
+            self.fs.tree(root)?;
+        }
         files.write_inodes(&mut names, &mut self.txn)?;
-        // First what may fail for the device's sake: nothing has gone then.
         let txn = &mut self.txn;
-        txn.close_tree(root).map_err(|error| txn.abort(error))?;
-        names.forget_subvolume(root);
+        if is_held {
+            names.keep(root);
+        } else {
+            // First what may fail for the device's sake: nothing has gone then.
+            txn.close_tree(root).map_err(|error| txn.abort(error))?;
+            names.forget_subvolume(root);
+        }
         self.detach(dir, name, &named).map_err(|error| self.txn.abort(error))?;
         let txn = &mut self.txn;
         txn.change_root_item(root, |item| {
@@ -194,7 +249,7 @@ impl Handle<'_> {
             uuid_tree::remove(txn, ty, uuid, root).map_err(|error| txn.abort(error))?;
         }
         self.uncount(&mut names, dir, name)?;
-        Ok(root)
+        Ok((root, !is_held))
     }
 
     /// Whether subvolumes are linked inside `root`.

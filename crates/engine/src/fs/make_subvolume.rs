@@ -37,6 +37,7 @@ impl Handle<'_> {
         let files = &self.fs.inner.files;
         let mut names = files.names();
         names.check_writable(core, dir.root)?;
+        names.check_not_deleted(dir.root)?;
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
         let dir_flags = parent.item.flags.get();

@@ -190,7 +190,9 @@ impl Handle<'_> {
         if from.dir.root != to.dir.root && !named.is_subvolume {
             return Err(Error::OtherSubvolume { what: shown(from.dir, from.name) });
         }
-        if !named.is_subvolume {
+        if named.is_subvolume {
+            names.check_not_deleted(to.dir.root)?;
+        } else {
             let item = names.hold(self.txn.core(), named.id)?.item;
             check_flags(named.id, item.flags.get(), false)?;
         }

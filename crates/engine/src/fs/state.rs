@@ -80,6 +80,8 @@ pub(crate) struct Names {
     /// Subvolumes with inodes that should have gone and found no room to.
     late: Vec<RootId>,
     has_uncleaned: Arc<AtomicBool>,
+    /// Deleted subvolumes that are there yet for who held them.
+    kept: FxHashSet<RootId>,
 }
 
 impl Default for FileState {
@@ -332,9 +334,31 @@ impl Names {
         Ok(())
     }
 
+    /// Refuses a deleted subvolume that is there yet for who held it: no subvolume can be in it.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(crate) fn check_not_deleted(&self, root: RootId) -> Result<()> {
+        match self.is_kept(root) {
+            true => Err(Error::not_found(format!("subvolume {root}, which is deleted,"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a subvolume is deleted, and there yet for who held it.
+    pub(crate) fn is_kept(&self, root: RootId) -> bool {
+        self.kept.contains(&root)
+    }
+
+    /// Remembers that a subvolume is deleted, and there yet.
+    pub(crate) fn keep(&mut self, root: RootId) {
+        self.kept.insert(root);
+    }
+
     /// Forgets a subvolume that is deleted, of which no inode is held.
     pub(crate) fn forget_subvolume(&mut self, root: RootId) {
         self.subvolumes.remove(&root);
+        self.kept.remove(&root);
         self.uncleaned.retain(|known| *known != root);
         self.live_orphans.retain(|id| id.root != root);
     }

@@ -38,6 +38,7 @@ impl Server {
             Ok(id) => self.put_entry(id, answer),
             // That there is none may be remembered, too.
             Err(Error::NotFound { .. }) => {
+                self.forget_name_of_deleted(dir, name);
                 answer.put(&EntryOut {
                     entry_valid: self.options.valid_seconds(),
                     ..EntryOut::default()
@@ -74,6 +75,9 @@ impl Server {
     /// Names were changed: makes that durable, where it is promised. If that fails they are changed all the same, and the kernel, which is
     /// told of the failure only, is to ask again.
     fn settle_names(&self, names: &[(InodeId, &[u8])]) -> Result {
+        for (dir, name) in names {
+            self.forget_name_of_deleted(*dir, name);
+        }
         if self.options.syncs < Syncs::Names {
             return Ok(());
         }
