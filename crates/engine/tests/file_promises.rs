@@ -5,13 +5,13 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::full::{create, fill, make, noise, open, open_failing, read};
+use common::full::{create, fill, make, noise, open, open_failing, open_failing_in, read};
 use common::judge;
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData,
-    Reservation, SnapshotOptions, mkfs,
+    Reservation, SetAttributes, SnapshotOptions, mkfs,
 };
-use ubtrfs_iomap::{FiemapExtent, FiemapSync, FileOffset, FileRange, Reach};
+use ubtrfs_iomap::{CacheOptions, FiemapExtent, FiemapSync, FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Runtime, Time};
@@ -447,4 +447,146 @@ fn refused_calls_leave_the_times_of_a_file() {
     assert_eq!(times(), before);
     file.write(at(0), b"y").unwrap();
     assert!(times() > before);
+}
+
+fn with_cache(image: &std::path::Path, page_cache: CacheOptions) -> Filesystem {
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    let options = OpenOptions { page_cache: Some(page_cache), ..OpenOptions::default() };
+    Filesystem::open(volume, options).unwrap()
+}
+
+/// One block is free, and what is written behind inline data needs two, if that is not seen by how long the file is: it was made longer
+/// in vain before; its last block goes to the medium, inline again, before what is behind it is in memory.
+#[test]
+fn write_behind_inline_data_is_stored_or_refused_however_the_file_came_to_its_length() {
+    for (way, bits, len) in [
+        ("grown in vain", flags::COMPRESS, BLOCK),
+        ("no memory for what is dirty", 0, 100),
+        ("no memory for what is dirty", flags::COMPRESS, 100),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        make(&image, 128 << 20);
+        let fs = match way {
+            "grown in vain" => open(&image),
+            _ => with_cache(&image, CacheOptions { dirty_bytes_max: 0, ..CacheOptions::default() }),
+        };
+        let mut random = Prng::new(7);
+        let file = create(&fs, "file", bits).unwrap();
+        file.write(at(0), &vec![7; len as usize]).unwrap();
+        file.fsync().unwrap();
+        assert!(extents(&file, FiemapSync::AsIs)[0].flags.is_inline);
+        let spare = spare_blocks(&fs, &mut random, 1);
+        let filler = fill(&fs, &mut random);
+        if way == "grown in vain" {
+            let grown = file.truncate(at(2 * BLOCK));
+            assert!(matches!(grown, Err(Error::NoSpace { .. })), "{grown:?}");
+        }
+        spare.iter().for_each(|file| file.truncate(at(0)).unwrap());
+        for _ in 0..2 {
+            fs.commit().unwrap();
+        }
+        let taken = file.write(at(8 * BLOCK), &noise(&mut random, BLOCK));
+        assert!(matches!(taken, Ok(_) | Err(Error::NoSpace { .. })), "{way}: {taken:?}");
+        let synced = file.fsync();
+        assert!(synced.is_ok(), "{way}: {taken:?}, then {synced:?}");
+        // What was promised in vain others may have. That the file is longer was made durable, which moves its data.
+        let is_inline = extents(&file, FiemapSync::AsIs)[0].flags.is_inline;
+        assert_eq!(is_inline, way != "grown in vain" && taken.is_err(), "{way}: {taken:?}");
+        let other = create(&fs, "other", 0).unwrap();
+        let had = other.write(at(0), &noise(&mut random, BLOCK));
+        assert_eq!(had.is_ok(), is_inline, "{way}: {taken:?}, then {had:?}");
+        fs.sync().unwrap();
+        drop((file, filler, spare, other, fs));
+        judge(&image);
+    }
+}
+
+/// What would compress to nothing was on its way already, by another thread, and could not be written for want of space any more: who
+/// wanted space was refused, a moment before there was plenty.
+#[test]
+fn space_that_data_on_its_way_will_not_take_is_waited_for() {
+    const FREE: u64 = 24 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 128 << 20);
+    {
+        let fs = open(&image);
+        let spare = create(&fs, "spare", 0).unwrap();
+        spare.allocate(at(0), FREE, Reach::Extends).unwrap();
+        fill(&fs, &mut Prng::new(9));
+        give_back(&fs, vec![spare]);
+    }
+    let (fs, faults) = open_failing_in(&image, usize::MAX);
+    let packed = create(&fs, "packed", flags::COMPRESS).unwrap();
+    for piece in 0..FREE >> 20 {
+        assert_eq!(packed.write(at(piece << 20), &[0x5a; 1 << 20]).unwrap(), 1 << 20);
+    }
+    faults.stalls.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let (fs, packed) = (&fs, &packed);
+        let flushing = scope.spawn(move || packed.space().flush(FileRange::from(FileOffset::ZERO)));
+        while !faults.is_stalled.load(Ordering::Relaxed) {
+            assert!(!flushing.is_finished(), "nothing was written");
+            std::thread::yield_now();
+        }
+        let writing = scope.spawn(move || {
+            let file = create(fs, "file", 0).unwrap();
+            file.write(at(0), &[1; 5000])
+        });
+        // It asks meanwhile, as a rule; where it does so later there is space.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        faults.stalls.store(false, Ordering::Relaxed);
+        assert_eq!(writing.join().unwrap().unwrap(), 5000);
+        flushing.join().unwrap().unwrap();
+    });
+    fs.sync().unwrap();
+    assert!(read(&fs, packed.id()) == vec![0x5a; FREE as usize]);
+    drop((packed, fs));
+    judge(&image);
+}
+
+/// Writeback moved inline data out of the way, and noted that the file had been changed just then.
+#[test]
+fn time_that_is_set_stays_when_inline_data_moves() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 128 << 20);
+    let fs = open(&image);
+    let file = create(&fs, "file", flags::COMPRESS).unwrap();
+    file.write(at(0), &[7; BLOCK as usize]).unwrap();
+    file.fsync().unwrap();
+    file.write(at(BLOCK), &[8; 100]).unwrap();
+    let mtime = Some(Time { sec: 1_000_000, nsec: 5 });
+    let set = SetAttributes { mtime, ..SetAttributes::default() };
+    fs.begin(Reservation::items(4)).unwrap().set_attributes(file.id(), &set).unwrap();
+    file.fsync().unwrap();
+    assert_eq!(Some(file.inode().unwrap().mtime), mtime);
+    drop((file, fs));
+    judge(&image);
+}
+
+/// The last block had zeros in memory behind the end, for what was cut off, and could not be written: the file was made longer all the
+/// same, and showed what had been cut off.
+#[test]
+fn file_does_not_grow_over_what_was_cut_off_where_zeros_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 128 << 20);
+    let (fs, faults) = open_failing(&image);
+    let file = create(&fs, "file", 0).unwrap();
+    file.write(at(0), &[0xaa; BLOCK as usize]).unwrap();
+    file.fsync().unwrap();
+    file.truncate(at(3000)).unwrap();
+    faults.fails.store(true, Ordering::Relaxed);
+    let grown = file.truncate(at(2 * BLOCK));
+    faults.fails.store(false, Ordering::Relaxed);
+    assert!(grown.is_err());
+    assert_eq!(file.size(), at(3000));
+    assert!(file.fsync().is_err());
+    assert!(read(&fs, file.id()) == [0xaa; 3000]);
+    fs.sync().unwrap();
+    drop((file, fs));
+    judge(&image);
 }

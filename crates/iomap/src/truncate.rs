@@ -46,12 +46,14 @@ impl<F: FileSystem> AddressSpace<F> {
     fn shrink(&self, new: FileOffset, old: FileOffset) -> Result<(), F::Error> {
         let kept = new.round_up(self.block_bytes);
         let tail = FileRange::new(new, kept);
+        let mut has_dropped = false;
         if let Err(error) = self.zero_locked(tail) {
             // A block that is dirty beyond has the space that this lacks, and goes anyway.
             let has_space = self.filesystem.check_space(&self.inode, self.block_bytes).is_ok();
             if has_space || !self.drop_dirty_block(FileRange::from(kept)) {
                 return Err(error);
             }
+            has_dropped = true;
             self.zero_locked(tail).inspect_err(|error| self.errors.lock().record(error.clone()))?;
         }
         let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), FileRange::from(kept));
@@ -66,7 +68,7 @@ impl<F: FileSystem> AddressSpace<F> {
             // The medium may end anywhere up to the old end. Were memory to end before it, what lies there would come to light as the file
             // grows, and fsync promise an end that is not there.
             self.end_not_before(old);
-            if dropped_bytes > 0 {
+            if dropped_bytes > 0 || has_dropped {
                 self.errors.lock().record(error.clone());
             }
         }

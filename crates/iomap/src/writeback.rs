@@ -118,14 +118,26 @@ impl<F: FileSystem> AddressSpace<F> {
         self.errors.lock().take_unsynced().map_or(Ok(()), Err)
     }
 
+    /// Waits for what is on its way to the device, and was begun before. Returns whether there was anything.
+    pub fn wait_for_writeback(&self) -> bool {
+        let blocks = self.blocks(FileRange::from(FileOffset::ZERO));
+        let mut pages = self.pages.lock();
+        let ticket = pages.next_ticket();
+        let has_any = pages.has_writeback(&blocks, ticket);
+        while pages.has_writeback(&blocks, ticket) {
+            self.ended.wait(&mut pages);
+        }
+        has_any
+    }
+
     /// Before the file ends at `upto` on the medium: brings the block in which it ends there now, where it is dirty. Behind its end
     /// that block may hold what was cut off, or was written and never became part of the file, as a crash left it; memory has
     /// zeros there, or what was written since.
     ///
     /// # Errors
-    /// As [`AddressSpace::flush()`]; that of [`FileSystem::stored_size()`].
+    /// As [`AddressSpace::flush_told()`]; that of [`FileSystem::stored_size()`].
     pub fn flush_old_tail(&self, upto: FileOffset) -> Result<(), F::Error> {
-        self.old_tail(upto)?.map_or(Ok(()), |tail| self.flush(tail))
+        self.old_tail(upto)?.map_or(Ok(()), |tail| self.flush_told(tail))
     }
 
     /// The block that must be on the medium before runs that are about to be written, and is not; `None` where it is one of them, of

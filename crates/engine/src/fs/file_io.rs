@@ -15,7 +15,7 @@
 //!
 //! A crash leaves the file as of the last commit; what was only in memory is lost.
 
-use std::sync::{OnceLock, Weak};
+use std::sync::Weak;
 
 use ubtrfs_iomap::{
     Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
@@ -25,7 +25,7 @@ use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_rt::{AtomicBool, Mutex, MutexGuard, Ordering, Time};
+use ubtrfs_rt::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Time};
 
 use super::inode::{Inode, InodeId};
 use super::state::DataChange;
@@ -69,8 +69,10 @@ pub struct IoInode {
     /// Whether a block is promised, beside what is dirty, for inline data that must move to an extent when something behind it is
     /// written: see [`FileIo::promise_outline`].
     has_outline_promise: AtomicBool,
-    /// Whether its data is compressed, as it was when that was first of interest.
-    compresses: OnceLock<bool>,
+    /// Longer than a block, it is known not to be inline on the medium. Read and set under its data lock.
+    is_outlined: AtomicBool,
+    /// The inode's flags that say whether its data is compressed.
+    flags: AtomicU64,
     /// When it was last written in memory; `None` once the inode says so.
     pub(super) written: Mutex<Option<Time>>,
 }
@@ -107,7 +109,8 @@ impl IoInode {
             is_append_only: AtomicBool::new(inode.flags & flags::APPEND != 0),
             has_placed: AtomicBool::new(false),
             has_outline_promise: AtomicBool::new(false),
-            compresses: OnceLock::new(),
+            is_outlined: AtomicBool::new(false),
+            flags: AtomicU64::new(inode.flags),
             inner: std::sync::Arc::downgrade(&fs.inner),
             sequence: MappingSequence::new(),
             place: Mutex::new(Place::default()),
@@ -236,10 +239,22 @@ impl IoInode {
 
     /// Whether data may take less space than it has bytes: compressed, or inline.
     fn may_take_less(&self, fs: &Filesystem, range: FileRange) -> bool {
-        let compresses =
-            || -> Result<bool> { Ok(fs.compression_of(&fs.disk_inode(self.id)?)?.is_some()) };
-        range.end.bytes() <= fs.sectorsize_bytes()
-            || *self.compresses.get_or_init(|| compresses().unwrap_or(false))
+        range.end.bytes() <= fs.sectorsize_bytes() || self.compresses(fs)
+    }
+
+    fn compresses(&self, fs: &Filesystem) -> bool {
+        fs.compresses(self.flags.load(Ordering::Relaxed))
+    }
+
+    /// The inode has other flags.
+    pub(super) fn note_flags(&self, bits: u64) {
+        self.is_append_only.store(bits & flags::APPEND != 0, Ordering::Relaxed);
+        self.flags.store(bits, Ordering::Relaxed);
+    }
+
+    /// Its data is inline now. The caller holds the data lock.
+    pub(super) fn note_inline(&self) {
+        self.is_outlined.store(false, Ordering::Relaxed);
     }
 
     /// The promise for moving inline data, if there is one: spent, or kept for another time, by who calls this.
@@ -324,19 +339,30 @@ impl FileIo {
     }
 
     /// Promises space for what will be dirty: for as much of the range as there is space for.
-    fn reserve(&self, fs: &Filesystem, inode: &IoInode, mut range: FileRange) -> Result<Mapping> {
+    fn reserve(&self, fs: &Filesystem, inode: &IoInode, wanted: FileRange) -> Result<Mapping> {
         fs.inner.core.check_writable()?;
         fs.inner.core.check_held_bytes()?;
         let block = u64::from(self.block_bytes);
-        loop {
+        let mut range = wanted;
+        let result = loop {
             match self.reserve_all(fs, inode, range) {
                 Err(Error::NoSpace { .. }) if range.len_bytes() > block => {
                     let half = (range.len_bytes() / 2).next_multiple_of(block);
                     range = FileRange::with_len(range.start, half.min(range.len_bytes() - block));
                 }
-                result => return result,
+                result => break result,
+            }
+        };
+        let is_behind = |range: FileRange| range.end.bytes() > block;
+        let is_kept = result.as_ref().is_ok_and(|mapping| is_behind(mapping.range));
+        // The caller has locked the file from its end on: if that is in the first block, nothing behind it is dirty, or about to be.
+        if is_behind(wanted) && !is_kept && inode.has_outline_promise() {
+            let space = fs.inner.open_files.find(inode.id);
+            if space.is_some_and(|space| space.size().bytes() <= block) {
+                inode.give_outline_promise_back(&fs.inner.core);
             }
         }
+        result
     }
 
     fn reserve_all(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<Mapping> {
@@ -358,22 +384,43 @@ impl FileIo {
         self.reserved(fs, range, mapping)
     }
 
-    /// A file of just one block, of which none is written, may lie inline. What comes behind it moves it to an extent, so that has
-    /// its space promised, too. Of a shorter one the block is written as it grows, and of a longer one this was done, or it is
-    /// not inline.
+    /// The first block of a file that is no longer may lie inline, or come to, as long as memory has it end there. What comes behind it
+    /// moves it to an extent, so that has its space promised, too.
     fn promise_outline(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<()> {
         let block = u64::from(self.block_bytes);
-        let Some(space) = fs.inner.open_files.find(inode.id) else { return Ok(()) };
-        let is_first_behind = space.size().bytes() == block && range.end.bytes() > block;
-        if !is_first_behind
+        if range.end.bytes() <= block
             || inode.has_outline_promise()
-            || !drop_range::is_inline(&fs.inner.core, &inode.target(true))?
+            || !self.may_be_inline(fs, inode, range)?
         {
             return Ok(());
         }
         fs.with_less_dirty(block, || fs.promise_data(block))?;
         inode.keep_outline_promise(fs);
         Ok(())
+    }
+
+    /// Whether the first block may be inline on the medium when data in `range`, which reaches beyond it, is written.
+    fn may_be_inline(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<bool> {
+        let block = u64::from(self.block_bytes);
+        let is_inline = || drop_range::is_inline(&fs.inner.core, &inode.target(true));
+        let Some(space) = fs.inner.open_files.find(inode.id) else { return Ok(false) };
+        match space.size().bytes() {
+            size if size > block => {
+                // Only who found no space to move it has left it so, or Linux.
+                if inode.is_outlined.load(Ordering::Relaxed) {
+                    return Ok(false);
+                }
+                let _lock = fs.inner.files.lock_data(inode.id);
+                let is_inline = is_inline()?;
+                inode.is_outlined.store(!is_inline, Ordering::Relaxed);
+                Ok(is_inline)
+            }
+            // It is among what is written: only packed can all of a block be inline, which then may be on the medium before the rest
+            // is in memory.
+            _ if range.start.bytes() < block => Ok(inode.compresses(fs)),
+            0 => Ok(false),
+            size => Ok(size < block || inode.compresses(fs) || is_inline()?),
+        }
     }
 
     /// A mapping by which data goes where the file has its space, for which there is no other: `error`.
@@ -648,15 +695,18 @@ impl Filesystem {
             if !is_full || tries > SHRINK_TRIES_MAX || !may_take_less.load(Ordering::Relaxed) {
                 return result;
             }
-            let part_bytes = if tries < SHRINK_TRIES_MAX {
-                wanted_bytes.max(cache.dirty_bytes() / SHRINK_PART)
-            } else {
+            let part_bytes = match tries < SHRINK_TRIES_MAX {
+                true => wanted_bytes.max(cache.dirty_bytes() / SHRINK_PART),
+                false => u64::MAX,
+            };
+            // What is on its way by others has its promise, too, until it is there.
+            let has_written = || cache.shrink_dirty(part_bytes) > 0 || self.wait_for_writeback();
+            if !has_written() {
                 // What becomes dirty from now on is noted again.
                 may_take_less.store(false, Ordering::Relaxed);
-                u64::MAX
-            };
-            if cache.shrink_dirty(part_bytes) == 0 && tries < SHRINK_TRIES_MAX {
-                may_take_less.store(false, Ordering::Relaxed);
+                if has_written() {
+                    may_take_less.store(true, Ordering::Relaxed);
+                }
             }
             tries += 1;
         }

@@ -28,6 +28,10 @@ impl Filesystem {
             space.flush_old_tail(ubtrfs_iomap::FileOffset::new(size))?;
         }
         let _lock = self.inner.files.lock_data(io.id);
+        if beyond == Beyond::Dropped && size <= self.sectorsize_bytes() {
+            // Nothing is behind the first block, in memory neither: nothing makes that move.
+            io.give_outline_promise_back(&self.inner.core);
+        }
         let medium = io.medium(self)?;
         let end = size.next_multiple_of(self.sectorsize_bytes());
         let has_beyond = beyond == Beyond::Dropped && medium.extents_end > end;
@@ -55,7 +59,9 @@ impl Filesystem {
         }
         // Inline data is all that a file has.
         let mut locked = Locked::of_open(self, inode);
-        locked.outline_unless(0..size)?;
+        if size > locked.write_options()?.max_inline_bytes as u64 {
+            locked.outline_as_promised(io)?;
+        }
         let reservation = Reservation::items(4)
             .and(Reservation::extents(2))
             .with_holes(self.holes_grown_over(io, size)?);
@@ -252,7 +258,7 @@ impl Filesystem {
         }
         let inode = self.disk_inode(io.id)?;
         let mut locked = Locked::of_open(self, inode);
-        locked.outline_unless(0..u64::MAX)?;
+        locked.outline_as_promised(io)?;
         let target = io.target(locked.inode.has_csums());
         let hole = range.start..end;
         let wanted = (hole.end - hole.start).min(PLAIN_EXTENT_BYTES_MAX);

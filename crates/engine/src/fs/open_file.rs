@@ -269,6 +269,13 @@ impl Filesystem {
         Ok(())
     }
 
+    /// Waits for what others bring to the medium just now, of all files. Returns whether there was anything. The thread holds no handle,
+    /// and no file's data lock.
+    pub(super) fn wait_for_writeback(&self) -> bool {
+        let spaces = self.inner.open_files.all();
+        spaces.iter().fold(false, |has_waited, space| space.wait_for_writeback() || has_waited)
+    }
+
     /// No file of the subvolume that is open can be read or written any more. Called by who deletes
     /// it, before anything of it is freed. Returns them: what memory has of them is to be thrown away.
     pub(super) fn end_files_of(&self, root: RootId) -> Vec<Arc<Space>> {
@@ -282,8 +289,7 @@ impl Filesystem {
     /// The flags of a file that may be open were changed.
     pub(super) fn note_flags(&self, id: InodeId, bits: u64) {
         if let Some(space) = self.inner.open_files.find(id) {
-            let is_append_only = bits & flags::APPEND != 0;
-            space.inode().is_append_only.store(is_append_only, Ordering::Relaxed);
+            space.inode().note_flags(bits);
         }
     }
 

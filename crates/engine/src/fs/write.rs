@@ -19,7 +19,7 @@ use ubtrfs_ondisk::{Corruption, FileOffset, KeyType, Reason};
 use ubtrfs_rt::Arc;
 
 use super::entry::check_flags;
-use super::file_io::{FileIo, MappingChange};
+use super::file_io::{FileIo, IoInode, MappingChange};
 use super::inode::{Inode, InodeId};
 use super::state::{DataChange, timespec, touch};
 use super::xattr::COMPRESSION_XATTR;
@@ -47,6 +47,8 @@ pub(super) struct Locked<'a> {
     pub(super) sector: u64,
     /// Whether what is written was promised its space: it is data that a caller was told is taken.
     pub(super) promise: DataPromise,
+    /// Data only moves: the file is not changed.
+    keeps_times: bool,
     /// What memory has of it, if it is open.
     space: Option<Arc<AddressSpace<FileIo>>>,
 }
@@ -168,7 +170,15 @@ impl<'a> Locked<'a> {
         let id = inode.id;
         let target = Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() };
         let space = fs.inner.open_files.find(id);
-        Self { fs, inode, target, sector: fs.sectorsize_bytes(), promise: DataPromise::None, space }
+        Self {
+            fs,
+            inode,
+            target,
+            sector: fs.sectorsize_bytes(),
+            promise: DataPromise::None,
+            keeps_times: false,
+            space,
+        }
     }
 
     /// Begins a change of its extents.
@@ -233,7 +243,25 @@ impl<'a> Locked<'a> {
         let size = self.inode.size_bytes;
         let bytes = self.read(0..size.min(self.sector))?;
         let options = WriteOptions { max_inline_bytes: 0, ..options };
-        self.replace(0, &bytes, size, &options)
+        self.keeps_times = true;
+        let moved = self.replace(0, &bytes, size, &options);
+        self.keeps_times = false;
+        moved
+    }
+
+    /// Moves inline data of an open file into an extent, by what was promised for that, if anything was.
+    pub(super) fn outline_as_promised(&mut self, io: &IoInode) -> Result<()> {
+        // Others may have moved it before the file was locked: then the promise is not spent.
+        if !self.is_inline()? {
+            return Ok(());
+        }
+        if !io.take_outline_promise() {
+            return self.outline_unless(0..u64::MAX);
+        }
+        let before = std::mem::replace(&mut self.promise, DataPromise::Given);
+        let moved = self.outline_unless(0..u64::MAX);
+        self.promise = before;
+        moved.inspect_err(|_| io.keep_outline_promise(self.fs))
     }
 
     /// Where a step from `at` ends so that it replaces few enough extents.
@@ -337,6 +365,9 @@ impl<'a> Locked<'a> {
         let _change = self.change();
         let lost = drop_range(&mut handle.txn, &self.target, &(0..self.sector), kept)?;
         append::put_inline(&mut handle.txn, &self.target, len, compression, bytes)?;
+        if let Some(space) = &self.space {
+            space.inode().note_inline();
+        }
         self.count(&mut handle, len, lost, len)
     }
 
@@ -402,8 +433,12 @@ impl<'a> Locked<'a> {
             .change_inode(self.inode.id, |item| {
                 item.size = size.into();
                 item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
-                item.mtime = timespec(now);
-                touch(item, transid, now);
+                if self.keeps_times {
+                    item.transid = transid.into();
+                } else {
+                    item.mtime = timespec(now);
+                    touch(item, transid, now);
+                }
             })
             .map_err(|error| handle.txn.abort(error))
     }
@@ -471,22 +506,27 @@ impl Filesystem {
         Incompat(superblock.incompat_flags.get()).contains(Incompat::NO_HOLES)
     }
 
+    /// Whether data is compressed of a file whose inode has these flags.
+    pub(super) fn compresses(&self, bits: u64) -> bool {
+        let options = &self.inner.options;
+        let (is_asked, is_forced) = (options.compression.is_some(), options.force_compression);
+        // Data that is written in place, or has no checksums, cannot be compressed.
+        let is_plain = bits & (flags::NODATACOW | flags::NODATASUM) != 0;
+        let is_refused = is_plain || bits & flags::NOCOMPRESS != 0 && !(is_forced && is_asked);
+        !is_refused && (is_asked || bits & flags::COMPRESS != 0)
+    }
+
     /// How new data of a file is compressed, by its property and flags and by what the filesystem was opened with.
     /// The rules are Linux's `inode_need_compress()` and `compress_file_range()`.
     ///
     /// # Errors
     /// Damaged items, or the device's error.
     pub(crate) fn compression_of(&self, inode: &Inode) -> Result<Option<Method>> {
-        let options = &self.inner.options;
-        let (asked, is_forced) = (options.compression, options.force_compression);
-        // Data that is written in place, or has no checksums, cannot be compressed.
-        let is_plain = inode.flags & (flags::NODATACOW | flags::NODATASUM) != 0;
-        let is_refused =
-            is_plain || inode.flags & flags::NOCOMPRESS != 0 && !(is_forced && asked.is_some());
-        let is_chosen = inode.flags & flags::COMPRESS != 0;
-        if is_refused || !is_chosen && asked.is_none() {
+        if !self.compresses(inode.flags) {
             return Ok(None);
         }
+        let asked = self.inner.options.compression;
+        let is_chosen = inode.flags & flags::COMPRESS != 0;
         // Who has a property has the flag.
         let property = match is_chosen {
             true => self.xattr(inode.id, COMPRESSION_XATTR)?,

@@ -293,13 +293,16 @@ impl<'f> Job<'f> {
         let mut handle = fs.begin_step(reservation.and(Reservation::removals(2)).promised())?;
         self.check(&handle)?;
         let _change = self.io.change(fs);
-        let has_more =
-            self.extents_behind(sector)? || fs.disk_inode(self.io.id)?.size_bytes > self.size;
+        // Longer by now, it will have something behind.
+        let has_more = self.size_now(self.size) > sector
+            || self.extents_behind(sector)?
+            || fs.disk_inode(self.io.id)?.size_bytes > self.size;
         if has_more {
             return Ok(false);
         }
         let lost = drop_range(&mut handle.txn, &self.target, &(0..sector), fs.inner.files.kept())?;
         append::put_inline(&mut handle.txn, &self.target, self.size, compression, bytes)?;
+        self.io.note_inline();
         self.count(&mut handle, self.size, lost, self.size)?;
         Ok(true)
     }
@@ -456,11 +459,7 @@ impl<'f> Job<'f> {
         }
         let _lock = self.fs.inner.files.lock_data(self.io.id);
         let mut locked = Locked::of_open(self.fs, self.fs.disk_inode(self.io.id)?);
-        if !self.io.take_outline_promise() {
-            return locked.outline_unless(0..u64::MAX);
-        }
-        locked.promise = DataPromise::Given;
-        locked.outline_unless(0..u64::MAX).inspect_err(|_| self.io.keep_outline_promise(self.fs))
+        locked.outline_as_promised(self.io)
     }
 
     /// Finds space, writes there, and enters what was written. Returns the bytes of that space.

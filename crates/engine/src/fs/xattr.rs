@@ -145,6 +145,7 @@ impl Handle<'_> {
         let changed = self.change_inode_under(names, id, |item| {
             let kept = item.flags.get() & !(flags::COMPRESS | flags::NOCOMPRESS);
             item.flags = (kept | bits).into();
+            self.fs.note_flags(id, kept | bits);
         });
         changed.map_err(|error| self.txn.abort(error))
     }

@@ -31,7 +31,7 @@ pub struct Faults {
 struct Failing {
     inner: FileDevice,
     faults: Arc<Faults>,
-    data: std::ops::Range<u64>,
+    data: Vec<std::ops::Range<u64>>,
 }
 
 impl Device for Failing {
@@ -45,7 +45,7 @@ impl Device for Failing {
         self.inner.read_at(at, buf)
     }
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        if self.data.contains(&at.0) {
+        if self.data.iter().any(|group| group.contains(&at.0)) {
             while self.faults.stalls.load(Ordering::Relaxed) {
                 self.faults.is_stalled.store(true, Ordering::Relaxed);
                 std::thread::sleep(std::time::Duration::from_millis(1));
@@ -96,15 +96,24 @@ pub fn open(image: &Path) -> Filesystem {
 
 /// The filesystem on a device whose writes to its first group of data fail while that is set.
 pub fn open_failing(image: &Path) -> (Filesystem, Arc<Faults>) {
+    open_failing_in(image, 1)
+}
+
+/// As [`open_failing`], of as many groups of those that there are.
+pub fn open_failing_in(image: &Path, group_count: usize) -> (Filesystem, Arc<Faults>) {
     let faults = Arc::<Faults>::default();
-    let data = {
+    let data: Vec<_> = {
         let fs = open(image);
         let chunks = fs.volume().chunks();
         let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
-        let chunk = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
-        let start = chunk.stripes[0].offset.0;
-        start..start + chunk.len_bytes
+        let data = chunks.iter().filter(|chunk| is_data(chunk.flags)).take(group_count);
+        data.map(|chunk| {
+            let start = chunk.stripes[0].offset.0;
+            start..start + chunk.len_bytes
+        })
+        .collect()
     };
+    assert!(!data.is_empty());
     let inner = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
     let device = Failing { inner, faults: Arc::clone(&faults), data };
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
