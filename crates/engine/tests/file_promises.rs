@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::full::{create, fill, make, noise, open, open_failing, open_failing_in, read};
+use common::full::{create, fill, make, noise, open, open_failing, read};
 use common::judge;
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData,
@@ -507,18 +507,21 @@ fn write_behind_inline_data_is_stored_or_refused_however_the_file_came_to_its_le
 /// wanted space was refused, a moment before there was plenty.
 #[test]
 fn space_that_data_on_its_way_will_not_take_is_waited_for() {
-    const FREE: u64 = 24 << 20;
+    // All of it is on its way at once.
+    const FREE: u64 = 12 << 20;
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     make(&image, 128 << 20);
-    {
-        let fs = open(&image);
-        let spare = create(&fs, "spare", 0).unwrap();
-        spare.allocate(at(0), FREE, Reach::Extends).unwrap();
-        fill(&fs, &mut Prng::new(9));
-        give_back(&fs, vec![spare]);
-    }
-    let (fs, faults) = open_failing_in(&image, usize::MAX);
+    let (fs, faults) = open_failing(&image);
+    let spare = create(&fs, "spare", 0).unwrap();
+    spare.allocate(at(0), FREE, Reach::Extends).unwrap();
+    let filler = fill(&fs, &mut Prng::new(9));
+    give_back(&fs, vec![spare]);
+    faults.reach_all(&fs);
+    let more_blocks = fs.statfs(RootId::FS_TREE).unwrap().blocks_available - FREE / BLOCK;
+    let rest = create(&fs, "rest", 0).unwrap();
+    rest.write(at(0), &noise(&mut Prng::new(10), more_blocks * BLOCK)).unwrap();
+    rest.fsync().unwrap();
     let packed = create(&fs, "packed", flags::COMPRESS).unwrap();
     for piece in 0..FREE >> 20 {
         assert_eq!(packed.write(at(piece << 20), &[0x5a; 1 << 20]).unwrap(), 1 << 20);
@@ -543,7 +546,7 @@ fn space_that_data_on_its_way_will_not_take_is_waited_for() {
     });
     fs.sync().unwrap();
     assert!(read(&fs, packed.id()) == vec![0x5a; FREE as usize]);
-    drop((packed, fs));
+    drop((packed, filler, rest, fs));
     judge(&image);
 }
 

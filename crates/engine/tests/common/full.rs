@@ -1,8 +1,8 @@
 //! Filesystems that are full, or whose device fails writes of data.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation,
@@ -24,6 +24,24 @@ pub struct Faults {
     pub stalls: AtomicBool,
     /// One does.
     pub is_stalled: AtomicBool,
+    /// Where data is.
+    data: Mutex<Vec<std::ops::Range<u64>>>,
+}
+
+impl Faults {
+    /// From now on they are for all groups of data that there are.
+    pub fn reach_all(&self, fs: &Filesystem) {
+        *self.data.lock().unwrap() = data_groups(fs).collect();
+    }
+}
+
+fn data_groups(fs: &Filesystem) -> impl Iterator<Item = std::ops::Range<u64>> {
+    let chunks: Vec<_> = fs.volume().chunks().iter().cloned().collect();
+    let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
+    chunks.into_iter().filter(move |chunk| is_data(chunk.flags)).map(|chunk| {
+        let start = chunk.stripes[0].offset.0;
+        start..start + chunk.len_bytes
+    })
 }
 
 /// A device that fails writes to data, or has them wait, while it is told to.
@@ -31,7 +49,6 @@ pub struct Faults {
 struct Failing {
     inner: FileDevice,
     faults: Arc<Faults>,
-    data: Vec<std::ops::Range<u64>>,
 }
 
 impl Device for Failing {
@@ -45,7 +62,7 @@ impl Device for Failing {
         self.inner.read_at(at, buf)
     }
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        if self.data.iter().any(|group| group.contains(&at.0)) {
+        if self.faults.data.lock().unwrap().iter().any(|group| group.contains(&at.0)) {
             while self.faults.stalls.load(Ordering::Relaxed) {
                 self.faults.is_stalled.store(true, Ordering::Relaxed);
                 std::thread::sleep(std::time::Duration::from_millis(1));
@@ -96,26 +113,10 @@ pub fn open(image: &Path) -> Filesystem {
 
 /// The filesystem on a device whose writes to its first group of data fail while that is set.
 pub fn open_failing(image: &Path) -> (Filesystem, Arc<Faults>) {
-    open_failing_in(image, 1)
-}
-
-/// As [`open_failing`], of as many groups of those that there are.
-pub fn open_failing_in(image: &Path, group_count: usize) -> (Filesystem, Arc<Faults>) {
     let faults = Arc::<Faults>::default();
-    let data: Vec<_> = {
-        let fs = open(image);
-        let chunks = fs.volume().chunks();
-        let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
-        let data = chunks.iter().filter(|chunk| is_data(chunk.flags)).take(group_count);
-        data.map(|chunk| {
-            let start = chunk.stripes[0].offset.0;
-            start..start + chunk.len_bytes
-        })
-        .collect()
-    };
-    assert!(!data.is_empty());
+    *faults.data.lock().unwrap() = data_groups(&open(image)).take(1).collect();
     let inner = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let device = Failing { inner, faults: Arc::clone(&faults), data };
+    let device = Failing { inner, faults: Arc::clone(&faults) };
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
     let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
     (fs, faults)
