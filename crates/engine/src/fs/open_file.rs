@@ -269,11 +269,11 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Waits for what others bring to the medium just now, of all files. Returns whether there was anything. The thread holds no handle,
+    /// Waits for what others bring to the medium just now of a file, if there is one. Returns whether there was anything. The thread holds no handle,
     /// and no file's data lock.
     pub(super) fn wait_for_writeback(&self) -> bool {
         let spaces = self.inner.open_files.all();
-        spaces.iter().fold(false, |has_waited, space| space.wait_for_writeback() || has_waited)
+        spaces.iter().any(|space| space.wait_for_writeback())
     }
 
     /// No file of the subvolume that is open can be read or written any more. Called by who deletes

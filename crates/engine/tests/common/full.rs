@@ -36,7 +36,7 @@ impl Faults {
 }
 
 fn data_groups(fs: &Filesystem) -> impl Iterator<Item = std::ops::Range<u64>> {
-    let chunks: Vec<_> = fs.volume().chunks().iter().cloned().collect();
+    let chunks = fs.volume().chunks().to_vec();
     let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
     chunks.into_iter().filter(move |chunk| is_data(chunk.flags)).map(|chunk| {
         let start = chunk.stripes[0].offset.0;
