@@ -35,10 +35,18 @@ fn program(words: &str, directory: &Path) -> Child {
         .unwrap()
 }
 
-/// What programs find that have a file, a map of it and a directory of a subvolume in use, which `delete` deletes meanwhile.
+/// What programs find that have a file, a map of it and directories of a subvolume in use, which `delete` deletes meanwhile. It is a
+/// snapshot, in which an empty directory stands for another subvolume.
 fn found(top: &Path, delete: &dyn Fn()) -> Vec<String> {
-    subvolume(CREATE, top, "sub");
-    let sub = top.join("sub");
+    let (origin, sub) = (top.join("origin"), top.join("sub"));
+    if !origin.exists() {
+        subvolume(CREATE, top, "origin");
+        subvolume(CREATE, &origin, "nested");
+    }
+    let script = "open(D, '<', $ARGV[0]) or die $!; open(S, '<', $ARGV[1]) or die $!; \
+        my $b = pack('q a4088', fileno(S), 'sub'); ioctl(D, 0x50009401, $b) or die $!";
+    let output = Command::new("perl").args(["-e", script]).arg(top).arg(&origin).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
     fs::create_dir(sub.join("inner")).unwrap();
     fs::write(sub.join("inner/file"), "of inner").unwrap();
     let bytes: Vec<u8> =
@@ -46,19 +54,22 @@ fn found(top: &Path, delete: &dyn Fn()) -> Vec<String> {
     fs::write(sub.join("file"), bytes).unwrap();
     let mut with_file = program("xfs_io file", &sub);
     let mut in_directory = program("sh", &sub.join("inner"));
-    let (mut file_says, mut directory_says) = (
-        BufReader::new(with_file.stdout.take().unwrap()),
-        BufReader::new(in_directory.stdout.take().unwrap()),
-    );
+    let mut in_root = program("sh", &sub);
+    let output = |child: &mut Child| BufReader::new(child.stdout.take().unwrap());
+    let (mut file_says, mut directory_says, mut root_says) =
+        (output(&mut with_file), output(&mut in_directory), output(&mut in_root));
     let mut tell_file = with_file.stdin.take().unwrap();
     let mut tell_directory = in_directory.stdin.take().unwrap();
-    // Both are there when they have said something; the map has a page in memory, and most are not.
+    let mut tell_root = in_root.stdin.take().unwrap();
+    // All are there when they have said something; the map has a page in memory, and most are not.
     writeln!(tell_file, "fsync\nfadvise -d 0 0\nmmap -rw 0 8m\nmread -v 0 16").unwrap();
     // Who has a file open, that is: what others had of it the kernel forgets.
     writeln!(tell_directory, "exec 3<file 4>>file; cat file; echo").unwrap();
-    let mut lines = [String::new(), String::new()];
+    writeln!(tell_root, "echo").unwrap();
+    let mut lines = [const { String::new() }; 3];
     file_says.read_line(&mut lines[0]).unwrap();
     directory_says.read_line(&mut lines[1]).unwrap();
+    root_says.read_line(&mut lines[2]).unwrap();
 
     delete();
     assert!(!sub.exists());
@@ -74,12 +85,17 @@ fn found(top: &Path, delete: &dyn Fn()) -> Vec<String> {
         "printf more >&4; cat <&3; echo; ls -a; mkdir made; mv file made/new; ls made; rm made/new; rmdir made; ls; stat -c %s:%h ."
     )
     .unwrap();
-    drop((tell_file, tell_directory));
-    for (line, reader) in lines.iter_mut().zip([&mut file_says, &mut directory_says]) {
+    // Names that are not there, and one that stands for a subvolume, the kernel would remember, and the directory with them.
+    writeln!(tell_root, "ls nothing; rm -f none; ls -d nested; ls nested; echo; ls").unwrap();
+    drop((tell_file, tell_directory, tell_root));
+    for (line, reader) in
+        lines.iter_mut().zip([&mut file_says, &mut directory_says, &mut root_says])
+    {
         reader.read_to_string(line).unwrap();
     }
     with_file.wait().unwrap();
     in_directory.wait().unwrap();
+    in_root.wait().unwrap();
     lines.into()
 }
 

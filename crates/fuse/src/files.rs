@@ -179,7 +179,12 @@ impl Files {
         let mut result = Ok(());
         // Of each, though only one is returned: what was told so is not told again.
         for file in self.all() {
-            result = file.of_filesystem.take_error().and(result);
+            let told = match file.of_filesystem.take_error() {
+                // Of one that went meanwhile nothing was to be kept.
+                Err(ubtrfs_engine::Error::NotFound { .. }) => Ok(()),
+                told => told,
+            };
+            result = told.and(result);
         }
         result
     }

@@ -19,13 +19,15 @@ struct Node {
     /// How often the kernel was told of it, and has not forgotten it yet.
     count: u64,
     has_no_name: bool,
+    /// Of a stand-in: where the kernel was told of it.
+    place: Option<(InodeId, Box<[u8]>)>,
     /// Of a file: behind this the kernel has no pages whose contents it knows.
     cached_bytes: u64,
 }
 
 impl Node {
     fn new(id: InodeId) -> Self {
-        Self { id, count: 1, has_no_name: false, cached_bytes: 0 }
+        Self { id, count: 1, has_no_name: false, place: None, cached_bytes: 0 }
     }
 }
 
@@ -98,6 +100,20 @@ impl Nodes {
             known.is_deleted = true;
             self.has_deleted.store(true, Ordering::Release);
         }
+    }
+
+    /// Where the kernel was told of a stand-in.
+    pub(crate) fn note_place(&self, number: u64, dir: InodeId, name: &[u8]) {
+        if let Some(node) = self.table.lock().by_number.get_mut(&number) {
+            node.place = Some((dir, name.into()));
+        }
+    }
+
+    /// The places of all stand-ins in a subvolume.
+    pub(crate) fn stand_ins_in(&self, root: RootId) -> Vec<(InodeId, Box<[u8]>)> {
+        let table = self.table.lock();
+        let places = table.by_number.values().filter_map(|node| node.place.as_ref());
+        places.filter(|(dir, _)| dir.root == root).cloned().collect()
     }
 
     /// Whether [`Nodes::note_deleted`] told so of a subvolume, and it has nodes yet.

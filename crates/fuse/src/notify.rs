@@ -212,7 +212,11 @@ impl Server {
     /// It has no name any more.
     fn is_gone(&self, id: InodeId) -> bool {
         match self.fs.inode(id) {
-            Ok(inode) => inode.nlink == 0,
+            // A deleted subvolume may be there yet.
+            Ok(inode) => {
+                inode.nlink == 0
+                    || id == InodeId::root_of(id.root) && self.nodes.is_deleted(id.root)
+            }
             Err(error) => matches!(error, ubtrfs_engine::Error::NotFound { .. }),
         }
     }
@@ -282,16 +286,40 @@ impl Server {
     }
 
     /// A subvolume is deleted: the kernel is to know no names in it any more, so that it forgets what nobody uses, now or when it is
-    /// closed.
+    /// closed. Waits for nobody; does nothing where it is about to be told so already.
     pub(crate) fn let_go_of_subvolume(&self, root: RootId) {
         self.nodes.note_deleted(root);
-        let inside = self.nodes.all().into_iter().filter(|(_, id)| id.root == root);
-        for (_, id) in inside {
-            // Its root directory has no name.
-            for link in self.fs.links(id).unwrap_or_default() {
-                self.forget_name_later(link.parent, &link.name);
-            }
+        let Some(transport) = self.transport().map(Arc::clone) else { return };
+        if self.lets_go.swap(true, Ordering::AcqRel) {
+            return;
         }
+        let mut places = self.nodes.stand_ins_in(root);
+        for (_, id) in self.nodes.all().into_iter().filter(|(_, id)| id.root == root) {
+            // Its root directory has no name, nor has a stand-in here.
+            let links = self.fs.links(id).unwrap_or_default();
+            places.extend(links.into_iter().map(|link| (link.parent, link.name.into())));
+        }
+        let told = places.into_iter().filter_map(|(dir, name)| {
+            let node = self.nodes.number(dir)?;
+            Some(invalidated_entry(node, &name))
+        });
+        let (mut told, lets_go) = (told.collect::<Vec<_>>(), Arc::clone(&self.lets_go));
+        let begun = self.beside.run(move || {
+            for message in &mut told {
+                let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_ENTRY));
+            }
+            lets_go.store(false, Ordering::Release);
+        });
+        if begun.is_err() {
+            self.lets_go.store(false, Ordering::Release);
+        }
+    }
+
+    /// Refuses the root directory of a deleted subvolume, in which there is nothing any more, as in any directory that was removed. What is
+    /// below stays for who is in there.
+    pub(crate) fn check_not_deleted(&self, dir: InodeId) -> Result {
+        let is_deleted = dir == InodeId::root_of(dir.root) && self.nodes.is_deleted(dir.root);
+        if is_deleted { Err(Errno::NOENT) } else { Ok(()) }
     }
 
     /// A name was asked for or changed. In a deleted subvolume the kernel is not to remember that there is none: that keeps the directory.

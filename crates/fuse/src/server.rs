@@ -137,6 +137,8 @@ pub struct Server {
     pub(crate) brings_back: AtomicBool,
     before_end: Mutex<Option<Hook>>,
     farewell: Mutex<Option<Farewell>>,
+    /// The kernel is just being told of names in a deleted subvolume.
+    pub(crate) lets_go: Arc<AtomicBool>,
 }
 
 type Hook = Box<dyn FnOnce(std::result::Result<(), &ServeError>) + Send>;
@@ -213,6 +215,7 @@ impl Server {
             brings_back: AtomicBool::new(false),
             before_end: Mutex::new(None),
             farewell: Mutex::new(None),
+            lets_go: Arc::default(),
         });
         let its = Arc::downgrade(&server);
         server.fs.subvolume_holds().watch(move |root| {

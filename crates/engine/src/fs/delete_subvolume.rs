@@ -40,6 +40,9 @@ impl Filesystem {
         let files = if is_closed { self.end_files_of(root) } else { Vec::new() };
         drop(handle);
         files.iter().for_each(|file| file.throw_away());
+        if !is_closed {
+            self.inner.subvolume_holds.tell_wanted(&[root]);
+        }
         Ok(root)
     }
 
@@ -116,7 +119,10 @@ impl Filesystem {
             }
             cursor.next()?;
         }
-        self.inner.subvolume_holds.tell_wanted(&held);
+        // Once, when all else is done.
+        if found.is_none() {
+            self.inner.subvolume_holds.tell_wanted(&held);
+        }
         Ok(found)
     }
 

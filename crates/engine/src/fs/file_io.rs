@@ -419,7 +419,10 @@ impl FileIo {
             // is in memory.
             _ if range.start.bytes() < block => Ok(inode.compresses(fs)),
             0 => Ok(false),
-            size => Ok(size < block || inode.compresses(fs) || is_inline()?),
+            size => {
+                let is_short = size <= fs.inner.options.max_inline_bytes as u64;
+                Ok(is_short || inode.compresses(fs) || is_inline()?)
+            }
         }
     }
 

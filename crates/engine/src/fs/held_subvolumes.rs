@@ -21,9 +21,9 @@ impl SubvolumeHolds {
         SubvolumeHold { holds: self.clone(), root }
     }
 
-    /// `watch` is called from now on of each subvolume that is deleted and held, by who would free what it has, each time that he
-    /// passes by ([`Filesystem::clean_deleted_subvolumes`](crate::Filesystem::clean_deleted_subvolumes)): the holder may let go of what
-    /// nobody uses any more.
+    /// `watch` is called from now on of each subvolume that is deleted and held: when it is deleted, and by who would free what it has,
+    /// each time that he passes by ([`Filesystem::clean_deleted_subvolumes`](crate::Filesystem::clean_deleted_subvolumes)). The holder may
+    /// let go of what nobody uses any more; he waits for nobody.
     pub fn watch(&self, watch: impl Fn(RootId) + Send + Sync + 'static) {
         *self.watch.lock() = Some(Arc::new(watch));
     }

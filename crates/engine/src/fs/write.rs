@@ -322,9 +322,10 @@ impl<'a> Locked<'a> {
         let inline = data
             .inline(self.target.has_csums)
             .filter(|(_, bytes)| is_whole && bytes.len() <= inline_max);
-        // Beside what is allocated behind the end it cannot be inline.
-        let has_more =
-            inline.is_some() && drop_range::extents_end(core, &self.target)? > self.sector;
+        // Beside what is allocated behind the end it cannot be inline, nor where memory has more.
+        let has_more = inline.is_some()
+            && (self.space.as_ref().is_some_and(|space| space.size().bytes() > self.sector)
+                || drop_range::extents_end(core, &self.target)? > self.sector);
         if let Some((compression, bytes)) = inline.filter(|_| !has_more) {
             self.replace_by_inline(len, compression, bytes)?;
         } else {

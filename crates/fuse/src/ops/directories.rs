@@ -48,6 +48,7 @@ impl Server {
         is_plus: bool,
     ) -> Result {
         let wanted: ReadIn = request.take()?;
+        self.check_not_deleted(id)?;
         if self.options.notes_access {
             self.note_access(id);
         }
@@ -72,7 +73,12 @@ impl Server {
         let end = self.listed.end(id, wanted.offset == 0, last);
         let end = end.map_err(|error| errno(&error))?;
         for entry in self.fs.read_dir(id, after).map_err(|error| errno(&error))? {
-            let entry = entry.map_err(|error| errno(&error))?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                // What the kernel is told of by now it must hear of, to forget it some day. It will ask for more, and hear this then.
+                Err(_) if answer.body_len() > 0 => break,
+                Err(error) => return Err(errno(&error)),
+            };
             if entry.index > end {
                 break;
             }

@@ -34,7 +34,18 @@ impl Server {
         answer: &mut Answer,
     ) -> Result {
         let name = request.take_entry_name()?;
+        if let Err(error) = self.check_not_deleted(dir) {
+            self.forget_name_of_deleted(dir, name);
+            return Err(error);
+        }
         match self.fs.lookup(dir, name) {
+            Ok(id) if id.is_stand_in() => {
+                let entry = self.entry(id)?;
+                self.nodes.note_place(entry.node, dir, name);
+                self.forget_name_of_deleted(dir, name);
+                answer.put(&entry);
+                Ok(())
+            }
             Ok(id) => self.put_entry(id, answer),
             // That there is none may be remembered, too.
             Err(Error::NotFound { .. }) => {
@@ -65,6 +76,7 @@ impl Server {
     }
 
     fn make(&self, dir: InodeId, name: &[u8], new: &NewInode) -> Result<InodeId> {
+        self.check_not_deleted(dir)?;
         self.fs
             .begin(Reservation::create(INHERITED_XATTRS))
             .and_then(|mut handle| handle.create(dir, name, new))
