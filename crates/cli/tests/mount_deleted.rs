@@ -110,6 +110,11 @@ fn deleted_subvolume_stays_for_who_uses_what_is_in_it_as_with_the_kernel() {
     for how in ["ioctl", "command"] {
         place.mount(&["-o", "commit=1"]);
         let top = &place.directory;
+        // Another one is in use all the time.
+        subvolume(CREATE, top, "earlier");
+        fs::write(top.join("earlier/file"), "still").unwrap();
+        let earlier = fs::File::open(top.join("earlier/file")).unwrap();
+        subvolume(DELETE, top, "earlier");
         let found = found(top, &|| match how {
             "ioctl" => subvolume(DELETE, top, "sub"),
             _ => drop(place.done(&["subvolume", "delete"], &[top, Path::new("/sub")])),
@@ -117,6 +122,9 @@ fn deleted_subvolume_stays_for_who_uses_what_is_in_it_as_with_the_kernel() {
         assert_eq!(found, expected, "{how}");
         // Nobody uses it any more: its turn has come.
         let what = format!("it is dropped, after {how}");
+        wait_until(&what, || shown_roots(&place.image).matches("ORPHAN_ITEM").count() == 1);
+        assert_eq!(std::io::read_to_string(&earlier).unwrap(), "still");
+        drop(earlier);
         wait_until(&what, || !shown_roots(&place.image).contains("ORPHAN"));
         place.umount();
         place.assert_clean();

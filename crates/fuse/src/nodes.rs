@@ -109,11 +109,11 @@ impl Nodes {
         }
     }
 
-    /// The places of all stand-ins in a subvolume.
-    pub(crate) fn stand_ins_in(&self, root: RootId) -> Vec<(InodeId, Box<[u8]>)> {
+    /// The places of all stand-ins in subvolumes.
+    pub(crate) fn stand_ins_in(&self, roots: &[RootId]) -> Vec<(InodeId, Box<[u8]>)> {
         let table = self.table.lock();
         let places = table.by_number.values().filter_map(|node| node.place.as_ref());
-        places.filter(|(dir, _)| dir.root == root).cloned().collect()
+        places.filter(|(dir, _)| roots.contains(&dir.root)).cloned().collect()
     }
 
     /// Whether [`Nodes::note_deleted`] told so of a subvolume, and it has nodes yet.

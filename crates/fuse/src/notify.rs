@@ -285,16 +285,16 @@ impl Server {
         }
     }
 
-    /// A subvolume is deleted: the kernel is to know no names in it any more, so that it forgets what nobody uses, now or when it is
-    /// closed. Waits for nobody; does nothing where it is about to be told so already.
-    pub(crate) fn let_go_of_subvolume(&self, root: RootId) {
-        self.nodes.note_deleted(root);
+    /// Subvolumes are deleted: the kernel is to know no names in them any more, so that it forgets what nobody uses, now or when it is
+    /// closed. Waits for nobody; where it is just being told of others, these have their turn when the cleaner passes by.
+    pub(crate) fn let_go_of_subvolumes(&self, roots: &[RootId]) {
+        roots.iter().for_each(|root| self.nodes.note_deleted(*root));
         let Some(transport) = self.transport().map(Arc::clone) else { return };
         if self.lets_go.swap(true, Ordering::AcqRel) {
             return;
         }
-        let mut places = self.nodes.stand_ins_in(root);
-        for (_, id) in self.nodes.all().into_iter().filter(|(_, id)| id.root == root) {
+        let mut places = self.nodes.stand_ins_in(roots);
+        for (_, id) in self.nodes.all().into_iter().filter(|(_, id)| roots.contains(&id.root)) {
             // Its root directory has no name, nor has a stand-in here.
             let links = self.fs.links(id).unwrap_or_default();
             places.extend(links.into_iter().map(|link| (link.parent, link.name.into())));

@@ -218,9 +218,9 @@ impl Server {
             lets_go: Arc::default(),
         });
         let its = Arc::downgrade(&server);
-        server.fs.subvolume_holds().watch(move |root| {
+        server.fs.subvolume_holds().watch(move |roots| {
             if let Some(server) = its.upgrade() {
-                server.let_go_of_subvolume(root);
+                server.let_go_of_subvolumes(roots);
             }
         });
         server

@@ -10,7 +10,8 @@ use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
 use crate::mapping::{FileSystem, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
-use crate::page_cache::{FolioPart, Pages};
+use crate::page_cache::{Blocks, FolioPart, Pages};
+use ubtrfs_rt::MutexGuard;
 
 /// What to do about dirty blocks of which an older version is still on its way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,10 +87,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 return Err(obstacle);
             }
             let mut pages = self.pages.lock();
-            let ticket = pages.next_ticket();
-            while pages.has_writeback(&blocks, ticket) {
-                self.ended.wait(&mut pages);
-            }
+            self.wait_for_runs(&mut pages, &blocks);
             // What somebody else had begun may be dirty again, because a run before it failed.
             if pages.abandoned_count() == abandoned_before {
                 self.unlist_if_clean(&mut pages);
@@ -121,13 +119,17 @@ impl<F: FileSystem> AddressSpace<F> {
     /// Waits for what is on its way to the device, and was begun before. Returns whether there was anything.
     pub fn wait_for_writeback(&self) -> bool {
         let blocks = self.blocks(FileRange::from(FileOffset::ZERO));
-        let mut pages = self.pages.lock();
+        self.wait_for_runs(&mut self.pages.lock(), &blocks)
+    }
+
+    fn wait_for_runs(&self, pages: &mut MutexGuard<'_, Pages>, blocks: &Blocks) -> bool {
         let ticket = pages.next_ticket();
-        let has_any = pages.has_writeback(&blocks, ticket);
-        while pages.has_writeback(&blocks, ticket) {
-            self.ended.wait(&mut pages);
+        let mut has_waited = false;
+        while pages.has_writeback(blocks, ticket) {
+            self.ended.wait(pages);
+            has_waited = true;
         }
-        has_any
+        has_waited
     }
 
     /// Before the file ends at `upto` on the medium: brings the block in which it ends there now, where it is dirty. Behind its end

@@ -62,16 +62,14 @@ pub struct IoInode {
     medium: Mutex<Option<Medium>>,
     /// The file is no more.
     is_gone: AtomicBool,
-    /// The inode's flag APPEND.
-    pub(super) is_append_only: AtomicBool,
     /// Whether dirty data, or a mapping that is about to get some, counts on the space that the file has.
     pub(super) has_placed: AtomicBool,
     /// Whether a block is promised, beside what is dirty, for inline data that must move to an extent when something behind it is
     /// written: see [`FileIo::promise_outline`].
     has_outline_promise: AtomicBool,
-    /// Longer than a block, it is known not to be inline on the medium. Read and set under its data lock.
+    /// Longer than a block, it is known not to be inline on the medium. Set under its data lock.
     is_outlined: AtomicBool,
-    /// The inode's flags that say whether its data is compressed.
+    /// The inode's flags.
     flags: AtomicU64,
     /// When it was last written in memory; `None` once the inode says so.
     pub(super) written: Mutex<Option<Time>>,
@@ -106,7 +104,6 @@ impl IoInode {
             id,
             medium: Mutex::new(None),
             is_gone: AtomicBool::new(false),
-            is_append_only: AtomicBool::new(inode.flags & flags::APPEND != 0),
             has_placed: AtomicBool::new(false),
             has_outline_promise: AtomicBool::new(false),
             is_outlined: AtomicBool::new(false),
@@ -246,9 +243,12 @@ impl IoInode {
         fs.compresses(self.flags.load(Ordering::Relaxed))
     }
 
+    pub(super) fn is_append_only(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & flags::APPEND != 0
+    }
+
     /// The inode has other flags.
     pub(super) fn note_flags(&self, bits: u64) {
-        self.is_append_only.store(bits & flags::APPEND != 0, Ordering::Relaxed);
         self.flags.store(bits, Ordering::Relaxed);
     }
 

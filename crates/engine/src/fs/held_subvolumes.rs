@@ -11,7 +11,7 @@ pub struct SubvolumeHolds {
     watch: Arc<Mutex<Option<Arc<Watch>>>>,
 }
 
-type Watch = dyn Fn(RootId) + Send + Sync;
+type Watch = dyn Fn(&[RootId]) + Send + Sync;
 
 impl SubvolumeHolds {
     /// Holds a subvolume, whether it is there or not: until the answer is dropped, deleting it takes its name, and
@@ -21,10 +21,10 @@ impl SubvolumeHolds {
         SubvolumeHold { holds: self.clone(), root }
     }
 
-    /// `watch` is called from now on of each subvolume that is deleted and held: when it is deleted, and by who would free what it has,
+    /// `watch` is called from now on with subvolumes that are deleted and held: one when it is deleted, all by who would free what it has,
     /// each time that he passes by ([`Filesystem::clean_deleted_subvolumes`](crate::Filesystem::clean_deleted_subvolumes)). The holder may
     /// let go of what nobody uses any more; he waits for nobody.
-    pub fn watch(&self, watch: impl Fn(RootId) + Send + Sync + 'static) {
+    pub fn watch(&self, watch: impl Fn(&[RootId]) + Send + Sync + 'static) {
         *self.watch.lock() = Some(Arc::new(watch));
     }
 
@@ -35,7 +35,7 @@ impl SubvolumeHolds {
         }
         let watch = self.watch.lock().clone();
         if let Some(watch) = watch {
-            roots.iter().for_each(|root| watch(*root));
+            watch(roots);
         }
     }
 

@@ -498,7 +498,7 @@ impl DataFile {
         fs.inner.core.check_writable()?;
         fs.inner.files.names().check_writable(&fs.inner.core, self.id().root)?;
         // Who has it open may write on when it becomes immutable.
-        if changes_old && self.open.space().inode().is_append_only.load(Ordering::Relaxed) {
+        if changes_old && self.open.space().inode().is_append_only() {
             check_flags(self.id(), flags::APPEND, false)?;
         }
         Ok(())

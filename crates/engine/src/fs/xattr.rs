@@ -142,12 +142,14 @@ impl Handle<'_> {
         bits: Option<u64>,
     ) -> Result<()> {
         let Some(bits) = bits else { return Ok(()) };
+        let mut now = 0;
         let changed = self.change_inode_under(names, id, |item| {
-            let kept = item.flags.get() & !(flags::COMPRESS | flags::NOCOMPRESS);
-            item.flags = (kept | bits).into();
-            self.fs.note_flags(id, kept | bits);
+            now = item.flags.get() & !(flags::COMPRESS | flags::NOCOMPRESS) | bits;
+            item.flags = now.into();
         });
-        changed.map_err(|error| self.txn.abort(error))
+        changed.map_err(|error| self.txn.abort(error))?;
+        self.fs.note_flags(id, now);
+        Ok(())
     }
 
     /// Returns the inode's mode and flags.
