@@ -1,10 +1,14 @@
-//! A filesystem in memory that plugs in below `iomap`, made to show mistakes above: it writes each block to a new place, and a place that is
-//! given up reads as garbage from then on.
+//! A filesystem in memory that plugs in below `iomap`, made to show mistakes above: it writes each block to a new place, a place that is
+//! given up reads as garbage from then on, and a crash leaves of each file what was made durable last.
+
+mod durable;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use durable::Durable;
+use ubtrfs_iomap::extent_state::{StateBits, Want};
 use ubtrfs_iomap::{
     AddressSpace, Beyond, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
     MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, WritebackRun,
@@ -54,6 +58,7 @@ pub struct MemoryInode {
     extents: Mutex<Extents>,
     /// What is in memory of it, where somebody has said so.
     space: Mutex<Weak<AddressSpace<MemoryFs>>>,
+    durable: Mutex<Durable>,
 }
 
 impl MemoryInode {
@@ -62,10 +67,21 @@ impl MemoryInode {
         *self.space.lock().expect(UNPOISONED) = Arc::downgrade(space);
     }
 
+    fn space(&self) -> Option<Arc<AddressSpace<MemoryFs>>> {
+        self.space.lock().expect(UNPOISONED).upgrade()
+    }
+
     /// Where it is to end, which it was to do at `size` before: who cuts it off in memory says so here afterwards.
     fn size_now(&self, size: u64) -> u64 {
-        let space = self.space.lock().expect(UNPOISONED).upgrade();
-        space.map_or(size, |space| space.size().bytes().min(size))
+        self.space().map_or(size, |space| space.size().bytes().min(size))
+    }
+
+    /// Whether the block in which it ends at `size` is dirty, or on its way, and so will say that it does.
+    fn ends_dirty(&self, size: u64) -> bool {
+        let Some(last) = size.checked_sub(1) else { return false };
+        let block = FileRange::with_len(at(last / BLOCK * BLOCK), BLOCK);
+        let is_coming = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
+        self.space().is_some_and(|space| space.states().test(block, is_coming))
     }
 }
 
@@ -77,7 +93,7 @@ struct Extents {
 
 #[derive(Debug, Default)]
 struct Disk {
-    blocks: HashMap<u64, Vec<u8>>,
+    blocks: HashMap<u64, Arc<Vec<u8>>>,
     references: HashMap<u64, u32>,
     /// Addresses that cannot be read.
     bad: HashSet<u64>,
@@ -290,6 +306,18 @@ impl MemoryFs {
         inode.extents.lock().expect(UNPOISONED).size
     }
 
+    fn drop_blocks(&self, inode: &MemoryInode, range: FileRange) {
+        self.change_begins();
+        let mut extents = inode.extents.lock().expect(UNPOISONED);
+        let mut disk = self.disk.lock().expect(UNPOISONED);
+        let gone: Vec<u64> = extents.places.range(blocks(range)).map(|(block, _)| *block).collect();
+        for block in gone {
+            let place = extents.places.remove(&block).expect("it was there");
+            disk.drop_address(place.address);
+        }
+        inode.sequence.changed();
+    }
+
     fn spend(counter: &AtomicU64) -> Result<(), Failure> {
         let spent = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| match left {
             0 => None,
@@ -316,7 +344,7 @@ impl MemoryFs {
         let mut bytes = run.buffers.iter().flat_map(|buffer| buffer.chunks(4096));
         let mut written = Vec::new();
         for block in blocks(run.range) {
-            let data = bytes.next().expect("as many as the range has").to_vec();
+            let data = Arc::new(bytes.next().expect("as many as the range has").to_vec());
             let beyond =
                 usize::try_from(run.size.bytes().saturating_sub(block * BLOCK)).expect(IN_MEMORY);
             assert!(
@@ -599,28 +627,33 @@ impl FileSystem for MemoryFs {
         size: FileOffset,
         beyond: Beyond,
     ) -> Result<(), Failure> {
+        let ends_dirty = inode.ends_dirty(size.bytes());
+        // Shorter than in memory, it may be longer than on the medium.
+        if beyond == Beyond::Dropped
+            && !ends_dirty
+            && let Some(space) = inode.space()
+        {
+            space.flush_old_tail(size)?;
+        }
         if beyond == Beyond::Dropped {
-            self.punch(inode, FileRange::from(size.round_up(BLOCK)))?;
+            self.drop_blocks(inode, FileRange::from(size.round_up(BLOCK)));
         }
         let mut extents = inode.extents.lock().expect(UNPOISONED);
-        // Cut off in memory, it may be shorter on the medium: what makes it longer there says so.
-        extents.size = match beyond {
-            Beyond::Dropped => extents.size.min(size.bytes()),
-            Beyond::Kept => size.bytes(),
-        };
+        // A block that is on its way says itself that the file ends in it.
+        let is_told = ends_dirty && size.bytes() > extents.size;
+        if !is_told {
+            extents.size = size.bytes();
+        }
         Ok(())
     }
 
     fn punch(&self, inode: &Arc<MemoryInode>, range: FileRange) -> Result<(), Failure> {
-        self.change_begins();
+        self.drop_blocks(inode, range);
+        // The dirty block that would have said where the file ends may be gone.
         let mut extents = inode.extents.lock().expect(UNPOISONED);
-        let mut disk = self.disk.lock().expect(UNPOISONED);
-        let gone: Vec<u64> = extents.places.range(blocks(range)).map(|(block, _)| *block).collect();
-        for block in gone {
-            let place = extents.places.remove(&block).expect("it was there");
-            disk.drop_address(place.address);
+        if let Some(space) = inode.space() {
+            extents.size = extents.size.max(space.size().bytes());
         }
-        inode.sequence.changed();
         Ok(())
     }
 
@@ -654,6 +687,7 @@ impl FileSystem for MemoryFs {
         // What is made durable of a file may end before it does.
         let mut extents = inode.extents.lock().expect(UNPOISONED);
         extents.size = extents.size.max(inode.size_now(size.bytes()));
+        inode.make_durable(&extents, &self.disk.lock().expect(UNPOISONED));
         Ok(())
     }
 }

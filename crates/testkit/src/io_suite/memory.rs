@@ -22,6 +22,7 @@ pub struct MemoryHarness {
     options: CacheOptions,
     cache: Arc<PageCache>,
     spaces: Mutex<HashMap<u64, Weak<AddressSpace<MemoryFs>>>>,
+    inodes: Mutex<Vec<Arc<MemoryInode>>>,
     next_number: AtomicU64,
 }
 
@@ -38,6 +39,7 @@ impl MemoryHarness {
             cache: PageCache::new(options.clone()),
             options,
             spaces: Mutex::default(),
+            inodes: Mutex::default(),
             next_number: AtomicU64::new(0),
         }
     }
@@ -69,7 +71,9 @@ impl Harness for MemoryHarness {
 
     fn create(&self) -> MemoryFile {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        MemoryFile { number, inode: Arc::default() }
+        let inode = Arc::default();
+        self.inodes.lock().expect(UNPOISONED).push(Arc::clone(&inode));
+        MemoryFile { number, inode }
     }
 
     fn open(&self, file: &MemoryFile) -> OpenFile<MemoryFs> {
@@ -98,11 +102,17 @@ impl Harness for MemoryHarness {
         self.cache.background_pass(now_ms);
     }
 
+    fn commit(&self) {
+        self.inodes.lock().expect(UNPOISONED).iter().for_each(|inode| self.fs.commit(inode));
+    }
+
     fn sync(&self) -> Done {
         let spaces = self.spaces.lock().expect(UNPOISONED);
         for space in spaces.values().filter_map(Weak::upgrade) {
             space.open().fsync().expect("nothing fails");
         }
+        // Of files that are in memory no more.
+        self.commit();
         Done::Yes
     }
 
@@ -138,6 +148,7 @@ impl Harness for MemoryHarness {
             assert!(space.1.upgrade().is_none(), "a clean file that nobody has open is in memory");
         }
         assert_eq!((self.cache.cached_bytes(), self.fs.reserved_blocks()), (0, 0));
+        self.commit();
         self.cache = PageCache::new(self.options.clone());
     }
 
@@ -150,6 +161,7 @@ impl Harness for MemoryHarness {
             }
         }
         assert_eq!((self.cache.dirty_bytes(), self.fs.reserved_blocks()), (0, 0));
+        self.inodes.get_mut().expect(UNPOISONED).iter().for_each(|inode| self.fs.crash(inode));
         self.cache = PageCache::new(self.options.clone());
         Done::Yes
     }
@@ -166,11 +178,9 @@ impl Harness for MemoryHarness {
     /// What is stored is what is expected, and nothing is left over.
     fn judge(&mut self, files: &[Expected<MemoryFile>], _look: Look) {
         for file in files {
-            let size = MemoryFs::stored_size(&file.inode.inode);
-            let mut stored = self.fs.stored(&file.inode.inode, size);
-            stored.truncate(file.bytes.len());
-            assert_eq!(usize::try_from(size), Ok(file.bytes.len()));
-            assert!(stored == file.bytes, "file {} is stored otherwise", file.inode.number);
+            let durable = self.fs.durable(&file.inode.inode);
+            assert_eq!(durable.len(), file.bytes.len());
+            assert!(durable == file.bytes, "file {} is durable otherwise", file.inode.number);
         }
     }
 }

@@ -228,6 +228,7 @@ macro_rules! io_suite_tests {
             zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all
             zero_range_over_hole_makes_no_data
             bytes_cut_off_before_a_crash_stay_away_when_the_file_grows
+            bytes_cut_off_stay_away_when_blocks_behind_come_first
             allocate_gives_holes_space_and_leaves_data
             space_beyond_the_end_goes_with_truncation_down_only
             allocate_that_extends_reads_zeros_behind_the_old_end

@@ -37,10 +37,6 @@ impl<H: Harness> Run<H> {
 
     /// Closed without a sync, written by the next pass over what is old, and so out of memory.
     pub(super) fn close_and_open(&mut self, chosen: usize) {
-        if !H::IS_IMAGE {
-            // Where a file ends that had nothing dirty is for the filesystem to know, and the one in memory does not.
-            return;
-        }
         self.subjects[chosen].file = None;
         if self.random.chance(1, 2) {
             self.now_ms += 40_000;

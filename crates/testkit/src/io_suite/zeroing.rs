@@ -112,6 +112,42 @@ pub fn bytes_cut_off_before_a_crash_stay_away_when_the_file_grows<H: Harness>(
     }
 }
 
+/// A file that ends further on by writeback of what lies behind, or by a hole over what would have said where it ends: what it was cut off
+/// before, in a block that is dirty still, does not come back with a crash.
+///
+/// # Panics
+/// If it does.
+pub fn bytes_cut_off_stay_away_when_blocks_behind_come_first<H: Harness>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    for punches in [false, true] {
+        let mut harness = make(CacheOptions::default());
+        let block = harness.block_bytes();
+        let inode = harness.create();
+        let file = harness.open(&inode);
+        let bytes = vec![7; usize::try_from(block).expect("a block fits into memory")];
+        file.write(at(0), &bytes).unwrap();
+        file.fsync().unwrap();
+        file.truncate(at(1000)).unwrap();
+        file.write(at(4 * block), &bytes).unwrap();
+        if punches {
+            file.punch_hole(at(4 * block), block).unwrap();
+        } else {
+            file.flush(range(4 * block, 5 * block)).unwrap();
+        }
+        harness.commit();
+        drop(file);
+        if harness.crash() == Done::NotSupported {
+            return;
+        }
+        let found = contents(&harness.open(&inode));
+        assert!(found[..1000].iter().all(|byte| *byte == 7));
+        let behind = &found[1000..bytes.len().min(found.len())];
+        assert!(behind.iter().all(|byte| *byte == 0), "by a hole: {punches}");
+        judge_files(&mut harness, &[inode]);
+    }
+}
+
 /// Turns that a round of the race waits at most between the beginning of a writeback and its truncation, as a power of two: mostly
 /// few, as the first moments of a writeback are among them on any machine.
 const RACE_TURNS_POWER: u64 = 14;
