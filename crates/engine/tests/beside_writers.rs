@@ -174,3 +174,90 @@ fn reading_is_not_kept_from_its_end_by_what_is_written_ahead_of_it() {
     drop((file, fs));
     judge(&image);
 }
+
+/// A clone took a part of what somebody was writing to its source: Linux lets either come first.
+#[test]
+fn clone_has_all_of_a_write_to_its_source_or_nothing() {
+    const LEN: u64 = 6 * MIB;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 2 << 30);
+    let fs = open(&image);
+    let id = create(&fs, "file", 0).unwrap().id();
+    let other = create(&fs, "other", 0).unwrap().id();
+    // Which of two files is the source decides which is locked first; the third way is within one file.
+    for (from, to, to_start) in [(id, other, 0), (other, id, 0), (id, id, 2 * LEN)] {
+        let file = fs.open_data(from).unwrap();
+        let target = fs.open_data(to).unwrap();
+        file.write(at(0), &vec![0; usize::try_from(LEN).unwrap()]).unwrap();
+        let (rounds, is_done) = (AtomicU64::new(0), std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut value = 0;
+                while !is_done.load(Ordering::Relaxed) {
+                    value = value % 250 + 1;
+                    file.write(at(0), &vec![value; usize::try_from(LEN).unwrap()]).unwrap();
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let mut bytes = vec![0; usize::try_from(LEN).unwrap()];
+            for _ in 0..25 {
+                let before = rounds.load(Ordering::Relaxed);
+                fs.clone_range(from, DiskOffset(0)..DiskOffset(LEN), to, DiskOffset(to_start))
+                    .unwrap();
+                assert_eq!(target.read(at(to_start), &mut bytes).unwrap(), bytes.len());
+                let odd = bytes.iter().position(|byte| *byte != bytes[0]);
+                is_done.store(odd.is_some(), Ordering::Relaxed);
+                assert_eq!(odd, None, "{from} to {to}");
+                while rounds.load(Ordering::Relaxed) == before {
+                    std::thread::yield_now();
+                }
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        file.truncate(at(0)).unwrap();
+        target.truncate(at(0)).unwrap();
+    }
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
+}
+
+/// Two files are cloned to each other, and written, by several threads: nobody waits for ever.
+#[test]
+fn clones_to_and_fro_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 1 << 30);
+    let fs = open(&image);
+    let ids = ["one", "two"].map(|name| create(&fs, name, 0).unwrap().id());
+    let files = ids.map(|id| fs.open_data(id).unwrap());
+    files.iter().for_each(|file| assert_eq!(file.write(at(0), &[7; 1 << 20]).unwrap(), 1 << 20));
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let (fs, files) = (&fs, &files);
+            scope.spawn(move || {
+                let mut random = Prng::new(thread);
+                for _ in 0..150 {
+                    let [from, to] = if random.chance(1, 2) { [0, 1] } else { [1, 0] };
+                    let block = |random: &mut Prng| random.below(128) * 4096;
+                    let (start, to_start) = (block(&mut random), block(&mut random));
+                    let range = DiskOffset(start)..DiskOffset(start + 65536);
+                    match random.below(4) {
+                        0 => _ = files[to].write(at(to_start), &[9; 100_000]).unwrap(),
+                        1 if start >= to_start + 65536 || to_start >= start + 65536 => {
+                            fs.clone_range(ids[to], range, ids[to], DiskOffset(to_start)).unwrap();
+                        }
+                        _ => {
+                            fs.clone_range(ids[from], range, ids[to], DiskOffset(to_start)).unwrap()
+                        }
+                    }
+                }
+            });
+        }
+    });
+    drop(files);
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
+}

@@ -194,6 +194,45 @@ fn file_written_back_at_once_and_closed_says_when_it_was_written() {
     assert!(fs.inode(id).unwrap().mtime > before);
 }
 
+/// What made nothing dirty was written by nobody, and its time went with the memory of the file.
+#[test]
+fn call_that_makes_nothing_dirty_says_when_it_was_after_the_file_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let fs = open(&image);
+    let at = FileOffset::new;
+    let id = create(&fs, "file", 0).unwrap().id();
+    fs.write(id, ubtrfs_ondisk::FileOffset(0), &[1; 4096]).unwrap();
+    fs.open_data(id).unwrap().truncate(at(3 * 4096)).unwrap();
+    type Change = fn(&ubtrfs_engine::DataFile, fn(u64) -> FileOffset) -> Result<(), Error>;
+    let changes: [(&str, Change); 6] = [
+        ("space that is there", |file, at| file.allocate(at(0), 4096, Reach::Extends)),
+        ("zeros over a hole", |file, at| file.zero_range(at(4096), 4096)),
+        ("a hole in a hole", |file, at| file.punch_hole(at(4096), 4096)),
+        ("the same end", |file, at| file.truncate(at(3 * 4096))),
+        ("what was dirty goes", |file, at| {
+            file.write(at(5 * 4096), &[1; 10])?;
+            file.truncate(at(3 * 4096))
+        }),
+        ("zeros that are there", |file, at| file.allocate_zeroed(at(4096), 4096, Reach::Stays)),
+    ];
+    for (name, change) in changes {
+        fs.sync().unwrap();
+        let before = fs.inode(id).unwrap();
+        let file = fs.open_data(id).unwrap();
+        change(&file, at).unwrap();
+        let shown = fs.inode(id).unwrap();
+        drop(file);
+        let closed = fs.inode(id).unwrap();
+        assert!(closed.mtime > before.mtime && closed.ctime > before.ctime, "{name}");
+        assert_eq!((closed.mtime, closed.ctime), (shown.mtime, shown.ctime), "{name}");
+    }
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
+}
+
 /// While commits are held a transaction does not grow beyond a limit. Writeback that met it threw the data away.
 #[test]
 fn writeback_while_commits_are_held_loses_nothing() {

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use common::judge;
 use ubtrfs_engine::{DataFile, Error, Filesystem, InodeId, OpenOptions};
 use ubtrfs_iomap::{FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_testkit::Prng;
+use ubtrfs_testkit::oracle::{self, Oracle};
+use ubtrfs_testkit::{KernelMount, Prng, assert_checks_clean};
 use ubtrfs_volume::{FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const BLOCK: u64 = 4096;
@@ -232,4 +234,74 @@ fn nth_write_in_place_of_many_runs_that_fails_is_told_once_and_harms_nothing_els
 #[test]
 fn nth_write_of_many_compressed_runs_that_fails_is_told_once_and_harms_nothing_else() {
     fail_nth(flags::COMPRESS);
+}
+
+/// The last block of the largest file ends a byte behind where a file can. What of a run was stored there, when the rest failed, was taken to
+/// be that byte shorter: the byte was written again, as an extent of its own that is no block.
+#[test]
+fn nth_write_that_fails_beside_the_last_block_of_the_largest_file_is_told_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let faults = Arc::<DataFaults>::default();
+    let fs = open(&image, &faults);
+    let tail = FileOffset::new(FileOffset::MAX.bytes() - (2 * BLOCK - 1));
+    let mut failures = 0;
+    for case in 0..24 {
+        let file = create(&fs, &format!("file {case}"), 0).unwrap();
+        let (nth, lasts, has_front) = (case % 4, case / 4 % 2 == 1, case / 8 > 0);
+        // Behind which the medium must not end before it is there.
+        if has_front {
+            file.write(FileOffset::ZERO, &[1; 3000]).unwrap();
+            file.allocate(FileOffset::new(BLOCK), BLOCK, Reach::Extends).unwrap();
+        }
+        if case / 8 < 2 {
+            file.truncate(FileOffset::MAX).unwrap();
+            file.allocate(tail, BLOCK, Reach::Stays).unwrap();
+        } else {
+            file.allocate(tail, BLOCK, Reach::Stays).unwrap();
+        }
+        file.fsync().unwrap();
+        if has_front {
+            file.write(FileOffset::ZERO, &[2; 2 * BLOCK_LEN]).unwrap();
+        }
+        file.write(tail, &[3; 2 * BLOCK_LEN - 1]).unwrap();
+        let before = faults.failures();
+        faults.fail_after(nth, if lasts { Lasting::UntilTold } else { Lasting::Once });
+        let result = file.fsync();
+        faults.fail_no_more();
+        failures += faults.failures() - before;
+        assert!(result.is_ok() || faults.failures() > before, "{case}: {result:?}");
+        file.fsync().unwrap_or_else(|error| panic!("{case}: then {error}"));
+        fs.sync().unwrap_or_else(|error| panic!("{case}: {error}"));
+        fs.drop_clean_data();
+        assert_eq!(file.size(), FileOffset::MAX, "{case}");
+        let mut bytes = [0xEE; 2 * BLOCK_LEN - 1];
+        let len = file.read(tail, &mut bytes).unwrap();
+        assert_eq!(len, bytes.len(), "{case}");
+        for block in blocks(&bytes[..len]) {
+            let is_new = block.iter().all(|byte| *byte == 3);
+            let is_lost = block.iter().all(|byte| *byte == 0);
+            assert!(is_new || is_lost && result.is_err(), "{case}: {result:?}");
+        }
+        // Written once more, all of it is there.
+        file.write(tail, &[4; 2 * BLOCK_LEN - 1]).unwrap();
+        file.fsync().unwrap();
+    }
+    assert!(failures > 12, "{failures}");
+    drop(fs);
+    // The kernel reads where the files end, and not all that lies before.
+    if oracle::require(Oracle::BtrfsProgs) {
+        assert_checks_clean(&image);
+    }
+    if oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root]) {
+        let mount = KernelMount::read_only(&image, "");
+        for entry in std::fs::read_dir(mount.path()).unwrap() {
+            let file = std::fs::File::open(entry.unwrap().path()).unwrap();
+            let mut bytes = [0; 2 * BLOCK_LEN - 1];
+            file.read_exact_at(&mut bytes, tail.bytes()).unwrap();
+            assert_eq!(bytes, [4; 2 * BLOCK_LEN - 1]);
+        }
+        mount.unmount();
+    }
 }

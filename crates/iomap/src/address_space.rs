@@ -512,7 +512,7 @@ impl<F: FileSystem> AddressSpace<F> {
             pages.listed = Some(self.cache.list(self.weak()));
         }
         if pages.dirty_order.is_none()
-            && self.has_delalloc()
+            && self.is_dirty()
             && let Some(me) = self.me.upgrade()
         {
             pages.dirty_order = Some(self.cache.list_dirty(me));
@@ -522,14 +522,15 @@ impl<F: FileSystem> AddressSpace<F> {
     /// A clean file need not be kept alive by the list of dirty ones.
     pub(crate) fn unlist_if_clean(&self, pages: &mut Pages) {
         if let Some(order) = pages.dirty_order
-            && !self.has_delalloc()
+            && !self.is_dirty()
             && self.cache.unlist_dirty(order)
         {
             pages.dirty_order = None;
         }
     }
 
-    fn has_delalloc(&self) -> bool {
+    /// Whether something of the file is dirty, and not on its way.
+    pub fn is_dirty(&self) -> bool {
         let all = FileRange::from(FileOffset::ZERO);
         self.states.find_first(all, Want::All(StateBits::DELALLOC), None).is_some()
     }
@@ -597,7 +598,7 @@ impl<F: FileSystem> CachedFile for AddressSpace<F> {
 
     fn is_still_dirty(&self, order: DirtyOrder, is_new: bool) -> bool {
         let mut pages = self.pages.lock();
-        let stays = pages.dirty_order == Some(order) && self.has_delalloc();
+        let stays = pages.dirty_order == Some(order) && self.is_dirty();
         if stays && !is_new {
             return true;
         }

@@ -18,33 +18,39 @@ impl<F: FileSystem> AddressSpace<F> {
         size_min: FileOffset,
         change: impl FnOnce() -> Result<T, F::Error>,
     ) -> Result<T, F::Error> {
-        self.replace(range, size_min, || Ok(()), change)
+        self.replace(range, range, size_min, || Ok(()), change)
     }
 
     /// As [`AddressSpace::replace_range()`] for a change that may fail half way: what is dirty in the range is written back
-    /// first, so that what the change has not come to is on the medium.
+    /// first, so that what the change has not come to is on the medium. Nobody reads or writes `beside` either, of which the
+    /// change makes use.
     ///
     /// # Errors
     /// As there, and those of [`AddressSpace::flush()`], with which nothing is changed.
     pub fn replace_flushed_range<T>(
         &self,
         range: FileRange,
+        beside: Option<FileRange>,
         size_min: FileOffset,
         change: impl FnOnce() -> Result<T, F::Error>,
     ) -> Result<T, F::Error> {
-        self.replace(range, size_min, || self.flush(range.round_out(self.block_bytes)), change)
+        let beside = beside.unwrap_or(range);
+        let flush = || self.flush(range.round_out(self.block_bytes));
+        self.replace(range, beside, size_min, flush, change)
     }
 
     fn replace<T>(
         &self,
         range: FileRange,
+        beside: FileRange,
         size_min: FileOffset,
         prepare: impl FnOnce() -> Result<(), F::Error>,
         change: impl FnOnce() -> Result<T, F::Error>,
     ) -> Result<T, F::Error> {
         let range = range.round_out(self.block_bytes);
         let reach = FileRange::new(range.start, range.end.max(size_min));
-        let _locked = self.lock_for_write(reach);
+        let locked = FileRange::new(reach.start.min(beside.start), reach.end.max(beside.end));
+        let _locked = self.lock_for_write(locked);
         prepare()?;
         if size_min > self.size() {
             self.zero_old_tail(size_min)?;

@@ -427,7 +427,9 @@ impl DataFile {
         self.check_change(true)?;
         Space::io_range(size, 0)?;
         self.note_now();
-        self.open.truncate(size)
+        self.open.truncate(size)?;
+        self.record_times();
+        Ok(())
     }
 
     /// As [`OpenFile::zero_range`].
@@ -438,7 +440,9 @@ impl DataFile {
         self.check_change(true)?;
         Space::space_range(offset, len_bytes)?;
         self.note_now();
-        self.open.zero_range(offset, len_bytes)
+        self.open.zero_range(offset, len_bytes)?;
+        self.record_times();
+        Ok(())
     }
 
     /// As [`OpenFile::punch_hole`].
@@ -449,7 +453,9 @@ impl DataFile {
         self.check_change(true)?;
         Space::space_range(offset, len_bytes)?;
         self.note_now();
-        self.open.punch_hole(offset, len_bytes)
+        self.open.punch_hole(offset, len_bytes)?;
+        self.record_times();
+        Ok(())
     }
 
     /// As [`OpenFile::allocate`].
@@ -460,7 +466,9 @@ impl DataFile {
         self.check_change(false)?;
         Space::space_range(offset, len_bytes)?;
         self.note_now();
-        self.open.allocate(offset, len_bytes, reach)
+        self.open.allocate(offset, len_bytes, reach)?;
+        self.record_times();
+        Ok(())
     }
 
     /// As [`OpenFile::allocate_zeroed`].
@@ -471,7 +479,9 @@ impl DataFile {
         self.check_change(true)?;
         Space::space_range(offset, len_bytes)?;
         self.note_now();
-        self.open.allocate_zeroed(offset, len_bytes, reach)
+        self.open.allocate_zeroed(offset, len_bytes, reach)?;
+        self.record_times();
+        Ok(())
     }
 
     /// As [`OpenFile::unshare`].
@@ -509,6 +519,15 @@ impl DataFile {
     fn note(&self, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.note_now();
+        }
+    }
+
+    /// After a change: where nothing is dirty no writeback comes that says when it was. An error is for who syncs the file, as the change
+    /// was made.
+    fn record_times(&self) {
+        let space = self.open.space();
+        if !space.is_dirty() {
+            let _ = self.fs.record_end(space.inode());
         }
     }
 

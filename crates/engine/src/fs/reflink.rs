@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use ubtrfs_iomap::extent_state::LockMode;
 use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{FileOffset, LogicalAddr};
@@ -37,10 +38,18 @@ impl Filesystem {
         target_offset: FileOffset,
     ) -> Result<()> {
         self.flush_file(source)?;
+        let mut source_space = None;
         loop {
+            source_space = source_space.or_else(|| self.inner.open_files.find(source));
+            let other = source_space.as_deref().filter(|_| source != target);
+            let unwritten = shared_range(&range, range.start);
+            // Who writes the source does so before the clone or behind it. Of two files the one that comes first is locked first.
+            let lock = || other.map(|space| space.states().lock(unwritten, LockMode::Shared));
+            let locked_first = if source < target { lock() } else { None };
             let Some(space) = self.flush_file(target)? else {
-                let begun = &mut false;
-                match self.clone_closed(source, &range, target, target_offset, false, begun)? {
+                let _locked = locked_first.or_else(lock);
+                let pair = Pair { source, target, is_held: source_space.is_some() };
+                match self.clone_closed(&pair, &range, target_offset, false, &mut false)? {
                     Some(()) => return Ok(()),
                     // It was opened meanwhile.
                     None => continue,
@@ -50,34 +59,39 @@ impl Filesystem {
             let locks = self.inner.files.lock_both(source, target);
             Clone::checked(self, source, &range, target, target_offset)?;
             drop(locks);
-            let replaced = replaced_range(&range, target_offset);
-            return space.replace_flushed_range(replaced, replaced.end, || {
+            let replaced = shared_range(&range, target_offset);
+            let beside = (source == target).then_some(unwritten);
+            let cloned = space.replace_flushed_range(replaced, beside, replaced.end, || {
+                let _locked = if source > target { lock() } else { None };
                 let mut begun = false;
-                let cloned =
-                    self.clone_closed(source, &range, target, target_offset, true, &mut begun);
-                cloned.map(drop).inspect_err(|_| {
+                let pair = Pair { source, target, is_held: source_space.is_some() };
+                let cloned = self.clone_closed(&pair, &range, target_offset, true, &mut begun);
+                cloned.inspect_err(|_| {
                     if begun {
                         self.cut_to_memory(space.inode(), replaced.end);
                     }
                 })
-            });
+            })?;
+            if cloned.is_some() {
+                return Ok(());
+            }
         }
     }
 
-    /// Clones between files whose data is all on the medium. `None` where the target is open and is not
+    /// Clones between files whose data is all on the medium. `None`, and nothing is done, where one is open and is not
     /// said to be. Sets `begun` once a part of it is cloned.
     fn clone_closed(
         &self,
-        source: InodeId,
+        pair: &Pair,
         range: &Range<FileOffset>,
-        target: InodeId,
         target_offset: FileOffset,
         may_be_open: bool,
         begun: &mut bool,
     ) -> Result<Option<()>> {
+        let Pair { source, target, is_held } = *pair;
         let _shared = self.flush_to_share(source)?;
         let _locks = self.inner.files.lock_both(source, target);
-        if self.is_open(target) && !may_be_open {
+        if self.is_open(target) && !may_be_open || self.is_open(source) && !is_held {
             return Ok(None);
         }
         let mut clone = Clone::checked(self, source, range, target, target_offset)?;
@@ -115,7 +129,7 @@ impl Filesystem {
                     None => continue,
                 }
             };
-            let is_same = space.change_flushed(replaced_range(&range, target_offset), || {
+            let is_same = space.change_flushed(shared_range(&range, target_offset), || {
                 self.dedupe_closed(source, &range, target, target_offset, true)
             })?;
             return Ok(is_same.unwrap_or(false));
@@ -234,11 +248,19 @@ fn piece_len(at: u64, end: u64) -> usize {
     usize::try_from((end - at).min(PIECE_BYTES)).expect("a piece is short")
 }
 
-/// What memory must not have while the extents of the target change.
-fn replaced_range(range: &Range<FileOffset>, target_offset: FileOffset) -> ubtrfs_iomap::FileRange {
-    let start = ubtrfs_iomap::FileOffset::new(target_offset.0);
+/// As long as `range`, from an offset on: what memory must not have while the extents of the target change, and what nobody writes of the
+/// source.
+fn shared_range(range: &Range<FileOffset>, start: FileOffset) -> ubtrfs_iomap::FileRange {
     let len_bytes = range.end.0.saturating_sub(range.start.0);
-    ubtrfs_iomap::FileRange::with_len(start, len_bytes)
+    ubtrfs_iomap::FileRange::with_len(ubtrfs_iomap::FileOffset::new(start.0), len_bytes)
+}
+
+/// The files of a clone.
+struct Pair {
+    source: InodeId,
+    target: InodeId,
+    /// The source is in memory, and nobody writes there what is cloned.
+    is_held: bool,
 }
 
 /// A clone in progress. Both files' data locks are held.

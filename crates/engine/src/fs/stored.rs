@@ -46,9 +46,10 @@ impl Stored {
         runs.iter().map(of_run).sum()
     }
 
-    /// All from an offset on.
+    /// All from an offset on, to the end of the last block that a file can have.
     pub(super) fn from(&self, offset: FileOffset) -> Vec<FileRange> {
-        self.within(FileRange::from(offset)).collect()
+        let end = self.ranges.last().map_or(offset, |last| last.end);
+        self.within(FileRange::new(offset, end)).collect()
     }
 }
 
@@ -73,5 +74,9 @@ mod tests {
         assert_eq!(stored.from(FileOffset::new(13)), [range(13, 14), range(20, 30)]);
         let run = WritebackRun { range: range(8, 21), buffers: &[], size: FileOffset::ZERO };
         assert_eq!(stored.missing_bytes(&[run]), 8);
+        // The last block of the largest file.
+        let last = range((1 << 63) - 4096, 1 << 63);
+        stored.add(last);
+        assert_eq!((stored.missing_in(last), stored.from(last.start)), (vec![], vec![last]));
     }
 }

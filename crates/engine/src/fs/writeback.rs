@@ -64,8 +64,10 @@ impl Part<'_> {
         self.offset..self.offset + self.len_bytes()
     }
 
+    /// Whole blocks: of the largest file the last one ends a byte behind where a file can.
     fn file_range(&self) -> FileRange {
-        FileRange::with_len(ubtrfs_iomap::FileOffset::new(self.offset), self.len_bytes())
+        let Range { start, end } = self.range();
+        FileRange::new(ubtrfs_iomap::FileOffset::new(start), ubtrfs_iomap::FileOffset::new(end))
     }
 }
 
