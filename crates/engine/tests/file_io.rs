@@ -136,6 +136,7 @@ impl Harness for EngineHarness {
     const SEEDS: u64 = 6;
     const RACE_ROUNDS: u64 = 2_000;
     const IS_IMAGE: bool = true;
+    const RACES: u64 = 4;
 
     fn create(&self) -> InodeId {
         let (_, id) = self.make();
@@ -465,6 +466,12 @@ fn truncate_of_files_written_in_place_against_flush_leaves_no_stale_bytes() {
 #[test]
 fn truncate_of_compressed_files_against_flush_leaves_no_stale_bytes() {
     io_suite::truncate_against_flush_and_reclaim_leaves_no_stale_bytes(EngineHarness::compressed);
+}
+
+#[test]
+fn truncate_where_holes_have_items_against_flush_leaves_no_stale_bytes() {
+    let make = EngineHarness::with_hole_items;
+    io_suite::truncate_against_flush_and_reclaim_leaves_no_stale_bytes(make);
 }
 
 /// The rest of the sector that inline data has for itself became a hole with an item, at an offset inside of the sector (seed 67

@@ -112,6 +112,9 @@ pub fn zz_counts_of_all_tests_are_what_was_asked_for<H: Harness>(_: impl Fn(Cach
         (Count::RaceFlushes, counted(Count::RaceRounds) / 2),
         (Count::RacesMet, counted(Count::RaceRounds) / 1000),
     ];
+    if let Some(rounds) = asked("UBTRFS_RACE_ROUNDS") {
+        least.push((Count::RaceRounds, rounds * H::RACES));
+    }
     if H::IS_IMAGE {
         least.push((Count::Checks, min / 60));
         least.push((Count::KernelViews, min / 1000));

@@ -94,6 +94,9 @@ pub trait Harness: Send + Sync {
     /// How many rounds of a race the default set runs.
     const RACE_ROUNDS: u64 = 100_000;
 
+    /// How many kinds of its files are raced.
+    const RACES: u64 = 1;
+
     /// Whether it lies in an image, at which others look, too.
     const IS_IMAGE: bool = false;
 
