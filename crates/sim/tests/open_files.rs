@@ -57,7 +57,7 @@ fn cuts(seeds: std::ops::Range<u64>) {
     assert!(report.opened_state_count() > 500 && report.windows > 40, "{report}");
     assert!(report.fsyncs > 20 && report.own_commits > 0 && report.converted > 0, "{report}");
     assert!(report.between > 0 && report.mixed > 0 && report.torn_blocks > 0, "{report}");
-    assert!(report.snapshot_files > 0, "{report}");
+    assert!(report.snapshot_files > 0 && report.held_files > 0, "{report}");
     assert!(report.went_on > 0 && report.cut_again > 0, "{report}");
     assert!(report.struck > 0 && report.stopped > 0 && report.told > 0, "{report}");
     let judges = [Oracle::KernelBtrfs, Oracle::BtrfsProgs];

@@ -11,6 +11,7 @@
 
 mod faults;
 mod fill;
+mod held;
 mod history;
 mod judge;
 mod op;

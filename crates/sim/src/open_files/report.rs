@@ -38,6 +38,8 @@ pub struct OpenFilesReport {
     pub torn_blocks: u64,
     /// Files of snapshots that opened states showed, each as it was.
     pub snapshot_files: u64,
+    /// Files of snapshots that were deleted and still used, each as it must be.
+    pub held_files: u64,
     /// States on which the engine went on.
     pub went_on: u64,
     /// Of these, those of which what followed was cut as well.
@@ -113,6 +115,7 @@ impl AddAssign for OpenFilesReport {
             (&mut self.mixed, other.mixed),
             (&mut self.torn_blocks, other.torn_blocks),
             (&mut self.snapshot_files, other.snapshot_files),
+            (&mut self.held_files, other.held_files),
             (&mut self.went_on, other.went_on),
             (&mut self.cut_again, other.cut_again),
             (&mut self.faults, other.faults),
@@ -155,14 +158,16 @@ impl fmt::Display for OpenFilesReport {
         writeln!(
             f,
             "{} crash states of {} windows, {} opened, compared and checked; {} files between two \
-             promises, {} of them of several versions, {} torn blocks, {} files of snapshots",
+             promises, {} of them of several versions, {} torn blocks, {} files of snapshots, {} of \
+             deleted ones that were held",
             self.crash_state_count(),
             self.windows,
             self.opened_state_count(),
             self.between,
             self.mixed,
             self.torn_blocks,
-            self.snapshot_files
+            self.snapshot_files,
+            self.held_files
         )?;
         for (kind, cuts) in &self.cuts {
             writeln!(f, "  {kind:?}: {} states, {} opened", cuts.states, cuts.opened)?;

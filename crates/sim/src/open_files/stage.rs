@@ -14,6 +14,7 @@ use ubtrfs_testkit::Prng;
 use ubtrfs_testkit::crash::SimArray;
 
 use super::fill;
+use super::held::{self, Held};
 use super::history::History;
 use super::op::{Change, Copied, FileOp, Op, Scene, blocks};
 use super::report::OpenFilesReport;
@@ -92,6 +93,8 @@ pub(super) struct Stage {
     /// The last operation.
     pub(super) number: u64,
     snapshot_count: usize,
+    /// Deleted, and still used.
+    held: Vec<Held>,
     clock_ms: u64,
     seed: u64,
     opened: u64,
@@ -122,6 +125,7 @@ impl Stage {
             promised: Vec::new(),
             number: 0,
             snapshot_count: 0,
+            held: Vec::new(),
             clock_ms: 0,
             seed,
             opened: 0,
@@ -202,6 +206,7 @@ impl Stage {
             fs,
             number: self.number,
             snapshot_count: self.snapshot_count,
+            held: Vec::new(),
             clock_ms: 0,
             seed: self.seed,
             opened: self.opened + 1,
@@ -304,6 +309,8 @@ impl Stage {
         if self.may_fail {
             self.look_for_lost(op, outcome, began, &contents).map_err(failed)?;
         }
+        let used = held::use_all(&mut self.held, &self.fs, number).map_err(failed)?;
+        report.held_files += used;
         match op {
             Op::File { file, .. } => self.compare(*file).map_err(failed)?,
             Op::Commit => {}
@@ -391,6 +398,8 @@ impl Stage {
             }
             Op::DeleteSnapshot { number } => {
                 let began = self.array.event_count();
+                let new = self.held_snapshot(*number)?;
+                held::keep(&mut self.held, new);
                 let deleted =
                     fs.delete_subvolume(fs.top_level(), snapshot_name(*number).as_bytes());
                 let generation = self.generation();
@@ -403,6 +412,7 @@ impl Stage {
             Op::Reopen => {
                 fs.sync()?;
                 drop(fs);
+                self.held.clear();
                 self.files.iter_mut().for_each(|file| file.open = None);
                 self.opened += 1;
                 let seed = self.seed.wrapping_add(self.opened << 32);
@@ -410,6 +420,21 @@ impl Stage {
             }
         }
         Ok(usize::MAX)
+    }
+
+    /// A snapshot that is about to be deleted, to be used further, if it is one of those. Not where data may be lost.
+    fn held_snapshot(&self, number: usize) -> Result<Option<Held>, Error> {
+        let Some(one) = self.snapshots.iter().find(|one| one.number == number) else {
+            return Ok(None);
+        };
+        if self.may_fail {
+            return Ok(None);
+        }
+        let name = snapshot_name(number);
+        let root = self.fs.lookup(self.fs.top_level(), name.as_bytes())?.root;
+        let numbers = self.files.iter().map(|file| file.id.inode);
+        let files = numbers.zip(one.contents.iter().cloned()).collect();
+        Ok(Held::of(&self.fs, number, root, files))
     }
 
     fn on_file(&mut self, file: usize, op: &FileOp) -> Result<usize, Error> {
