@@ -233,6 +233,51 @@ fn call_that_makes_nothing_dirty_says_when_it_was_after_the_file_is_closed() {
     judge(&image);
 }
 
+/// A call that made nothing dirty, or a hole, recorded where the file ends in memory while the data before that end was still on its way: with a crash then
+/// the file was that long, and zeros.
+#[test]
+fn end_of_a_file_is_not_recorded_before_what_is_on_its_way_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, copy) = (dir.path().join("image"), dir.path().join("copy"));
+    make(&image, 512 << 20);
+    let (fs, faults) = open_failing(&image);
+    let at = FileOffset::new;
+    type Change = fn(&ubtrfs_engine::DataFile, fn(u64) -> FileOffset) -> Result<(), Error>;
+    let changes: [Change; 2] = [
+        |file, at| file.allocate(at(0), 4096, Reach::Stays),
+        |file, at| file.punch_hole(at(0), 4096),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let file = create(&fs, &format!("file {number}"), 0).unwrap();
+        let id = file.id();
+        // What is behind is not written together with the first block.
+        file.truncate(at(4096)).unwrap();
+        fs.sync().unwrap();
+        faults.reach_all(&fs);
+        file.write(at(1 << 20), &[1; 1 << 20]).unwrap();
+        faults.is_stalled.store(false, Ordering::Relaxed);
+        faults.stalls.store(true, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| fs.write_back_due(u64::MAX));
+            while !faults.is_stalled.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            change(&file, at).unwrap();
+            fs.commit().unwrap();
+            std::fs::copy(&image, &copy).unwrap();
+            faults.stalls.store(false, Ordering::Relaxed);
+        });
+        drop(file);
+        let cut = open(&copy);
+        assert_eq!(cut.inode(id).unwrap().size_bytes, 4096, "{number}");
+        drop(cut);
+        judge(&copy);
+    }
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
+}
+
 /// While commits are held a transaction does not grow beyond a limit. Writeback that met it threw the data away.
 #[test]
 fn writeback_while_commits_are_held_loses_nothing() {

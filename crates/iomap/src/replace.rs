@@ -12,41 +12,41 @@ impl<F: FileSystem> AddressSpace<F> {
     ///
     /// # Errors
     /// That of `change`, or of zeroing what the old last block has behind the old end.
-    pub fn replace_range<T>(
+    pub fn replace_range(
         &self,
         range: FileRange,
         size_min: FileOffset,
-        change: impl FnOnce() -> Result<T, F::Error>,
-    ) -> Result<T, F::Error> {
-        self.replace(range, range, size_min, || Ok(()), change)
+        change: impl FnOnce() -> Result<(), F::Error>,
+    ) -> Result<(), F::Error> {
+        self.replace(range, range, size_min, || Ok(()), || change().map(|()| true)).map(drop)
     }
 
     /// As [`AddressSpace::replace_range()`] for a change that may fail half way: what is dirty in the range is written back
     /// first, so that what the change has not come to is on the medium. Nobody reads or writes `beside` either, of which the
-    /// change makes use.
+    /// change makes use. Returns what `change` does: whether it was made. Where it was not, the file ends where it did.
     ///
     /// # Errors
     /// As there, and those of [`AddressSpace::flush()`], with which nothing is changed.
-    pub fn replace_flushed_range<T>(
+    pub fn replace_flushed_range(
         &self,
         range: FileRange,
         beside: Option<FileRange>,
         size_min: FileOffset,
-        change: impl FnOnce() -> Result<T, F::Error>,
-    ) -> Result<T, F::Error> {
+        change: impl FnOnce() -> Result<bool, F::Error>,
+    ) -> Result<bool, F::Error> {
         let beside = beside.unwrap_or(range);
         let flush = || self.flush(range.round_out(self.block_bytes));
         self.replace(range, beside, size_min, flush, change)
     }
 
-    fn replace<T>(
+    fn replace(
         &self,
         range: FileRange,
         beside: FileRange,
         size_min: FileOffset,
         prepare: impl FnOnce() -> Result<(), F::Error>,
-        change: impl FnOnce() -> Result<T, F::Error>,
-    ) -> Result<T, F::Error> {
+        change: impl FnOnce() -> Result<bool, F::Error>,
+    ) -> Result<bool, F::Error> {
         let range = range.round_out(self.block_bytes);
         let reach = FileRange::new(range.start, range.end.max(size_min));
         let locked = FileRange::new(reach.start.min(beside.start), reach.end.max(beside.end));
@@ -56,10 +56,12 @@ impl<F: FileSystem> AddressSpace<F> {
             self.zero_old_tail(size_min)?;
         }
         self.flush_old_tail(reach.end)?;
-        let result = self.replace_locked(range, change)?;
-        let pages = self.pages.lock();
-        self.set_size(&pages, self.size().max(size_min));
-        Ok(result)
+        let is_made = self.replace_locked(range, change)?;
+        if is_made {
+            let pages = self.pages.lock();
+            self.set_size(&pages, self.size().max(size_min));
+        }
+        Ok(is_made)
     }
 
     /// Runs `change`, which may move the data of whole blocks and leaves their contents: deduplication, defragmentation. What is dirty

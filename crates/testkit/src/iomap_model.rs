@@ -76,12 +76,13 @@ impl MemoryInode {
         self.space().map_or(size, |space| space.size().bytes().min(size))
     }
 
-    /// Whether the block in which it ends at `size` is dirty, or on its way, and so will say that it does.
+    /// Whether the block in which it ends at `size` is dirty, and so will say that it does. What is on its way may have begun when it
+    /// ended before.
     fn ends_dirty(&self, size: u64) -> bool {
         let Some(last) = size.checked_sub(1) else { return false };
         let block = FileRange::with_len(at(last / BLOCK * BLOCK), BLOCK);
-        let is_coming = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
-        self.space().is_some_and(|space| space.states().test(block, is_coming))
+        let is_dirty = Want::All(StateBits::DELALLOC);
+        self.space().is_some_and(|space| space.states().test(block, is_dirty))
     }
 }
 

@@ -141,10 +141,14 @@ impl Filesystem {
 
     /// The dirty block that would have said where the file ends may be gone.
     pub(super) fn record_end(&self, io: &IoInode) -> Result<()> {
-        match self.inner.open_files.find(io.id) {
-            Some(space) => self.record_file(io, space.size().bytes()),
-            None => Ok(()),
-        }
+        let Some(space) = self.inner.open_files.find(io.id) else { return Ok(()) };
+        let size = space.size();
+        // If it is there still, or on its way, it will.
+        let last = size.bytes().saturating_sub(1);
+        let last = FileRange::new(ubtrfs_iomap::FileOffset::new(last), size);
+        let is_coming =
+            space.states().test(last, Want::Any(StateBits::DELALLOC | StateBits::ORDERED));
+        self.record_file(io, if is_coming { 0 } else { size.bytes() })
     }
 
     /// Takes a range out of the file from its end on, a few extents under each handle. `size` says from

@@ -527,7 +527,8 @@ impl DataFile {
     fn record_times(&self) {
         let space = self.open.space();
         if !space.is_dirty() {
-            let _ = self.fs.record_end(space.inode());
+            // Not where it ends: what is on its way says so when it is there.
+            let _ = self.fs.record_file(space.inode(), 0);
         }
     }
 

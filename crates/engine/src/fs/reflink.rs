@@ -37,7 +37,9 @@ impl Filesystem {
         target: InodeId,
         target_offset: FileOffset,
     ) -> Result<()> {
+        // Before anybody has to wait.
         self.flush_file(source)?;
+        self.flush_file(target)?;
         let mut source_space = None;
         loop {
             source_space = source_space.or_else(|| self.inner.open_files.find(source));
@@ -59,20 +61,24 @@ impl Filesystem {
             let locks = self.inner.files.lock_both(source, target);
             Clone::checked(self, source, &range, target, target_offset)?;
             drop(locks);
+            if range.is_empty() {
+                return Ok(());
+            }
             let replaced = shared_range(&range, target_offset);
             let beside = (source == target).then_some(unwritten);
-            let cloned = space.replace_flushed_range(replaced, beside, replaced.end, || {
+            let is_cloned = space.replace_flushed_range(replaced, beside, replaced.end, || {
                 let _locked = if source > target { lock() } else { None };
                 let mut begun = false;
                 let pair = Pair { source, target, is_held: source_space.is_some() };
                 let cloned = self.clone_closed(&pair, &range, target_offset, true, &mut begun);
-                cloned.inspect_err(|_| {
+                let cloned = cloned.inspect_err(|_| {
                     if begun {
                         self.cut_to_memory(space.inode(), replaced.end);
                     }
-                })
+                });
+                Ok(cloned?.is_some())
             })?;
-            if cloned.is_some() {
+            if is_cloned {
                 return Ok(());
             }
         }
