@@ -114,12 +114,21 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
 
 /// Has the kernel write what it holds back of the mount. This thread answers none of its requests.
 fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
-    let directory = File::open(directory)?;
+    let directory = match File::open(directory) {
+        // Who serves is asked for permission as anybody is. So each file is waited for, without having had all written at once.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            server.bring_back();
+            return server.take_refused();
+        }
+        result => result?,
+    };
     // All at once; then each file is waited for.
     rustix::fs::syncfs(&directory)?;
     server.bring_back();
     // What could not be written since then is told here.
-    Ok(rustix::fs::syncfs(&directory)?)
+    let synced = rustix::fs::syncfs(&directory);
+    let _ = server.take_refused();
+    Ok(synced?)
 }
 
 /// What programs wrote is durable then, or lost and told of. Returns what to exit with where who serves has said that something is lost.
@@ -127,11 +136,11 @@ fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub fn make_durable(mounted: &Mounted) -> io::Result<Option<Exit>> {
-    if let Ok(answer) = sync(mounted)
-        && answer.exit != Exit::Done.code()
-    {
+    if let Ok(answer) = sync(mounted) {
         let _ = io::stderr().write_all(&answer.errors);
-        return Ok(Some(exit_of(&answer).unwrap_or(Exit::Io)));
+        // What the kernel held back is durable then, too: who called may not be let in to ask for it himself.
+        let is_lost = answer.exit != Exit::Done.code();
+        return Ok(is_lost.then(|| exit_of(&answer).unwrap_or(Exit::Io)));
     }
     // Where commands do not reach who serves, this does.
     match File::open(&mounted.directory).and_then(|top| top.sync_all()) {

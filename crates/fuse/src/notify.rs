@@ -228,6 +228,19 @@ impl Server {
         self.bring_back_where(|_| true);
     }
 
+    /// Something that the kernel held back was not written.
+    pub(crate) fn note_refused(&self, errno: Errno) {
+        self.refused.lock().get_or_insert(errno);
+    }
+
+    /// Whether all that the kernel held back was written, since this was asked last. For who cannot ask the kernel by syncfs(2).
+    ///
+    /// # Errors
+    /// The first that a write of it had.
+    pub fn take_refused(&self) -> std::io::Result<()> {
+        self.refused.lock().take().map_or(Ok(()), |errno| Err(errno.into()))
+    }
+
     fn bring_back_where(&self, is_meant: impl Fn(InodeId) -> bool) {
         for (node, id) in self.nodes.all().into_iter().filter(|(_, id)| is_meant(*id)) {
             if self.fs.inode(id).is_ok_and(|inode| inode.file_type() == FileType::Regular) {

@@ -135,6 +135,8 @@ pub struct Server {
     pub(crate) listed: Listed,
     /// A request waits until the kernel has written what it holds of files.
     pub(crate) brings_back: AtomicBool,
+    /// The first error since somebody asked of a write that the kernel had held back.
+    pub(crate) refused: Mutex<Option<Errno>>,
     before_end: Mutex<Option<Hook>>,
     farewell: Mutex<Option<Farewell>>,
     /// The kernel is just being told of names in a deleted subvolume.
@@ -213,6 +215,7 @@ impl Server {
             flags: Mutex::new(()),
             listed: Listed::default(),
             brings_back: AtomicBool::new(false),
+            refused: Mutex::new(None),
             before_end: Mutex::new(None),
             farewell: Mutex::new(None),
             lets_go: Arc::default(),

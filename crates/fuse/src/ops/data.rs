@@ -55,6 +55,11 @@ impl Server {
         let wanted: abi::WriteIn = request.take()?;
         let bytes = request.take_bytes(wanted.size)?;
         let written = self.write_bytes(id, &wanted, bytes, answer);
+        if let Err(errno) = written
+            && wanted.write_flags & abi::WRITE_CACHE != 0
+        {
+            self.note_refused(errno);
+        }
         if written.is_err() && wanted.flags & OFlags::DIRECT.bits() != 0 {
             let end = wanted.offset.saturating_add(u64::from(wanted.size));
             self.ends.note_failed(id, end, request.header.pid);

@@ -1,0 +1,104 @@
+//! What is asked of `mount` and `umount`, by whom and from where.
+
+#[path = "support/place.rs"]
+mod place;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use place::{NOBODY, Place};
+use ubtrfs_testkit::Prng;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_ubtrfs");
+
+fn said(output: &Output) -> String {
+    let bytes = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A script of the one who mounts, with the image as `$1`, the directory as `$2`, the command as `$3`.
+#[track_caller]
+fn shell(place: &Place, script: &str) -> String {
+    let mut command = place.command("sh");
+    command.args(["-ec", script, "sh"]).args([&place.image, &place.directory]).arg(PROGRAM);
+    let output = command.output().unwrap();
+    let said = said(&output);
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+/// Root is not let into another user's mount, and was told that nothing could be made durable.
+#[test]
+fn mount_that_root_may_not_look_into_is_made_read_only_and_unmounted_by_root() {
+    let Some(place) = Place::new(false) else { return };
+    for options in ["commit=3600", "commit=3600,writeback"] {
+        for words in [&["umount"][..], &["mount", "-o", "remount,ro"]] {
+            place.mount(&["-o", options]);
+            let bytes = Prng::new(1).bytes(3 << 20);
+            fs::write(place.image.with_file_name("bytes"), &bytes).unwrap();
+            shell(&place, "cp \"${1%/*}/bytes\" \"$2/file\"");
+            let mut root = Command::new(PROGRAM);
+            root.args(words);
+            if words.len() > 1 {
+                root.arg(&place.image);
+            }
+            let output = root.arg(&place.directory).output().unwrap();
+            assert!(output.status.success(), "{options}, {words:?}: {}", said(&output));
+            if place.is_mounted() {
+                place.cut_off();
+            }
+            let output = place.run(&["cat"], &[&place.image, Path::new("/file")]);
+            assert!(output.status.success() && output.stdout == bytes, "{options}, {words:?}");
+            place.done(&["rm"], &[&place.image, Path::new("/file")]);
+        }
+    }
+    place.assert_clean();
+}
+
+/// Neither was the one who had mounted it where he may not look into its top, nor who serves it.
+#[test]
+fn mount_of_a_top_that_nobody_may_open_is_synced_and_unmounted() {
+    let Some(place) = Place::new(false) else { return };
+    for options in ["commit=3600", "commit=3600,writeback"] {
+        place.mount(&["-o", options]);
+        shell(
+            &place,
+            "head -c 3000000 /dev/zero | tr '\\0' x >\"$2/file\"; chmod 0 \"$2\"
+            ! ls \"$2\" 2>/dev/null
+            \"$3\" filesystem sync \"$2\"",
+        );
+        place.cut_off();
+        let output = place.run(&["cat"], &[&place.image, Path::new("/file")]);
+        assert!(output.stdout == vec![b'x'; 3_000_000], "{options}: {}", said(&output));
+        place.done(&["rm"], &[&place.image, Path::new("/file")]);
+        place.mount(&["-o", options]);
+        place.umount();
+        place.done(&["chmod"], &[&place.image, Path::new("755"), Path::new("/")]);
+    }
+    // Of another user.
+    place.done(&["chown"], &[&place.image, Path::new("0:0"), Path::new("/")]);
+    place.done(&["chmod"], &[&place.image, Path::new("700"), Path::new("/")]);
+    place.mount(&[]);
+    place.umount();
+    place.assert_clean();
+}
+
+/// What the kernel held back finds no space, and who syncs is told, be it by one who may not open the mount's top.
+#[test]
+fn lost_data_is_told_where_nobody_may_open_the_top() {
+    let Some(place) = Place::new(false) else { return };
+    File::options().write(true).open(&place.image).unwrap().set_len(128 << 20).unwrap();
+    place.done(&["mkfs", "-f"], &[&place.image]);
+    place.done(&["chown"], &[&place.image, Path::new(&NOBODY.to_string()), Path::new("/")]);
+    place.mount(&["-o", "writeback"]);
+    let said = shell(
+        &place,
+        // More than there is space for, of which only the kernel knows.
+        "cd \"$2\"; exec 5>file; head -c 200000000 /dev/urandom >&5 2>/dev/null || true; chmod 0 .
+        \"$3\" filesystem sync \"$2\" || echo told
+        \"$3\" filesystem sync \"$2\" && echo once",
+    );
+    assert!(said.contains("No space left") && said.starts_with("told\nonce\n"), "{said}");
+    place.umount();
+}
