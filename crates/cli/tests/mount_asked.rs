@@ -4,6 +4,7 @@
 mod place;
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -101,4 +102,27 @@ fn lost_data_is_told_where_nobody_may_open_the_top() {
     );
     assert!(said.contains("No space left") && said.starts_with("told\nonce\n"), "{said}");
     place.umount();
+}
+
+/// The directory's kind was handed to the kernel as that of the filesystem's top, and nobody could use or unmount it.
+#[test]
+fn file_in_the_place_of_a_directory_is_not_mounted_on() {
+    for is_root in [true, false] {
+        let Some(mut place) = Place::new(is_root) else { return };
+        let file = place.image.with_file_name("file");
+        fs::write(&file, b"kept").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+        place.directory = file.clone();
+        for words in [&["mount"][..], &["mount", "-f"], &["mount", "-o", "fakeroot"]] {
+            let output = place.run(words, &[&place.image, &file]);
+            let said = said(&output);
+            assert_eq!(output.status.code(), Some(4), "{words:?}: {said}");
+            assert!(said.contains("not a directory") && said.lines().count() == 1, "{said}");
+            assert!(!place.is_mounted());
+        }
+        let nothing = file.with_file_name("nothing");
+        let output = place.run(&["mount"], &[&place.image, &nothing]);
+        assert!(said(&output).contains("No such file"), "{}", said(&output));
+        assert_eq!(fs::read(&file).unwrap(), b"kept");
+    }
 }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -113,8 +113,13 @@ pub fn may_hold_block_devices() -> bool {
 /// Mounts on a directory; returns the device from which requests come. As root by a system call, otherwise by `fusermount3`.
 ///
 /// # Errors
-/// The system's.
+/// The system's; `NOTDIR` for what is no directory, which the kernel would take for the kind of the filesystem's top.
 pub fn mount(directory: &Path, options: &MountOptions) -> Result<MountedDevice, MountError> {
+    const LOOKING: &str = "looking at the directory";
+    let about = rustix::fs::stat(directory).map_err(failed(LOOKING))?;
+    if !FileType::from_raw_mode(about.st_mode).is_dir() {
+        return Err(failed(LOOKING)(Errno::NOTDIR));
+    }
     let device = if rustix::process::geteuid().is_root() {
         mount_as_root(directory, options)?
     } else {
@@ -127,7 +132,6 @@ fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = rustix::fs::open("/dev/fuse", flags, Mode::empty());
     let device = device.map_err(failed("opening /dev/fuse"))?;
-    let about = rustix::fs::stat(directory).map_err(failed("looking at the directory"))?;
     let (kind, block) = match options.holds_source {
         true => ("fuseblk.ubtrfs", ",blksize=4096"),
         false => ("fuse.ubtrfs", ""),
@@ -135,7 +139,7 @@ fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     let data = format!(
         "fd={},rootmode={:o},user_id={},group_id={}{}{block}",
         device.as_raw_fd(),
-        about.st_mode & 0o170_000,
+        FileType::Directory.as_raw_mode(),
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
         options.access(),

@@ -304,10 +304,23 @@ pub fn run(args: &Args) -> Result<Exit> {
         return remount(args);
     }
     let wanted = Wanted::parse(&args.options)?;
+    check_directory(&args.directory)?;
     if args.foreground || std::env::var_os(SERVES).is_some() {
         serve(args, &wanted)
     } else {
         start_server(args)
+    }
+}
+
+/// Refuses to mount on anything but a directory: the kernel would take the filesystem's top for a file.
+fn check_directory(directory: &Path) -> Result<()> {
+    let failed = |error: &std::io::Error| Failure::io("mounting", error).at_path(directory);
+    let about = std::fs::metadata(directory).map_err(|error| failed(&error))?;
+    match about.is_dir() {
+        true => Ok(()),
+        false => {
+            Err(Failure::new(Exit::Io, "mounting", "it is not a directory").at_path(directory))
+        }
     }
 }
 
