@@ -166,11 +166,6 @@ impl DeviceArgs {
     pub fn read(&self) -> Result<Image> {
         self.open.image(&self.path, &StartArgs::top_level())
     }
-
-    /// Opens it for reading, with the default subvolume as the start.
-    pub fn read_default(&self) -> Result<Image> {
-        self.open.image(&self.path, &StartArgs::default())
-    }
 }
 
 impl StartArgs {

@@ -126,3 +126,25 @@ fn file_in_the_place_of_a_directory_is_not_mounted_on() {
         assert_eq!(fs::read(&file).unwrap(), b"kept");
     }
 }
+
+/// It told the one that is mounted.
+#[test]
+fn default_subvolume_is_that_of_the_filesystem_whatever_is_mounted() {
+    let Some(place) = Place::new(true) else { return };
+    for name in ["/a", "/b"] {
+        place.done(&["subvolume", "create"], &[&place.image, Path::new(name)]);
+    }
+    for default in ["/", "/b"] {
+        place.done(&["subvolume", "set-default"], &[&place.image, Path::new(default)]);
+        let asked = |words: &[&str], place_of: &Path| {
+            place.done(&[&["subvolume", "get-default"], words].concat(), &[place_of])
+        };
+        let expected = [asked(&[], &place.image), asked(&["--json"], &place.image)];
+        for options in ["rw", "subvol=a", "subvolid=5"] {
+            place.mount(&["-o", options]);
+            let top = &place.directory;
+            assert_eq!([asked(&[], top), asked(&["--json"], top)], expected, "{options}");
+            place.umount();
+        }
+    }
+}

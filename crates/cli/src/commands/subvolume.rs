@@ -202,10 +202,14 @@ fn print(info: &SubvolumeInfo, out: &mut Output) -> Result<()> {
 }
 
 fn get_default(args: &GetDefaultArgs, out: &mut Output) -> Result<()> {
-    let image = args.image.read_default()?;
-    let info = image
-        .filesystem()
-        .subvolume(image.start().root)
+    let image = args.image.read()?;
+    let fs = image.filesystem();
+    // Not where paths begin: at a mount that is what is mounted.
+    let default = fs.default_subvolume().map_err(|error| {
+        Failure::engine("finding the default subvolume", error).at_path(image.path())
+    })?;
+    let info = fs
+        .subvolume(default.root)
         .map_err(|error| Failure::engine("reading the subvolume", error).at_path(image.path()))?;
     if args.json {
         return json::document(out, &JsonSubvolume::new(&info));
