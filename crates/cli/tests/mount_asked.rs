@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use place::{NOBODY, Place};
-use ubtrfs_testkit::Prng;
+use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
+use ubtrfs_testkit::{KernelMount, Prng};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
@@ -147,4 +148,65 @@ fn default_subvolume_is_that_of_the_filesystem_whatever_is_mounted() {
             place.umount();
         }
     }
+}
+
+/// What becomes of attributes of such names, each a line.
+fn fate_of_names(top: &Path) -> String {
+    let path = top.join("file");
+    fs::write(&path, b"").unwrap();
+    let long = |len: usize| format!("user.{}", "a".repeat(len - 5));
+    let mut fates = String::new();
+    for name in [
+        "btrfs.foo",
+        "btrfs.",
+        "btrfs.compression",
+        "btrfs.compression.x",
+        "user.",
+        "security.",
+        "trusted.",
+        "user.x",
+        "security.x",
+        "trusted.x",
+        "system.",
+        "system.foo",
+        "system.posix_acl_access.x",
+        "foo",
+        "user",
+        "foo.bar",
+        &long(255),
+        &long(256),
+    ] {
+        let value = b"zlib";
+        let mut buffer = [0; 4096];
+        let mut fate = |what: &str, done: rustix::io::Result<()>| {
+            let done = done.map_or_else(|errno| format!("{errno:?}"), |()| "done".to_owned());
+            fates.push_str(&format!("{name}: {what}: {done}\n"));
+        };
+        fate("set", setxattr(&path, name, value, XattrFlags::empty()));
+        fate("get", getxattr(&path, name, &mut buffer).map(drop));
+        let len = listxattr(&path, &mut buffer).unwrap();
+        let listed = buffer[..len].split(|byte| *byte == 0).any(|one| one == name.as_bytes());
+        fate(if listed { "listed" } else { "not listed" }, Ok(()));
+        fate("replace", setxattr(&path, name, value, XattrFlags::REPLACE));
+        fate("remove", removexattr(&path, name));
+        fate("replace what is gone", setxattr(&path, name, value, XattrFlags::REPLACE));
+        fate("create", setxattr(&path, name, value, XattrFlags::CREATE));
+        fate("create again", setxattr(&path, name, value, XattrFlags::CREATE));
+    }
+    fates
+}
+
+/// Such names were stored, and Linux neither showed nor removed them.
+#[test]
+fn names_of_attributes_that_linux_refuses_are_refused() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let ours = fate_of_names(&place.directory);
+    place.umount();
+    place.assert_clean();
+    place.done(&["mkfs", "-f"], &[&place.image]);
+    let kernel = KernelMount::read_write(&place.image, "");
+    let theirs = fate_of_names(kernel.path());
+    let differ: Vec<_> = ours.lines().zip(theirs.lines()).filter(|(a, b)| a != b).collect();
+    assert!(differ.is_empty(), "ours, the kernel's: {differ:#?}");
 }

@@ -21,7 +21,7 @@ impl Server {
         answer: &mut Answer,
     ) -> Result {
         let wanted: abi::GetxattrIn = request.take()?;
-        let name = known_namespace(request.take_name()?)?;
+        let name = known_name(request.take_name()?)?;
         let value = self.fs.xattr(id, name).map_err(|error| errno(&error))?;
         put_sized(&value.ok_or(Errno::NODATA)?, wanted.size, answer)
     }
@@ -47,7 +47,7 @@ impl Server {
             true => request.take()?,
             false => abi::SetxattrExt::default(),
         };
-        let name = known_namespace(request.take_name()?)?;
+        let name = settable_name(request.take_name()?)?;
         let value = request.take_bytes(wanted.size)?;
         if wanted.flags & (CREATE | REPLACE) != 0 {
             let has_one = self.fs.xattr(id, name).map_err(|error| errno(&error))?.is_some();
@@ -75,7 +75,7 @@ impl Server {
     }
 
     pub(crate) fn removexattr(&self, id: InodeId, mut request: Request<'_>) -> Result {
-        self.remove_xattr(id, known_namespace(request.take_name()?)?)
+        self.remove_xattr(id, settable_name(request.take_name()?)?)
     }
 
     pub(crate) fn remove_xattr(&self, id: InodeId, name: &[u8]) -> Result {
@@ -92,12 +92,28 @@ impl Server {
     }
 }
 
-/// Refuses names of other kinds than btrfs keeps.
-fn known_namespace(name: &[u8]) -> Result<&[u8]> {
-    const KNOWN: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"btrfs."];
+/// What the names of properties begin with.
+const PROPERTIES: &[u8] = b"btrfs.";
+/// The property that Linux keeps.
+const COMPRESSION: &[u8] = b"btrfs.compression";
+
+/// Refuses names of other kinds than btrfs keeps, and a kind without a name. As Linux does.
+fn known_name(name: &[u8]) -> Result<&[u8]> {
+    const KNOWN: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", PROPERTIES];
     const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
-    let is_known = KNOWN.iter().any(|prefix| name.starts_with(prefix)) || LISTS.contains(&name);
-    if is_known { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+    match KNOWN.iter().find_map(|prefix| name.strip_prefix(*prefix)) {
+        Some([]) => Err(Errno::INVAL),
+        Some(_) => Ok(name),
+        None if LISTS.contains(&name) => Ok(name),
+        None => Err(Errno::OPNOTSUPP),
+    }
+}
+
+/// Refuses properties, too, that Linux does not know: it would neither show nor remove them.
+fn settable_name(name: &[u8]) -> Result<&[u8]> {
+    let name = known_name(name)?;
+    let is_property = name.starts_with(PROPERTIES);
+    if is_property && name != COMPRESSION { Err(Errno::INVAL) } else { Ok(name) }
 }
 
 /// The bytes, or only how many there are where no room was given.
