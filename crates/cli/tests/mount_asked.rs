@@ -4,7 +4,7 @@
 mod place;
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -67,7 +67,7 @@ fn mount_of_a_top_that_nobody_may_open_is_synced_and_unmounted() {
         shell(
             &place,
             "head -c 3000000 /dev/zero | tr '\\0' x >\"$2/file\"; chmod 0 \"$2\"
-            ! ls \"$2\" 2>/dev/null
+            ls \"$2\" 2>/dev/null && echo open
             \"$3\" filesystem sync \"$2\"",
         );
         place.cut_off();
@@ -209,4 +209,48 @@ fn names_of_attributes_that_linux_refuses_are_refused() {
     let theirs = fate_of_names(kernel.path());
     let differ: Vec<_> = ours.lines().zip(theirs.lines()).filter(|(a, b)| a != b).collect();
     assert!(differ.is_empty(), "ours, the kernel's: {differ:#?}");
+}
+
+/// It was refused beside `relatime`.
+#[test]
+fn reads_note_no_access_to_directories_where_that_is_asked_for() {
+    const OLD: i64 = 1_580_608_922;
+    for is_root in [true, false] {
+        for (options, notes) in [
+            ("relatime,nodiratime", [true, false]),
+            ("nodiratime,relatime", [true, false]),
+            ("nodiratime,diratime,relatime", [true, true]),
+            ("noatime,diratime", [false, false]),
+            ("nodiratime", [false, false]),
+        ] {
+            let Some(place) = Place::new(is_root) else { return };
+            place.mount(&[]);
+            shell(
+                &place,
+                "cd \"$2\"; mkdir dir; echo file >file; touch -a -d @1580608922 file dir",
+            );
+            place.umount();
+            place.mount(&["-o", options]);
+            shell(&place, "cd \"$2\"; cat file; ls dir");
+            place.umount();
+            let kernel = KernelMount::read_only(&place.image, "noatime");
+            let noted = ["file", "dir"]
+                .map(|name| fs::metadata(kernel.path().join(name)).unwrap().atime() > OLD);
+            kernel.unmount();
+            assert_eq!(noted, notes, "{options}");
+        }
+    }
+}
+
+/// fusermount3 knows no such word, and its message says nothing of who can have it.
+#[test]
+fn restriction_that_root_alone_can_have_is_refused_to_others_in_words_of_ours() {
+    let Some(place) = Place::new(false) else { return };
+    let output = place.run(&["mount", "-o", "nosymfollow"], &[&place.image, &place.directory]);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.starts_with("ubtrfs: ") && said.contains("root alone"), "{said}");
+    assert!(!place.is_mounted());
+    place.mount(&["-o", "nosymfollow,symfollow"]);
+    place.umount();
 }

@@ -102,14 +102,14 @@ fn words_of_fstab_are_taken_and_such_as_change_what_is_stored_are_not() {
     let Some(place) = Place::new(true) else { return };
     let said = with_helpers(
         &place,
-        "for words in defaults,noatime,nodiratime lazytime relatime,auto,_netdev,nofail,x-systemd.automount \\
+        "for words in defaults,noatime,nodiratime relatime,nodiratime lazytime relatime,auto,_netdev,nofail,x-systemd.automount \\
             noauto,user,exec noauto,users,owner,group,nosymfollow ssd,discard=async,space_cache=v2,subvolid=5,subvol=/ \\
             nossd,ssd_spread,space_cache,autodefrag,noautodefrag,nodiscard datacow,datasum,barrier,thread_pool=4; do
             mount -t fuse.ubtrfs -o \"$words\" \"$1\" \"$2\"
             echo \"$words $(findmnt -n -o OPTIONS --mountpoint \"$2\" | cut -d, -f1-6)\"
             umount \"$2\"
         done
-        for words in nodatacow nodatasum nobarrier flushoncommit noacl strictatime relatime,nodiratime; do
+        for words in nodatacow nodatasum nobarrier flushoncommit noacl strictatime; do
             mount -t fuse.ubtrfs -o \"$words\" \"$1\" \"$2\" >/dev/null 2>&1 && echo \"$words is taken\"
         done
         true",
@@ -119,8 +119,9 @@ fn words_of_fstab_are_taken_and_such_as_change_what_is_stored_are_not() {
         let line = line.unwrap_or_else(|| panic!("{words}: {said}"));
         line.split(',').map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!(said.lines().count(), 8, "{said}");
+    assert_eq!(said.lines().count(), 9, "{said}");
     assert_eq!(shown("noauto,user,exec")[..4], ["rw", "nosuid", "nodev", "noatime"]);
+    assert_eq!(shown("relatime,nodiratime")[..3], ["rw", "nodiratime", "relatime"]);
     let restricted = shown("noauto,users,owner,group,nosymfollow");
     for option in ["nosuid", "nodev", "noexec", "nosymfollow"] {
         assert!(restricted.iter().any(|word| word == option), "{restricted:?}");

@@ -28,6 +28,8 @@ pub struct MountOptions {
     pub fake_root: bool,
     /// What is read is noted: the mount does not say `noatime`.
     pub notes_access: bool,
+    /// But not of directories. Shown where root mounts.
+    pub leaves_directories: bool,
     /// What is not allowed in it.
     pub restrictions: Vec<Restriction>,
     /// The source is a block device, which the kernel is to hold: see [`may_hold_block_devices`].
@@ -148,6 +150,8 @@ fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     let mut flags = MountFlags::empty();
     if !options.notes_access {
         flags |= MountFlags::NOATIME;
+    } else if options.leaves_directories {
+        flags |= MountFlags::NODIRATIME;
     }
     if options.read_only {
         flags |= MountFlags::RDONLY;

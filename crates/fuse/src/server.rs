@@ -66,6 +66,8 @@ pub struct ServeOptions {
     /// What is read of it is noted in the time of access, if the last such note is older than a change or a day. Of what the kernel has in
     /// memory nobody hears that it is read.
     pub notes_access: bool,
+    /// But not of directories.
+    pub leaves_directories: bool,
     /// The user and the group for which root is taken, as `fakeroot` does: what they make is root's. To be mounted without
     /// [`default_permissions`](crate::MountOptions::fake_root).
     pub fake_root: Option<(u32, u32)>,
@@ -87,6 +89,7 @@ impl Default for ServeOptions {
         Self {
             looking: LOOKING,
             notes_access: false,
+            leaves_directories: false,
             fake_root: None,
             writeback: false,
             naive: false,

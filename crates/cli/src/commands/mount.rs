@@ -86,16 +86,18 @@ Options for -o, as of mount(8):
                        attributes
   noatime              the time of access of what is read stays (the default)
   relatime             it is noted after a change, and once a day
+  nodiratime           not that of directories, with relatime
   nodev, nosuid, noexec, nosymfollow, user, users, owner, group
-                       as of mount(8)
+                       as of mount(8); nosymfollow for root alone. What is mounted by users
+                       only the one who mounted it can unmount, and root
   remount              what is mounted on DIR becomes ro or rw, nodev and so on, as is said
                        beside it; other options stay as it was mounted, and another word
                        for the time of access is refused. With ro all is
                        durable when it returns (with mount -i, which does without this
                        command, after a while)
 Words that ask for nothing here, or for what is so in any case, are taken as well: of mount(8)
-  auto, noauto, nofail, _netdev, x-*, defaults, default_permissions, nodiratime, lazytime,
-  loop, silent; of Linux's btrfs ssd, nossd, ssd_spread, space_cache[=v1|v2], autodefrag,
+  auto, noauto, nofail, _netdev, x-*, defaults, default_permissions, lazytime, loop,
+  silent; of Linux's btrfs ssd, nossd, ssd_spread, space_cache[=v1|v2], autodefrag,
   noautodefrag, nodiscard, datacow, datasum, barrier, treelog, notreelog, acl,
   noflushoncommit, thread_pool=N, metadata_ratio=N. Words that would change what is stored, or
   when it is durable, are not: nodatacow, nodatasum, nobarrier, flushoncommit, noacl, strictatime.
@@ -166,10 +168,6 @@ impl Wanted {
         if wanted.fake_root && wanted.allow_other {
             let why = "with fakeroot nobody's permissions are checked, so others cannot be let in";
             return Err(Failure::usage("-o", why).at("allow_other"));
-        }
-        if wanted.notes_access && wanted.leaves_directories {
-            let why = "with relatime those of directories are noted, too";
-            return Err(Failure::usage("-o", why).at("nodiratime"));
         }
         Ok(wanted)
     }
@@ -275,6 +273,7 @@ impl Wanted {
         ServeOptions {
             looking: self.looking.unwrap_or(default.looking),
             notes_access: self.notes_access,
+            leaves_directories: self.leaves_directories,
             fake_root: self.fake_root.then(me),
             writeback: self.writeback,
             syncs: self.syncs,
@@ -305,6 +304,12 @@ pub fn run(args: &Args) -> Result<Exit> {
     }
     let wanted = Wanted::parse(&args.options)?;
     check_directory(&args.directory)?;
+    if wanted.restrictions.contains(&Restriction::NoSymFollow)
+        && !rustix::process::geteuid().is_root()
+    {
+        let why = "root alone can mount so: fusermount3, which mounts for others, cannot";
+        return Err(Failure::new(Exit::Io, "-o", why).at("nosymfollow"));
+    }
     if args.foreground || std::env::var_os(SERVES).is_some() {
         serve(args, &wanted)
     } else {
@@ -419,6 +424,7 @@ fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
         allow_other: wanted.allow_other || rustix::process::geteuid().is_root(),
         fake_root: wanted.fake_root,
         notes_access: wanted.notes_access,
+        leaves_directories: wanted.leaves_directories,
         restrictions: wanted.restrictions.clone(),
         holds_source,
     };
@@ -660,7 +666,6 @@ mod tests {
             "flushoncommit",
             "noacl",
             "strictatime",
-            "relatime,nodiratime",
             "user_id=0",
             "busy_poll=x",
             "cache=much",

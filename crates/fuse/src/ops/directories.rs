@@ -49,7 +49,7 @@ impl Server {
     ) -> Result {
         let wanted: ReadIn = request.take()?;
         self.check_not_deleted(id)?;
-        if self.options.notes_access {
+        if self.options.notes_access && !self.options.leaves_directories {
             self.note_access(id);
         }
         let len_max = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
