@@ -52,6 +52,19 @@ pub struct VolumeArgs {
     super_copy: Option<u8>,
 }
 
+/// What the options of a mount say of how an image is opened, beside the flags.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct VolumeWords {
+    /// As `--device`.
+    pub devices: Vec<PathBuf>,
+    /// As `--partition`.
+    pub partition: Option<u32>,
+    /// As `--offset`.
+    pub offset: Option<u64>,
+    /// As `--degraded`.
+    pub degraded: bool,
+}
+
 /// How a filesystem is opened.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct OpenArgs {
@@ -93,16 +106,37 @@ impl ImageArgs {
         self.open.image(&self.path, &self.start)
     }
 
+    /// The same, opened as the options of a mount say, too.
+    ///
+    /// # Errors
+    /// Both a partition and an offset are said.
+    pub fn with_words(&self, words: &VolumeWords) -> Result<Self> {
+        let mut image = self.clone();
+        let volume = &mut image.open.volume;
+        volume.degraded |= words.degraded;
+        volume.device.extend_from_slice(&words.devices);
+        let window = &mut volume.window;
+        window.partition = words.partition.or(window.partition);
+        window.offset = words.offset.or(window.offset);
+        if window.partition.is_some() && window.offset.is_some() {
+            let why = "a partition begins where it does: the offset is one too many";
+            return Err(Failure::usage("-o", why).at("offset"));
+        }
+        Ok(image)
+    }
+
+    /// Whether it is a part of IMAGE.
+    pub fn is_part(&self) -> bool {
+        self.open.window().window() != Window::Whole
+    }
+
     /// Opens it with options of the engine as `change` has them.
     pub fn open_with(
         &self,
         mode: OpenMode,
-        is_degraded: bool,
         change: impl FnOnce(&mut OpenOptions),
     ) -> Result<Image> {
-        let mut open = self.open.clone();
-        open.volume.degraded |= is_degraded;
-        let filesystem = open.filesystem_with(&self.path, mode, change)?;
+        let filesystem = self.open.filesystem_with(&self.path, mode, change)?;
         Image::new(filesystem, &self.path, &self.start)
     }
 }
@@ -141,7 +175,7 @@ impl ChangedImageArgs {
             let why = "freed space is given back where it is mounted with -o discard";
             return Err(live::refused("--discard", &live.directory, why));
         }
-        image.open_with(OpenMode::ReadWrite, false, |options| options.discard = self.discard)
+        image.open_with(OpenMode::ReadWrite, |options| options.discard = self.discard)
     }
 
     /// Whether this is an image of a command line, without options.
@@ -349,9 +383,17 @@ pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDe
                 ) =>
             {
                 let place = quote::path(&mounted.directory);
-                failure.advice(format!(
-                    "It is mounted on {place}: name that in its place, or unmount it first."
-                ))
+                failure.advice(if window == Window::Whole {
+                    format!(
+                        "It is mounted on {place}: name that in its place, or unmount it first."
+                    )
+                } else {
+                    // Which of them only who serves it knows.
+                    format!(
+                        "It, or another partition of it, is mounted on {place}, and the file is \
+                         locked as a whole: unmount it first, or name {place} if that is the one."
+                    )
+                })
             }
             _ => failure,
         }

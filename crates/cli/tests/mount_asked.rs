@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use place::{NOBODY, Place};
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
-use ubtrfs_testkit::{KernelMount, Prng};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Prng};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
@@ -252,5 +252,84 @@ fn restriction_that_root_alone_can_have_is_refused_to_others_in_words_of_ours() 
     assert!(said.starts_with("ubtrfs: ") && said.contains("root alone"), "{said}");
     assert!(!place.is_mounted());
     place.mount(&["-o", "nosymfollow,symfollow"]);
+    place.umount();
+}
+
+/// What mount(8) hands over is `-o` alone.
+#[test]
+fn other_devices_and_partitions_are_named_by_options_too() {
+    let Some(place) = Place::new(true) else { return };
+    let images = ["first", "second", "third"].map(|name| place.image.with_file_name(name));
+    MkfsBtrfs::new().size_bytes(256 << 20).options("-d raid0 -m raid1").make_on(&images);
+    let devices: Vec<String> =
+        images[1..].iter().map(|image| format!("device={}", image.display())).collect();
+    let top = &place.directory;
+    let run = |options: &str, image: &Path| {
+        let output = place.run(&["mount", "-o", options], &[image, top]);
+        (output.status.code(), said(&output))
+    };
+    let is_mounted = |options: &str, image: &Path| {
+        let (code, said) = run(options, image);
+        assert_eq!(code, Some(0), "{options}: {said}");
+    };
+    assert_ne!(run("rw", &images[0]).0, Some(0));
+    is_mounted(&devices.join(","), &images[0]);
+    fs::write(top.join("file"), Prng::new(1).bytes(3 << 20)).unwrap();
+    place.umount();
+    let kernel = KernelMount::mount(&images, "ro", true).unwrap();
+    assert!(fs::read(kernel.path().join("file")).unwrap() == Prng::new(1).bytes(3 << 20));
+    kernel.unmount();
+
+    let disk = place.image.with_file_name("disk");
+    File::create(&disk).unwrap().set_len(510 << 20).unwrap();
+    let table = "printf 'label: gpt\\n2048,512000\\n514048,512000\\n' | sfdisk -q \"$0\"";
+    assert!(Command::new("sh").args(["-c", table]).arg(&disk).status().unwrap().success());
+    for number in ["1", "2"] {
+        place.done(&["mkfs", "--partition", number], &[&disk]);
+        let name = format!("/in {number}");
+        place.done(&["mkdir", "--partition", number], &[&disk, Path::new(&name)]);
+    }
+    let names = || -> Vec<_> {
+        fs::read_dir(top).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    for (options, name) in [
+        ("partition=1", "in 1"),
+        ("ro,partition=2", "in 2"),
+        ("offset=1048576", "in 1"),
+        ("offset=251M", "in 2"),
+    ] {
+        is_mounted(options, &disk);
+        assert_eq!(names(), [name], "{options}");
+        place.umount();
+    }
+    for bad in
+        ["partition=0", "partition=x", "partition", "offset=x", "device", "partition=1,offset=1M"]
+    {
+        let (code, said) = run(bad, &disk);
+        assert_eq!(code, Some(2), "{bad}: {said}");
+    }
+    // The flag and the word are one thing.
+    let output = place.run(&["mount", "--partition", "1", "-o", "offset=1M"], &[&disk, top]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+
+    is_mounted("partition=1", &disk);
+    let output = place.run(&["ls", "--partition", "2"], &[&disk, Path::new("/")]);
+    let told = said(&output);
+    assert!(!output.status.success() && told.contains("another partition"), "{told}");
+    place.umount();
+}
+
+/// The second mount of one image was refused with no word of how else two of its subvolumes are had.
+#[test]
+fn second_mount_of_an_image_is_refused_with_a_way_to_have_it() {
+    let Some(place) = Place::new(true) else { return };
+    place.done(&["subvolume", "create"], &[&place.image, Path::new("/sub")]);
+    place.mount(&["-o", "subvolid=5"]);
+    let second = place.image.with_file_name("second");
+    fs::create_dir(&second).unwrap();
+    let output = place.run(&["mount", "-o", "subvol=sub"], &[&place.image, &second]);
+    let told = said(&output);
+    assert!(!output.status.success() && told.contains("mount --bind"), "{told}");
+    assert!(told.contains(&place.directory.display().to_string()), "{told}");
     place.umount();
 }

@@ -26,7 +26,7 @@ use ubtrfs_volume::OpenMode;
 
 use crate::compress::{self, Compress};
 use crate::failure::{self, Exit, Failure, Result};
-use crate::image::{Image, ImageArgs, mount_at};
+use crate::image::{Image, ImageArgs, VolumeWords, mount_at};
 use crate::live::{self, Live};
 use crate::mount_helper;
 use crate::mount_words;
@@ -75,6 +75,8 @@ Options for -o, as of mount(8):
                        single one
   discard[=async]      give freed space back to the image file or device
   degraded             mount although devices are missing
+  device=FILE, partition=N, offset=BYTES
+                       as --device (one a word), --partition and --offset, for lines of fstab
   allow_other          other users see it, too (as they do in any case where root mounts)
   fakeroot             be root in it, without being so: owners and permissions are recorded
                        as they are set, what is made is root's, and nobody else sees it
@@ -102,9 +104,13 @@ Words that ask for nothing here, or for what is so in any case, are taken as wel
   noflushoncommit, thread_pool=N, metadata_ratio=N. Words that would change what is stored, or
   when it is durable, are not: nodatacow, nodatasum, nobarrier, flushoncommit, noacl, strictatime.
 
+An image is mounted once, and of a disk image one partition. What of the mount is to be seen in
+another place, too, another subvolume say, mount --bind shows there.
+
 Examples:
   ubtrfs mount disk.img /mnt
   ubtrfs mount -o ro,subvol=snapshots/monday disk.img /mnt
+  ubtrfs mount -o subvolid=5 disk.img /mnt && mount --bind /mnt/home /home
   ubtrfs mount -o remount,ro disk.img /mnt
   ubtrfs umount /mnt"
 )]
@@ -130,7 +136,6 @@ pub struct Args {
 struct Wanted {
     read_only: bool,
     allow_other: bool,
-    degraded: bool,
     discard: bool,
     subvol: Option<String>,
     subvolid: Option<u64>,
@@ -149,6 +154,7 @@ struct Wanted {
     restrictions: Vec<Restriction>,
     /// The access times of directories are not noted.
     leaves_directories: bool,
+    volume: VolumeWords,
 }
 
 impl Wanted {
@@ -190,7 +196,7 @@ impl Wanted {
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
             ("allow_other", None) => self.allow_other = true,
-            ("degraded", None) => self.degraded = true,
+            ("degraded", None) => self.volume.degraded = true,
             ("discard", None) => self.discard = true,
             ("fakeroot", None) => self.fake_root = true,
             ("writeback", None) => self.writeback = true,
@@ -222,6 +228,12 @@ impl Wanted {
             ("discard", Some("async" | "sync")) => self.discard = true,
             ("nodiscard", None) => self.discard = false,
             _ if mount_words::is_harmless(name, value) => {}
+            ("device", Some(path)) => self.volume.devices.push(path.into()),
+            ("partition", Some(value)) => {
+                let number = value.parse().ok().filter(|number| *number != 0);
+                self.volume.partition = Some(number.ok_or("a partition's number is wanted")?);
+            }
+            ("offset", Some(value)) => self.volume.offset = Some(crate::size::parse(value)?),
             ("subvol", Some(path)) => self.subvol = Some(path.to_owned()),
             ("subvolid", Some(value)) => self.subvolid = Some(number(value)?),
             ("compress" | "compress-force", _) => {
@@ -310,8 +322,9 @@ pub fn run(args: &Args) -> Result<Exit> {
         let why = "root alone can mount so: fusermount3, which mounts for others, cannot";
         return Err(Failure::new(Exit::Io, "-o", why).at("nosymfollow"));
     }
+    let image = args.image.with_words(&wanted.volume)?;
     if args.foreground || std::env::var_os(SERVES).is_some() {
-        serve(args, &wanted)
+        serve(args, &image, &wanted)
     } else {
         start_server(args)
     }
@@ -402,13 +415,24 @@ fn start_server(args: &Args) -> Result<Exit> {
     }
 }
 
-fn serve(args: &Args, wanted: &Wanted) -> Result<Exit> {
+fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
     let directory = std::fs::canonicalize(&args.directory)
         .map_err(|error| Failure::io("mounting", &error).at_path(&args.directory))?;
     let source = std::fs::canonicalize(args.image.path())
         .map_err(|error| Failure::io("opening", &error).at_path(args.image.path()))?;
     let mode = if wanted.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let image = args.image.open_with(mode, wanted.degraded, |options| wanted.apply(options))?;
+    let image = asked.open_with(mode, |options| wanted.apply(options)).map_err(|failure| {
+        match mounts::of_image(&source) {
+            Some(mounted) if !asked.is_part() => {
+                let place = quote::path(&mounted.directory);
+                failure.advice_also(&format!(
+                    "An image is mounted once. For a subvolume or directory of it in another place, \
+                     too: mount --bind {place}/NAME DIR"
+                ))
+            }
+            _ => failure,
+        }
+    })?;
     let root = root_of(&image, wanted)?;
     let fs = image.filesystem().clone();
     let background = (!wanted.read_only).then(|| fs.run_in_background(wanted.background()));
