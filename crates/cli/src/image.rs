@@ -130,6 +130,17 @@ impl ImageArgs {
         self.open.window().window() != Window::Whole
     }
 
+    /// The descriptors of this process by which files are named: `/dev/fd/N`.
+    pub fn named_descriptors(&self) -> Vec<u32> {
+        let paths = self.open.volume.device.iter().chain([&self.path]);
+        let number_in = |path: &PathBuf| {
+            let places = ["/dev/fd", "/proc/self/fd"];
+            let name = places.iter().find_map(|place| path.strip_prefix(place).ok())?;
+            name.to_str()?.parse().ok()
+        };
+        paths.filter_map(number_in).collect()
+    }
+
     /// Opens it with options of the engine as `change` has them.
     pub fn open_with(
         &self,

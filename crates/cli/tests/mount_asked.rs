@@ -5,7 +5,7 @@ mod place;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use place::{NOBODY, Place};
@@ -253,6 +253,44 @@ fn restriction_that_root_alone_can_have_is_refused_to_others_in_words_of_ours() 
     assert!(!place.is_mounted());
     place.mount(&["-o", "nosymfollow,symfollow"]);
     place.umount();
+}
+
+/// The process in the background kept them open, and with them others' locks and pipes.
+#[test]
+fn process_that_serves_keeps_nothing_open_of_who_mounted() {
+    for is_root in [true, false] {
+        let Some(place) = Place::new(is_root) else { return };
+        let lock = place.image.with_file_name("lock");
+        fs::write(&lock, b"").unwrap();
+        fs::set_permissions(&lock, fs::Permissions::from_mode(0o666)).unwrap();
+        let said = shell(
+            &place,
+            "lock=${1%/*}/lock
+            exec 8>\"$lock\" 9<\"$lock\" 7>>\"$lock\"
+            flock -n 8
+            \"$3\" mount \"$1\" \"$2\"
+            exec 8>&- 9<&- 7>&-
+            flock -n \"$lock\" echo free",
+        );
+        assert_eq!(said, "free\n");
+        let server = place.server();
+        let open = fs::read_dir(format!("/proc/{server}/fd")).unwrap();
+        let open: Vec<PathBuf> =
+            open.filter_map(|one| fs::read_link(one.ok()?.path()).ok()).collect();
+        assert!(!open.contains(&lock), "{open:?}");
+        place.umount();
+        // One that is named is handed on.
+        shell(
+            &place,
+            "exec 8<>\"$1\"
+            \"$3\" mount /dev/fd/8 \"$2\"
+            echo written >\"$2/file\"
+            exec 8>&-
+            \"$3\" umount \"$2\"",
+        );
+        assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "written\n");
+        place.assert_clean();
+    }
 }
 
 /// What mount(8) hands over is `-o` alone.

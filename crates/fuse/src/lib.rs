@@ -12,7 +12,7 @@
 //! - `tail`: what the kernel has in memory behind the end of a file.
 //! - `overdue`, `beside`: how requests wait for the kernel, which may wait for them.
 //! - [`Server`] and `ops`: what each request does.
-//! - `mount`: mounting and unmounting.
+//! - `mount`: mounting and unmounting. `inherited`: what a process in the background has no use for.
 //! - [`floor`]: a server that does nothing, for benchmarks.
 //! - `control`: the socket by which commands reach the engine that serves a mount.
 //!
@@ -31,6 +31,7 @@ mod files;
 mod first_open;
 #[doc(hidden)]
 pub mod floor;
+mod inherited;
 mod leader;
 mod listed;
 mod message;
@@ -49,6 +50,7 @@ mod unsettled;
 pub use control::{
     ControlAnswer, ControlSocket, control, control_paths, control_within, serve_control,
 };
+pub use inherited::keep_from_programs_but;
 pub use mount::{
     MountError, MountOptions, MountedDevice, Restriction, may_hold_block_devices, mount, remount,
     unmount, unmount_by_force, unmount_when_unused,

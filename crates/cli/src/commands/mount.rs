@@ -326,7 +326,7 @@ pub fn run(args: &Args) -> Result<Exit> {
     if args.foreground || std::env::var_os(SERVES).is_some() {
         serve(args, &image, &wanted)
     } else {
-        start_server(args)
+        start_server(args, &image)
     }
 }
 
@@ -390,9 +390,12 @@ fn remount(args: &Args) -> Result<Exit> {
 }
 
 /// Starts the same command in the background, and waits until it serves.
-fn start_server(args: &Args) -> Result<Exit> {
+fn start_server(args: &Args, image: &ImageArgs) -> Result<Exit> {
     const WHAT: &str = "starting the process that serves";
     let program = std::env::current_exe().map_err(|error| Failure::io(WHAT, &error))?;
+    // Not what the caller has open: whoever waits for its end, or for a lock that goes with it, would do so as long as it is mounted.
+    // Where the kernel is too old for that (before Linux 5.11) it stays open.
+    let _ = ubtrfs_fuse::keep_from_programs_but(&image.named_descriptors());
     let mut child = Command::new(program)
         .args(mount_helper::arguments().unwrap_or_default().into_iter().skip(1))
         .env(SERVES, "1")
