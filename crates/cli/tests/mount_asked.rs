@@ -371,3 +371,64 @@ fn second_mount_of_an_image_is_refused_with_a_way_to_have_it() {
     assert!(told.contains(&place.directory.display().to_string()), "{told}");
     place.umount();
 }
+
+/// With `-o fakeroot` the kernel refuses what sets access control lists; inside of a user namespace all that `make install` does is done.
+#[test]
+fn programs_that_set_lists_run_as_root_of_a_user_namespace() {
+    let Some(place) = Place::new(false) else { return };
+    place.done(&["chown"], &[&place.image, Path::new("0:0"), Path::new("/")]);
+    let script = "
+        mine=$(mktemp -d)
+        trap 'rm -r \"$mine\"' EXIT
+        cd \"$mine\"
+        mkdir tree
+        echo program >tree/program
+        chmod 755 tree/program
+        ln -s program tree/link
+        setfacl -m g:$(id -g):r tree/program
+        cat >inside <<'END'
+            \"$3\" mount \"$1\" \"$2\"
+            cp -a tree \"$2\"
+            cp -p tree/program \"$2/copy\"
+            cd \"$2\"
+            install -d usr/bin
+            install -m 4755 -o root -g root \"$OLDPWD/tree/program\" usr/bin/program
+            setfacl -d -m g:0:rx usr
+            setfacl -m u:0:rw tree/program
+            sed -i s/program/edited/ tree/program
+            mkdir tar
+            tar --acls -c tree | tar --acls -x -p -C tar
+            cd /
+            \"$3\" umount \"$2\"
+END
+        unshare -Urm sh -e inside \"$1\" \"$2\" \"$3\"
+        \"$3\" mount -o fakeroot \"$1\" \"$2\"
+        cp -r tree \"$2/by fakeroot\"
+        tar -c tree | tar -x -p -C \"$2/by fakeroot\"
+        install -m 755 tree/program \"$2/refused\" 2>/dev/null && echo taken
+        setfacl -m u:0:rw \"$2/usr/bin/program\" 2>/dev/null && echo taken
+        \"$3\" umount \"$2\"";
+    assert_eq!(shell(&place, script), "");
+    place.assert_clean();
+    let kernel = KernelMount::read_only(&place.image, "");
+    let about = |name: &str| {
+        let metadata = fs::symlink_metadata(kernel.path().join(name)).unwrap();
+        format!("{}:{} {:o}", metadata.uid(), metadata.gid(), metadata.mode() & 0o7777)
+    };
+    assert_eq!(about("usr/bin/program"), "0:0 4755");
+    assert_eq!(about("tree/link"), "0:0 777");
+    let lists = |name: &str| {
+        let mut command = Command::new("getfacl");
+        command.args(["-c", "-n", "-p", "--omit-header"]).arg(kernel.path().join(name));
+        String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned()
+    };
+    for name in ["tree/program", "tar/tree/program"] {
+        assert!(lists(name).contains("user:0:rw-\n"), "{name}: {}", lists(name));
+    }
+    for name in ["tree/program", "copy"] {
+        assert!(lists(name).contains("group:0:r--\n"), "{name}: {}", lists(name));
+    }
+    assert!(lists("usr").contains("default:group:0:r-x\n"), "{}", lists("usr"));
+    let edited = fs::read_to_string(kernel.path().join("tree/program")).unwrap();
+    assert_eq!(edited, "edited\n");
+}

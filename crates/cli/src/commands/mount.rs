@@ -80,14 +80,17 @@ Options for -o, as of mount(8):
   allow_other          other users see it, too (as they do in any case where root mounts)
   fakeroot             be root in it, without being so: owners and permissions are recorded
                        as they are set, what is made is root's, and nobody else sees it
-                       (device nodes: ubtrfs mknod DIR PATH)
+                       (device nodes: ubtrfs mknod DIR PATH). Of files recorded as another's
+                       the kernel refuses ACLs, which install and cp -p set: mount without
+                       this word inside of `unshare -Urm` for these, or run them by fakeroot(1)
   writeback            what is written stays with the kernel first: many small writes become few;
                        an error (no space) shows when it is synced or closed, holes are not told,
                        and commands that change files are refused at the directory
   sync, dirsync        each change is durable when it returns; with dirsync those of names and
                        attributes
   noatime              the time of access of what is read stays (the default)
-  relatime             it is noted after a change, and once a day
+  relatime             it is noted after a change, and once a day; not of what the kernel has
+                       in its memory, which is read without this process
   nodiratime           not that of directories, with relatime
   nodev, nosuid, noexec, nosymfollow, user, users, owner, group
                        as of mount(8); nosymfollow for root alone. What is mounted by users
