@@ -105,6 +105,26 @@ fn lost_data_is_told_where_nobody_may_open_the_top() {
     place.umount();
 }
 
+/// He was told that something could not be made durable, or that the mount is busy.
+#[test]
+fn mount_of_another_user_is_not_unmounted_and_its_user_is_told() {
+    for is_root in [true, false] {
+        let Some(place) = Place::new(is_root) else { return };
+        place.mount(&[]);
+        for words in [&["umount"][..], &["umount", "-l"], &["umount", "-f"]] {
+            let mut other = Command::new("setpriv");
+            other.args(["--reuid", "1", "--regid", "1", "--clear-groups", PROGRAM]).args(words);
+            let output = other.arg(&place.directory).output().unwrap();
+            let said = said(&output);
+            let user = if is_root { 0 } else { NOBODY };
+            assert_eq!(output.status.code(), Some(4), "{said}");
+            assert!(said.contains(&format!("user {user} has mounted it")), "{said}");
+            assert!(place.is_mounted() && said.lines().count() == 1, "{said}");
+        }
+        place.umount();
+    }
+}
+
 /// The directory's kind was handed to the kernel as that of the filesystem's top, and nobody could use or unmount it.
 #[test]
 fn file_in_the_place_of_a_directory_is_not_mounted_on() {

@@ -55,6 +55,12 @@ pub fn run(args: &Args) -> Result<Exit> {
     let failure = |what: &str, error: &dyn std::fmt::Display| {
         Failure::new(Exit::Io, what, error).at_path(&args.directory)
     };
+    // Before fusermount3 says so of whoever may have it in use.
+    let me = rustix::process::geteuid();
+    if !me.is_root() && me.as_raw() != mounted.uid {
+        let why = format!("user {} has mounted it: he can unmount it, and root", mounted.uid);
+        return Err(failure("unmounting", &why));
+    }
     if args.lazy {
         ubtrfs_fuse::unmount_when_unused(&directory)
             .map_err(|error| failure("unmounting", &error))?;
