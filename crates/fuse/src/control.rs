@@ -13,10 +13,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use ubtrfs_rt::{Arc, AtomicBool, Ordering};
+use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 
 /// Bytes of a command at most.
 const COMMAND_BYTES_MAX: usize = 1 << 20;
@@ -24,8 +24,12 @@ const COMMAND_BYTES_MAX: usize = 1 << 20;
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 /// Strings of either at most.
 const STRING_COUNT_MAX: usize = 4096;
-/// Who has connected says what he wants within this.
+/// Who has connected has said all that he wants within this.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// And has taken the whole answer, which may be long, within this.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+/// So much of an answer is written at once.
+const BITE_BYTES: usize = 64 << 10;
 /// Before the next connection is taken where one could not be.
 const AFTER_ERROR: Duration = Duration::from_millis(10);
 
@@ -45,6 +49,8 @@ pub struct ControlAnswer {
 pub struct ControlSocket {
     bound: Vec<Bound>,
     is_closed: AtomicBool,
+    /// Whose words are being read.
+    heard: Mutex<Option<UnixStream>>,
 }
 
 /// A socket in one place.
@@ -132,7 +138,7 @@ impl ControlSocket {
         }
         match refused {
             Some(error) if bound.is_empty() => Err(error),
-            _ => Ok(Self { bound, is_closed: AtomicBool::new(false) }),
+            _ => Ok(Self { bound, is_closed: AtomicBool::new(false), heard: Mutex::new(None) }),
         }
     }
 
@@ -151,7 +157,7 @@ impl ControlSocket {
                 }
                 match one.listener.accept() {
                     // Who goes away, or says nothing that makes sense, hears nothing.
-                    Ok((stream, _)) => drop(answer(stream, &run)),
+                    Ok((stream, _)) => drop(self.answer(stream, &run)),
                     // Out of files or memory, say, which passes.
                     Err(_) => std::thread::sleep(AFTER_ERROR),
                 }
@@ -159,9 +165,36 @@ impl ControlSocket {
         }
     }
 
-    /// Takes no further command; what was begun is done to its end.
+    fn answer(
+        &self,
+        mut stream: UnixStream,
+        run: &impl Fn(Vec<OsString>) -> ControlAnswer,
+    ) -> io::Result<()> {
+        check_peer(&stream, rustix::process::geteuid().as_raw())?;
+        let words = self.hear(&mut stream)?;
+        let answer = run(words.into_iter().map(OsString::from_vec).collect());
+        let mut until = Until::within(&mut stream, ANSWER_PATIENCE);
+        write_strings(&mut until, &[&[answer.exit], &answer.output, &answer.errors])
+    }
+
+    /// The words of a command; cut short where the socket is closed meanwhile.
+    fn hear(&self, stream: &mut UnixStream) -> io::Result<Vec<Vec<u8>>> {
+        *self.heard.lock() = Some(stream.try_clone()?);
+        // Looked at after it can be found: whoever closes either finds it, or is seen here.
+        let words = match self.is_closed.load(Ordering::Acquire) {
+            true => Err(io::ErrorKind::ConnectionAborted.into()),
+            false => read_strings(&mut Until::within(stream, PATIENCE), COMMAND_BYTES_MAX),
+        };
+        *self.heard.lock() = None;
+        words
+    }
+
+    /// Takes no further command; what was begun is done to its end, and what is not all said yet is not.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
+        if let Some(heard) = &*self.heard.lock() {
+            let _ = heard.shutdown(std::net::Shutdown::Both);
+        }
         for one in &self.bound {
             // By now it may be that of the next mount. Its own number is not given again while the listener is open.
             if file_at(&one.path).is_ok_and(|file| file == one.file) {
@@ -192,13 +225,40 @@ impl Bound {
     }
 }
 
-fn answer(mut stream: UnixStream, run: &impl Fn(Vec<OsString>) -> ControlAnswer) -> io::Result<()> {
-    check_peer(&stream, rustix::process::geteuid().as_raw())?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let words = read_strings(&mut stream, COMMAND_BYTES_MAX)?;
-    let answer = run(words.into_iter().map(OsString::from_vec).collect());
-    stream.set_write_timeout(Some(PATIENCE))?;
-    write_strings(&mut stream, &[&[answer.exit], &answer.output, &answer.errors])
+/// A stream that has all that is read or written until a moment: a limit of each read would be none of how many there are.
+struct Until<'a> {
+    stream: &'a mut UnixStream,
+    end: Instant,
+}
+
+impl<'a> Until<'a> {
+    fn within(stream: &'a mut UnixStream, patience: Duration) -> Self {
+        Self { stream, end: Instant::now() + patience }
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        // A bite at a time: the system's limit is of each part that it waits for, not of the whole.
+        self.stream.write(&bytes[..bytes.len().min(BITE_BYTES)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 /// Only the user who mounted is answered, and root; and only he is believed.
@@ -377,6 +437,38 @@ mod tests {
         serving.join().unwrap();
         let refused = control(uid, &device, &[]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Who sent a byte now and then was listened to for as long as he liked: the mount did not end, and nobody else was heard.
+    #[test]
+    fn words_that_trickle_in_keep_neither_the_end_nor_others_waiting() {
+        let device = format!("test:slow:{}", std::process::id());
+        let socket = Arc::new(ControlSocket::bind(&device).unwrap());
+        let serving = serve_control(&socket, |_| ControlAnswer::default()).unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let mut slow = UnixStream::connect(&control_paths(uid, &device)[0]).unwrap();
+        slow.write_all(&[1, 0, 0]).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let begun = Instant::now();
+        socket.close();
+        serving.join().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        let (mut from, mut to) = UnixStream::pair().unwrap();
+        let sending = std::thread::spawn(move || {
+            let mut words = [&u32::to_le_bytes(1)[..], &u32::to_le_bytes(1 << 19)].concat();
+            words.resize(1 << 19, b'x');
+            words.iter().all(|byte| {
+                std::thread::sleep(Duration::from_millis(20));
+                to.write_all(&[*byte]).is_ok()
+            })
+        });
+        let begun = Instant::now();
+        let until = &mut Until::within(&mut from, Duration::from_millis(300));
+        assert!(read_strings(until, COMMAND_BYTES_MAX).is_err());
+        assert!(write_strings(until, &[&[0; 1 << 20]]).is_err());
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        drop(from);
+        assert!(!sending.join().unwrap());
     }
 
     /// Whoever ended late took away the socket of the next mount that had his device number, which no command reached any more.
