@@ -89,6 +89,7 @@ pub(crate) mod fattr {
     pub(crate) const FH: u32 = 1 << 6;
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
+    pub(crate) const LOCKOWNER: u32 = 1 << 9;
     pub(crate) const CTIME: u32 = 1 << 10;
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }

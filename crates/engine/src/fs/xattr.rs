@@ -69,6 +69,9 @@ const NAME_BYTES_MAX: usize = 255;
 /// The property that names a file's or directory's compression.
 pub(super) const COMPRESSION_XATTR: &[u8] = b"btrfs.compression";
 
+/// What a file gives who runs it.
+const CAPABILITY_XATTR: &[u8] = b"security.capability";
+
 impl Handle<'_> {
     /// Sets an extended attribute, named with its namespace, in place of the value that it has. An
     /// access control list sets the inode's permissions; one that says no more than they do, or
@@ -121,14 +124,34 @@ impl Handle<'_> {
         let fs = self.fs;
         let mut names = fs.inner.files.names();
         let (mode, inode_flags) = self.check_xattrs(&mut names, id)?;
-        if self.fs.xattr(id, name)?.is_none() {
-            let what = format!("attribute {:?} of {id}", String::from_utf8_lossy(name));
-            return Err(Error::not_found(what));
-        }
+        self.check_has_xattr(id, name)?;
         let bits = compression_bits(id, mode, inode_flags, name, None)?;
         self.remove_part(id, id.key(KeyType::XATTR_ITEM, name_hash(name)), name)?;
         self.set_compression_flags(&mut names, id, bits)?;
         self.touch_for_xattr(&mut names, id)
+    }
+
+    /// Takes from a file the capabilities that it gives who runs it, as whoever writes to it does. As in Linux that is no change which the
+    /// inode's flags forbid: who may write takes them away, and who may append.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such inode, or it has none; `ReadOnly`.
+    pub fn remove_capabilities(&mut self, id: InodeId) -> Result<()> {
+        let fs = self.fs;
+        let mut names = fs.inner.files.names();
+        self.check_changeable(&mut names, id)?;
+        self.check_has_xattr(id, CAPABILITY_XATTR)?;
+        let key = id.key(KeyType::XATTR_ITEM, name_hash(CAPABILITY_XATTR));
+        self.remove_part(id, key, CAPABILITY_XATTR)?;
+        self.touch_for_xattr(&mut names, id)
+    }
+
+    fn check_has_xattr(&self, id: InodeId, name: &[u8]) -> Result<()> {
+        if self.fs.xattr(id, name)?.is_some() {
+            return Ok(());
+        }
+        let what = format!("attribute {:?} of {id}", String::from_utf8_lossy(name));
+        Err(Error::not_found(what))
     }
 
     /// Sets the flags that go with the property that names an inode's compression, as Linux does, if that was changed.
@@ -154,6 +177,13 @@ impl Handle<'_> {
 
     /// Returns the inode's mode and flags.
     fn check_xattrs(&self, names: &mut Names, id: InodeId) -> Result<(u32, u64)> {
+        let (mode, flags) = self.check_changeable(names, id)?;
+        check_flags(id, flags, false)?;
+        Ok((mode, flags))
+    }
+
+    /// As [`Handle::check_xattrs`], whatever the flags forbid.
+    fn check_changeable(&self, names: &mut Names, id: InodeId) -> Result<(u32, u64)> {
         names.check_writable(self.txn.core(), id.root)?;
         let (flags, mode, link_count) = match names.held_mut(id) {
             Some(held) => (held.item.flags.get(), held.item.mode.get(), held.item.nlink.get()),
@@ -163,7 +193,6 @@ impl Handle<'_> {
             }
         };
         names.check_not_going(id, link_count)?;
-        check_flags(id, flags, false)?;
         Ok((mode, flags))
     }
 

@@ -1,7 +1,7 @@
 //! `stat`, `chmod`, `chown`, `utimes`, `truncate`, `statfs`.
 
+use rustix::io::Errno;
 use ubtrfs_engine::{Inode, InodeId, Reservation, SetAttributes};
-use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::Time;
 
@@ -9,6 +9,7 @@ use crate::abi::{self, AttrOut, StatxOut, StatxTime, fattr};
 use crate::errno::errno;
 use crate::files::UsedFile;
 use crate::message::{Answer, Request, Result};
+use crate::ops::xattrs::CAPABILITY;
 use crate::server::{Server, Shown, offset};
 use crate::tail::{By, Growth};
 
@@ -17,9 +18,11 @@ const SET_GID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o10;
 /// STATX_BASIC_STATS and STATX_BTIME.
 const STATX_BASIC_AND_BIRTH: u32 = 0xfff;
-const CAPABILITY: &[u8] = b"security.capability";
 /// What the kernel sets with `-o writeback` where it has written.
 const OF_WRITES: u32 = fattr::MTIME | fattr::CTIME | fattr::FH;
+/// chown(2) that names neither user nor group, with which the kernel leaves it to us to take away rights that a file gives who runs it. With
+/// `-o writeback` it says when that was.
+const OF_NO_CHANGE: u32 = fattr::CTIME | fattr::FH | fattr::LOCKOWNER | fattr::KILL_SUIDGID;
 /// Items that a change of attributes changes at most: the inode, and access control lists.
 const ATTRIBUTE_ITEMS: u64 = 3;
 /// An access is noted after so long in any case.
@@ -103,9 +106,13 @@ impl Server {
             ctime: time(fattr::CTIME, 0, new.ctime, new.ctimensec),
             ..SetAttributes::default()
         };
-        if has(fattr::UID) || has(fattr::GID) {
+        let is_bare = new.valid & !OF_NO_CHANGE == 0;
+        if has(fattr::UID) || has(fattr::GID) || is_bare {
             let inode = self.inode(id)?;
-            if !inode.is_dir() && attributes.mode.is_none() {
+            if !is_bare && inode.flags & (flags::APPEND | flags::IMMUTABLE) != 0 {
+                return Err(Errno::PERM);
+            }
+            if attributes.mode.is_none() {
                 attributes.mode = mode_without_privileges(&inode);
             }
             self.drop_capabilities(id)?;
@@ -115,23 +122,37 @@ impl Server {
         {
             file.note_times(mtime, attributes.ctime.unwrap_or(now));
         }
-        if self.options.writeback && new.valid & !OF_WRITES == 0 {
-            self.set_times_of_writes(id, attributes)?;
+        let is_of_writes = self.options.writeback && new.valid & !OF_WRITES == 0;
+        if is_bare || is_of_writes || self.is_touch_of_append_only(id, &new)? {
+            self.set_whatever_flags(id, attributes)?;
         } else if attributes != SetAttributes::default() {
             self.set_attributes(id, &attributes)?;
         }
         self.getattr(id, answer)
     }
 
-    /// With `-o writeback` the kernel says when what it held back was written; that is no change that the flags APPEND and IMMUTABLE forbid.
-    fn set_times_of_writes(&self, id: InodeId, mut times: SetAttributes) -> Result {
+    /// What the flags APPEND and IMMUTABLE do not forbid: what the kernel says with `-o writeback` of when what it held back was written, and
+    /// that rights go with a write.
+    fn set_whatever_flags(&self, id: InodeId, mut attributes: SetAttributes) -> Result {
         let _lock = self.flags.lock();
         let bits = self.inode(id)?.flags;
-        times.flags = (bits & (flags::APPEND | flags::IMMUTABLE) != 0).then_some(bits);
-        if times == SetAttributes::default() {
-            return Ok(());
+        attributes.flags = (bits & (flags::APPEND | flags::IMMUTABLE) != 0).then_some(bits);
+        self.set_attributes(id, &attributes)
+    }
+
+    /// Both times become now, and nothing else is asked for: that is no change which the flag APPEND forbids.
+    fn is_touch_of_append_only(&self, id: InodeId, new: &abi::SetattrIn) -> Result<bool> {
+        const BOTH: u32 = fattr::ATIME | fattr::ATIME_NOW | fattr::MTIME;
+        let is_written_now = new.valid & fattr::MTIME_NOW != 0
+            // With `-o writeback` the kernel says which time is now.
+            || new.valid & fattr::CTIME != 0
+                && (new.mtime, new.mtimensec) == (new.ctime, new.ctimensec);
+        let others = new.valid & !(BOTH | fattr::MTIME_NOW | OF_NO_CHANGE);
+        if new.valid & BOTH != BOTH || !is_written_now || others != 0 {
+            return Ok(false);
         }
-        self.set_attributes(id, &times)
+        let bits = self.inode(id)?.flags;
+        Ok(bits & flags::APPEND != 0 && bits & flags::IMMUTABLE == 0)
     }
 
     /// Data of a file has changed as the kernel asked. With `-o writeback` it may have said before when that was, and not say it again: its
@@ -140,7 +161,7 @@ impl Server {
     pub(crate) fn keep_times_of_writes(&self, id: InodeId, file: &UsedFile) {
         let Some((mtime, ctime)) = file.times() else { return };
         let times = SetAttributes { mtime: Some(mtime), ctime: Some(ctime), ..Default::default() };
-        let _ = self.set_times_of_writes(id, times);
+        let _ = self.set_whatever_flags(id, times);
     }
 
     pub(crate) fn set_attributes(&self, id: InodeId, attributes: &SetAttributes) -> Result {
@@ -168,7 +189,7 @@ impl Server {
         match mode_without_privileges(&self.inode(id)?) {
             None => Ok(()),
             mode => {
-                self.set_attributes(id, &SetAttributes { mode, ..SetAttributes::default() })?;
+                self.set_whatever_flags(id, SetAttributes { mode, ..SetAttributes::default() })?;
                 // Or it would go on to run it so.
                 self.forget_attributes(id);
                 Ok(())
@@ -188,7 +209,11 @@ impl Server {
         }
         let removed = match self.fs.xattr(id, CAPABILITY).map_err(|error| errno(&error)) {
             Ok(None) => Ok(()),
-            Ok(Some(_)) => self.remove_xattr(id, CAPABILITY),
+            Ok(Some(_)) => match self.remove_capabilities(id) {
+                // Others write, too.
+                Err(Errno::NODATA) => Ok(()),
+                removed => removed,
+            },
             Err(error) => Err(error),
         };
         if let (Err(_), Some(file)) = (removed, &file) {
@@ -247,6 +272,7 @@ fn mode_without_privileges(inode: &Inode) -> Option<u32> {
     if inode.mode & GROUP_EXECUTE != 0 {
         gone |= inode.mode & SET_GID;
     }
-    let has_some = gone != 0 && inode.file_type() == FileType::Regular;
+    // Of a directory they say what is made in it.
+    let has_some = gone != 0 && !inode.is_dir();
     has_some.then_some(inode.mode & !gone)
 }

@@ -7,4 +7,4 @@ mod flags;
 mod names;
 mod seek;
 mod subvolumes;
-mod xattrs;
+pub(crate) mod xattrs;

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, InodeId, Reservation};
+use ubtrfs_ondisk::inode::flags;
 
 use crate::abi;
 use crate::errno::errno;
@@ -10,6 +11,8 @@ use crate::server::Server;
 
 const CREATE: u32 = 1;
 const REPLACE: u32 = 2;
+/// What a file gives who runs it.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// Items that a change of an attribute changes at most.
 const XATTR_ITEMS: u64 = 3;
 
@@ -75,7 +78,14 @@ impl Server {
     }
 
     pub(crate) fn removexattr(&self, id: InodeId, mut request: Request<'_>) -> Result {
-        self.remove_xattr(id, settable_name(request.take_name()?)?)
+        let name = settable_name(request.take_name()?)?;
+        // The kernel asks for this before a write, too, which may append where nothing else may be changed.
+        if name == CAPABILITY
+            && self.inode(id)?.flags & (flags::APPEND | flags::IMMUTABLE) == flags::APPEND
+        {
+            return self.remove_capabilities(id);
+        }
+        self.remove_xattr(id, name)
     }
 
     pub(crate) fn remove_xattr(&self, id: InodeId, name: &[u8]) -> Result {
@@ -89,6 +99,15 @@ impl Server {
                 Error::NotFound { .. } => Errno::NODATA,
                 other => errno(&other),
             })
+    }
+
+    /// A file was written, or has another owner: it gives who runs it nothing more.
+    pub(crate) fn remove_capabilities(&self, id: InodeId) -> Result {
+        let handle = self.fs.begin(Reservation::items(XATTR_ITEMS));
+        match handle.and_then(|mut handle| handle.remove_capabilities(id)) {
+            Err(Error::NotFound { .. }) => Err(Errno::NODATA),
+            result => result.map_err(|error| errno(&error)),
+        }
     }
 }
 
