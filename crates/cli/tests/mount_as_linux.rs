@@ -96,3 +96,46 @@ os.chmod('c',0o6777); out('fallocate root',e(fall),mode('c')); os.unlink('c')
 "#,
     );
 }
+
+/// An append to a file with rights was refused, as was `touch`, and a rename into such a directory.
+#[test]
+fn append_only_allows_what_it_does_with_the_kernel() {
+    assert_as_with_the_kernel(
+        r#"
+def app(): 
+    fd=os.open('a',os.O_WRONLY|os.O_APPEND); os.write(fd,b'x'); os.close(fd)
+for what in 'caps','suid','both':
+    open('a','w').close(); os.chmod('a',0o6777 if what!='caps' else 0o777)
+    if what!='suid': os.setxattr('a','security.capability',bytes.fromhex('0100000201000000000000000000000000000000'))
+    setfl('a',0x20)
+    out('append',what,as_user(app),mode('a'),os.listxattr('a'),os.stat('a').st_size)
+    out('append root',what,e(app),mode('a'),os.listxattr('a'),os.stat('a').st_size)
+    setfl('a',0); os.unlink('a')
+os.mkdir('ad'); open('a','w').close(); open('i','w').close()
+setfl('ad',0x20); setfl('a',0x20); setfl('i',0x10)
+class TS(ctypes.Structure): _fields_=[('s',ctypes.c_long),('n',ctypes.c_long)]
+def ut(p,a,m):
+    t=(TS*2)(TS(1,a),TS(1,m))
+    if libc.utimensat(-100,p.encode(),t,0)<0: raise OSError(ctypes.get_errno(),'')
+NOW,OMIT=0x3fffffff,0x3ffffffe
+for p in 'a','ad','i':
+    for a in ((NOW,NOW),(NOW,OMIT),(OMIT,NOW),(5,5),(OMIT,5),(NOW,5),(OMIT,OMIT)):
+        out('utimes',p,a,e(ut,p,*a))
+    out('utimes null',p,e(os.utime,p))
+    out('chown',p,e(os.chown,p,-1,-1),e(os.chown,p,3,-1),'chmod',e(os.chmod,p,0o600),'trunc',e(os.truncate,p,0))
+os.chmod('.',0o777)
+os.mkdir('d'); open('d/f','w').close(); open('f1','w').close(); os.mkdir('d1')
+out('ren into',e(ren,'f1','ad/n')); out('ren dir into',e(ren,'d1','ad/dn'))
+open('f1','w').close()
+out('over',e(ren,'f1','ad/n')); out('exch',e(ren,'f1','ad/n',2)); out('wo',e(ren,'f1','ad/w',4))
+open('f2','w').close()
+out('wo2',e(ren,'f2','ad/n',4)); out('nore',e(ren,'f2','ad/nr',1)); 
+open('f2','w').close()
+out('nore exist',e(ren,'f2','ad/nr',1))
+out('out',e(ren,'ad/nr','z')); out('within',e(ren,'ad/nr','ad/zz')); out('within nore',e(ren,'ad/nr','ad/zz',1));out('missing',e(ren,'nothing','ad/zz')); out('self',e(ren,'ad/nr','ad/nr'))
+os.link('f2','f2l'); out('exch none',e(ren,'f2','ad/none',2))
+setfl('ad',0);setfl('a',0);setfl('i',0)
+os.link('f2','ad/same'); setfl('ad',0x20); out('same inode',e(ren,'f2','ad/same'),os.path.exists('f2')); out('into itself', e(ren,'ad','ad/q')); setfl('ad',0)
+"#,
+    );
+}

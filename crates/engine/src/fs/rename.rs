@@ -86,8 +86,8 @@ impl Handle<'_> {
             names.check_writable(core, place.dir.root)?;
             let item = names.hold(core, place.dir)?.item;
             check_directory(place.dir, &item)?;
-            let gets_only = mode == RenameMode::NoReplace && place.dir != old.dir;
-            check_flags(place.dir, item.flags.get(), gets_only)?;
+            // Whether it loses one is known when what has the new name is.
+            check_flags(place.dir, item.flags.get(), place.dir != old.dir)?;
         }
         let moved = Named::find(self, old.dir, old.name)?;
         let target = match Named::find(self, new.dir, new.name) {
@@ -102,7 +102,10 @@ impl Handle<'_> {
             (RenameMode::Exchange, None) => {
                 return Err(Error::not_found(shown(new.dir, new.name)));
             }
-            _ => {}
+            (_, Some(_)) => {
+                check_flags(new.dir, names.hold(core, new.dir)?.item.flags.get(), false)?;
+            }
+            (_, None) => {}
         }
         self.check_move(&mut names, &moved, old, new)?;
         match &target {

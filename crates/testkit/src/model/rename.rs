@@ -42,8 +42,7 @@ impl Model {
         for place in [old, new] {
             self.writable(place.dir.root)?;
             self.entries(place.dir)?;
-            let gets_only = mode == RenameMode::NoReplace && place.dir != old.dir;
-            let growth = if gets_only { Growth::Allowed } else { Growth::Forbidden };
+            let growth = if place.dir == old.dir { Growth::Forbidden } else { Growth::Allowed };
             self.permitted(place.dir, growth)?;
         }
         let moved = self.named(old.dir, old.name).ok_or(Refusal::NotFound)?;
@@ -51,7 +50,8 @@ impl Model {
         match (mode, target) {
             (RenameMode::NoReplace, Some(_)) => return Err(Refusal::Exists),
             (RenameMode::Exchange, None) => return Err(Refusal::NotFound),
-            _ => {}
+            (_, Some(_)) => self.permitted(new.dir, Growth::Forbidden)?,
+            (_, None) => {}
         }
         self.check_move(moved, old, new)?;
         let mut orphan = None;
