@@ -139,3 +139,35 @@ os.link('f2','ad/same'); setfl('ad',0x20); out('same inode',e(ren,'f2','ad/same'
 "#,
     );
 }
+
+/// A plain directory was taken for the mounted subvolume, and the default one for none.
+#[test]
+fn subvolume_requests_refuse_as_the_kernel() {
+    assert_as_with_the_kernel(
+        r#"
+os.mkdir('d')
+def va(name): return struct.pack('q',0)+name.ljust(4088,b'\0')
+def va2(name,flags=0): return struct.pack('qQQ',0,0,flags)+b'\0'*32+name.ljust(4040,b'\0')
+fd=os.open('.',os.O_RDONLY)
+def io(num,arg,d=None): 
+    if libc.ioctl(fd if d is None else d,ctypes.c_ulong(num),ctypes.create_string_buffer(arg,len(arg)))<0: raise OSError(ctypes.get_errno(),'')
+    return 'ok'
+CR,DE,SN=0x5000940e,0x5000940f,0x50009401
+out('create',e(io,CR,va(b'sub')),e(io,CR,va(b'def')),e(io,CR,va(b'busy')))
+id_=lambda n: struct.unpack('Q',bytes(_lk(n))[:8])[0]
+def _lk(n):
+    f=os.open(n,os.O_RDONLY); b=bytearray(4096); b[8:16]=struct.pack('Q',256); c=(ctypes.c_char*4096).from_buffer(b); libc.ioctl(f,ctypes.c_ulong(0xd0009412),c); del c; os.close(f); return b
+did=id_('def'); out('setdef',e(io,0x40089413,struct.pack('Q',did)))
+sub=os.open('sub',os.O_RDONLY)
+for nm in b'plainfile',b'd',b'.',b'..',b'',b'a/b',b'nothing',b'def',b'x'*255,b'x'*256,b'x'*300, b'sub/':
+    for num,n,pack in (CR,'create',va),(0x50009418,'create2',va2),(DE,'destroy',va),(0x5000943f,'destroy2',va2),(SN,'snap',lambda x:struct.pack('q',sub)+x.ljust(4088,b'\0')),(0x50009417,'snap2',lambda x:struct.pack('qQQ',sub,0,0)+b'\0'*32+x.ljust(4040,b'\0')):
+        if nm==b'plainfile': open('plainfile','w').close()
+        r=e(io,num,pack(nm)); out(n,nm[:12],len(nm),r)
+        if r=='ok' and n[:2] in('cr','sn'): out('  un',e(io,DE,va(nm)))
+out('rmdir def',e(os.rmdir,'def'))
+f=os.open('sub',os.O_RDONLY); out('in sub ..',e(io,DE,va(b'..'),f), e(io,DE,va(b'.'),f))
+f=os.open('d',os.O_RDONLY); out('in d ..',e(io,DE,va(b'..'),f), e(io,DE,va(b'.'),f))
+out('setdef',e(io,0x40089413,struct.pack('Q',5)))
+"#,
+    );
+}

@@ -233,10 +233,8 @@ impl Server {
             if entries.next().is_some() {
                 return Err(Errno::NOTEMPTY);
             }
-            return match self.fs.delete_subvolume(dir, name) {
-                Ok(_) => self.settle_names(&[(dir, name)]),
-                Err(error) => Err(errno(&error)),
-            };
+            self.delete_subvolume(dir, name)?;
+            return self.settle_names(&[(dir, name)]);
         }
         let gone = self.fs.rmdir_deferred(dir, name).map_err(|error| errno(&error))?;
         self.let_go(gone);

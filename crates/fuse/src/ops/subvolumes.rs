@@ -79,6 +79,7 @@ impl Server {
                     CREATE => vol_args(&mut request)?.1,
                     _ => vol_args_v2(&mut request, 0)?.2,
                 };
+                check_new_name(name)?;
                 let mut new = self.new_inode(&header, 0o040_777, umask_of(header.pid));
                 (new.uid, new.gid) = self.owner(&header);
                 let made = self.fs.begin(Reservation::create_subvolume());
@@ -91,11 +92,19 @@ impl Server {
                     DELETE => vol_args(&mut request)?.1,
                     _ => vol_args_v2(&mut request, 0)?.2,
                 };
-                let root = self.fs.lookup(id, name).map_err(|error| errno(&error))?.root;
-                if root == self.root.root {
+                match name {
+                    b"." => return Err(Errno::ACCESS),
+                    b".." => return Err(Errno::INVAL),
+                    _ => {}
+                }
+                let named = self.fs.lookup(id, name).map_err(|error| errno(&error))?;
+                if !self.inode(named)?.is_dir() {
+                    return Err(Errno::NOTDIR);
+                }
+                if named == self.root && named.root != id.root {
                     return Err(Errno::BUSY);
                 }
-                self.fs.delete_subvolume(id, name).map_err(|error| errno(&error))?;
+                self.delete_subvolume(id, name)?;
                 // Its space is freed in the background.
                 self.forget_name(id, name);
             }
@@ -160,6 +169,19 @@ impl Server {
             self.fs.commit().map_err(|error| errno(&error))?;
         }
         Ok(())
+    }
+
+    /// Deletes the subvolume of a name.
+    pub(crate) fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result {
+        let Err(error) = self.fs.delete_subvolume(dir, name) else { return Ok(()) };
+        // Linux has a number of its own for the default one.
+        let default = self.fs.default_subvolume();
+        match self.fs.lookup(dir, name) {
+            Ok(named) if named.root != dir.root && default.is_ok_and(|root| root == named) => {
+                Err(Errno::PERM)
+            }
+            _ => Err(errno(&error)),
+        }
     }
 
     /// The subvolumes in that of `id`, from `first` on, each with the directory that it is in. Where there are more than fit, who asks goes on
@@ -229,6 +251,7 @@ impl Server {
         name: &[u8],
         read_only: bool,
     ) -> Result {
+        check_new_name(name)?;
         let number = self.number_of_open_file(header.pid, file)?;
         let infos = self.fs.subvolumes().map_err(|error| errno(&error))?;
         let source = infos
@@ -338,10 +361,18 @@ fn vol_args_v2<'a>(request: &mut Request<'a>, known: u64) -> Result<(i64, u64, &
 
 fn entry_name<'a>(request: &mut Request<'a>) -> Result<&'a [u8]> {
     let name = request.take_name()?;
-    if name.is_empty() || name.contains(&b'/') {
+    if name.is_empty() {
+        return Err(Errno::ACCESS);
+    }
+    if name.contains(&b'/') {
         return Err(Errno::INVAL);
     }
     if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
+}
+
+/// Refuses the names that each directory has.
+fn check_new_name(name: &[u8]) -> Result {
+    if matches!(name, b"." | b"..") { Err(Errno::EXIST) } else { Ok(()) }
 }
 
 fn until_zero(bytes: &[u8]) -> Option<&[u8]> {
