@@ -171,3 +171,22 @@ out('setdef',e(io,0x40089413,struct.pack('Q',5)))
 "#,
     );
 }
+/// `chattr` came back before what it had changed was durable, though each change of attributes is promised to be.
+#[test]
+fn flags_are_durable_when_chattr_returns_with_sync_and_dirsync() {
+    for option in ["sync", "dirsync"] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&["-o", &format!("commit=3600,{option}")]);
+        let file = place.directory.join("file");
+        std::fs::write(&file, b"kept").unwrap();
+        let output = Command::new("chattr").args(["+Ad"]).arg(&file).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        place.cut_off();
+        let kernel = KernelMount::read_only(&place.image, "");
+        let output = Command::new("lsattr").arg(kernel.path().join("file")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        kernel.unmount();
+        let shown = said.split(' ').next().unwrap_or_default();
+        assert!(shown.contains('A') && shown.contains('d'), "{option}: {said}");
+    }
+}

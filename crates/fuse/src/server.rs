@@ -439,7 +439,7 @@ impl Server {
 
     /// Makes durable what an operation has changed of an inode, where that is promised ([`Syncs`]). Of names, and what is copied, it is where
     /// that is done.
-    fn settle(&self, id: InodeId, operation: u32) -> Result {
+    pub(crate) fn settle(&self, id: InodeId, operation: u32) -> Result {
         match operation {
             // With an error of this file, and of no other.
             opcode::WRITE | opcode::FALLOCATE if self.options.syncs == Syncs::All => self.fsync(id),

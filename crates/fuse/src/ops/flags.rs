@@ -6,7 +6,7 @@ use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 
-use crate::abi;
+use crate::abi::{self, opcode};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
 use crate::server::Server;
@@ -82,7 +82,8 @@ impl Server {
                 drop(lock);
                 self.forget_attributes(id);
                 answer.put(&abi::IoctlOut::default());
-                Ok(())
+                // It is one, too.
+                self.settle(id, opcode::SETATTR)
             }
             SET_XFLAGS => {
                 let [xflags, extent_size_hint]: [u32; 2] = request.take()?;
@@ -104,7 +105,8 @@ impl Server {
                 drop(lock);
                 self.forget_attributes(id);
                 answer.put(&abi::IoctlOut::default());
-                Ok(())
+                // It is one, too.
+                self.settle(id, opcode::SETATTR)
             }
             other => self.subvolume_ioctl(id, other, request, answer),
         }
