@@ -2,12 +2,15 @@
 
 use super::entry::{Named, check_flags, shown};
 use super::inode::InodeId;
-use super::make::{NewInode, check_directory, check_new_name, checked_name};
+use super::make::{Inherit, NewInode, check_directory, check_new_name, checked_name};
 use super::path::DEPTH_MAX;
 use super::state::Names;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::Reservation;
+
+/// A character device; its number is 0.
+const WHITEOUT_MODE: u32 = 0o020_000;
 
 /// What becomes of the names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +70,26 @@ impl Filesystem {
     ) -> Result<Option<InodeId>> {
         let mut handle = self.begin(Reservation::rename())?;
         let (old, new) = (Place { dir: from, name: from_name }, Place { dir: to, name: to_name });
-        handle.rename(old, new, mode)
+        let whiteout = NewInode::new(WHITEOUT_MODE, handle.txn.now());
+        handle.rename(old, new, mode, &whiteout)
+    }
+
+    /// As [`Filesystem::rename_deferred`] with [`RenameMode::Whiteout`], and says whose the whiteout is.
+    ///
+    /// # Errors
+    /// As [`Filesystem::rename`].
+    pub fn rename_leaving(
+        &self,
+        from: InodeId,
+        from_name: &[u8],
+        to: InodeId,
+        to_name: &[u8],
+        whiteout: &NewInode,
+    ) -> Result<Option<InodeId>> {
+        let mut handle = self.begin(Reservation::rename())?;
+        let (old, new) = (Place { dir: from, name: from_name }, Place { dir: to, name: to_name });
+        let whiteout = NewInode { mode: WHITEOUT_MODE, inherit: Inherit::Nothing, ..*whiteout };
+        handle.rename(old, new, RenameMode::Whiteout, &whiteout)
     }
 }
 
@@ -77,6 +99,7 @@ impl Handle<'_> {
         old: Place<'_>,
         new: Place<'_>,
         mode: RenameMode,
+        whiteout: &NewInode,
     ) -> Result<Option<InodeId>> {
         checked_name(new.name)?;
         let core = self.txn.core();
@@ -133,9 +156,7 @@ impl Handle<'_> {
         self.attach_next(&mut names, new, &moved)?;
         self.touch_moved(&mut names, &moved)?;
         if mode == RenameMode::Whiteout {
-            let now = self.txn.now();
-            let whiteout = NewInode::new(0o020_000, now);
-            self.make_under(&mut names, old.dir, old.name, &whiteout, None)
+            self.make_under(&mut names, old.dir, old.name, whiteout, None)
                 .map_err(|error| self.txn.abort(error))?;
         }
         Ok(orphan)

@@ -14,6 +14,8 @@ use crate::server::{Server, Syncs, decode_device};
 const INHERITED_XATTRS: u64 = 3;
 /// The kernel refuses an answer with a longer target: PATH_MAX without the zero.
 const LINK_BYTES_MAX: usize = 4095;
+const SET_GID: u32 = 0o2000;
+const TYPE_CHAR_DEVICE: u32 = 0o020_000;
 const TYPE_DIRECTORY: u32 = 0o040_000;
 const TYPE_REGULAR: u32 = 0o100_000;
 const TYPE_SYMLINK: u32 = 0o120_000;
@@ -73,6 +75,14 @@ impl Server {
             inherit: Inherit::AsProcess { umask },
             ..NewInode::new(mode, self.now())
         }
+    }
+
+    /// What a moved name leaves behind is whose it is, and the directory's group's if that gives its own to what is made in it.
+    fn whiteout(&self, dir: InodeId, header: &InHeader) -> Result<NewInode> {
+        let (uid, gid) = self.owner(header);
+        let parent = self.inode(dir)?;
+        let gid = if parent.mode & SET_GID != 0 { parent.gid } else { gid };
+        Ok(NewInode { uid, gid, ..NewInode::new(TYPE_CHAR_DEVICE, self.now()) })
     }
 
     fn make(&self, dir: InodeId, name: &[u8], new: &NewInode) -> Result<InodeId> {
@@ -196,6 +206,9 @@ impl Server {
         if target.len() > LINK_BYTES_MAX {
             return Err(Errno::NAMETOOLONG);
         }
+        if self.options.notes_access {
+            self.note_access(id);
+        }
         answer.put_bytes(&target);
         Ok(())
     }
@@ -263,7 +276,13 @@ impl Server {
             renameat2::WHITEOUT | WHITEOUT_OF_NONE => RenameMode::Whiteout,
             _ => return Err(Errno::INVAL),
         };
-        let replaced = self.fs.rename_deferred(dir, name, new_dir, new_name, mode);
+        let replaced = match mode {
+            RenameMode::Whiteout => {
+                let whiteout = self.whiteout(dir, &request.header)?;
+                self.fs.rename_leaving(dir, name, new_dir, new_name, &whiteout)
+            }
+            _ => self.fs.rename_deferred(dir, name, new_dir, new_name, mode),
+        };
         self.let_go(replaced.map_err(|error| errno(&error))?);
         self.settle_names(&[(dir, name), (new_dir, new_name)])
     }

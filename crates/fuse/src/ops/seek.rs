@@ -139,7 +139,7 @@ impl Server {
         answer: &mut Answer,
     ) -> Result {
         let wanted: abi::LseekIn = request.take()?;
-        let (file, at) = (self.file(id)?, offset(wanted.offset)?);
+        let (file, at) = (self.file(id)?, offset(from(&wanted))?);
         let sought = match wanted.whence {
             SEEK_DATA => Sought::Data,
             SEEK_HOLE => Sought::Hole,
@@ -209,8 +209,14 @@ impl Server {
         let id = self.nodes.inode(request.header.node);
         let cached = id.and_then(|id| self.nodes.cached_bytes(id));
         let wanted = request.take::<abi::LseekIn>().ok();
-        cached.zip(wanted).is_some_and(|((_, bytes), wanted)| bytes > wanted.offset)
+        cached.zip(wanted).is_some_and(|((_, bytes), wanted)| bytes > from(&wanted))
     }
+}
+
+/// Where the search begins. The kernel hands on what is before the file, and Linux's btrfs then looks from its beginning.
+fn from(wanted: &abi::LseekIn) -> u64 {
+    let is_before = i64::try_from(wanted.offset).is_err();
+    if is_before { 0 } else { wanted.offset }
 }
 
 fn put_found(found: FileOffset, answer: &mut Answer) {

@@ -52,6 +52,9 @@ impl Server {
         };
         let name = settable_name(request.take_name()?)?;
         let value = request.take_bytes(wanted.size)?;
+        if name == COMPRESSION && value.is_empty() {
+            return self.remove_compression(id, wanted.flags);
+        }
         if wanted.flags & (CREATE | REPLACE) != 0 {
             let has_one = self.fs.xattr(id, name).map_err(|error| errno(&error))?.is_some();
             match (has_one, wanted.flags) {
@@ -75,6 +78,14 @@ impl Server {
             self.drop_set_gid(id)?;
         }
         Ok(())
+    }
+
+    /// A property without a value is none, as in Linux: neither one that is there nor none is in the way.
+    fn remove_compression(&self, id: InodeId, xattr_flags: u32) -> Result {
+        match self.remove_xattr(id, COMPRESSION) {
+            Err(Errno::NODATA) if xattr_flags & REPLACE == 0 => Ok(()),
+            result => result,
+        }
     }
 
     pub(crate) fn removexattr(&self, id: InodeId, mut request: Request<'_>) -> Result {
