@@ -3,8 +3,9 @@
 #[path = "support/place.rs"]
 mod place;
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use place::Place;
 use ubtrfs_testkit::KernelMount;
@@ -220,5 +221,48 @@ fn flags_are_durable_when_chattr_returns_with_sync_and_dirsync() {
         kernel.unmount();
         let shown = said.split(' ').next().unwrap_or_default();
         assert!(shown.contains('A') && shown.contains('d'), "{option}: {said}");
+    }
+}
+
+/// Whoever did not stat it first read nothing behind its old end, and had SIGBUS from a map.
+#[test]
+fn file_that_a_command_makes_longer_is_as_long_for_who_has_it_open() {
+    const SCRIPT: &str = r#"
+libc.mmap.restype=ctypes.c_void_p
+os.chdir(sys.argv[1])
+fd=os.open('file',os.O_RDONLY)
+at=libc.mmap(None,ctypes.c_size_t(65536),1,1,fd,ctypes.c_long(0))
+out('begin',ctypes.string_at(at,10))
+sys.stdout.flush()
+sys.stdin.readline()
+to=os.open(sys.argv[1]+'.copy',os.O_RDWR|os.O_CREAT)
+out('sent',os.sendfile(to,fd,0,100000))
+made=os.open('made',os.O_RDWR|os.O_CREAT)
+out('copied',os.copy_file_range(fd,made,100000,0))
+size=os.pread(fd,100000,0)
+out('mapped',ctypes.string_at(at+8,2),ctypes.string_at(at,len(size))==b'0123456789'+bytes(len(size)-10))
+out('read',len(os.pread(fd,100000,0)))
+"#;
+    // The second one's last byte is alone in its page, and the third one's in that of the old end.
+    for end in [50_000, 53_249, 4000] {
+        let Some(place) = Place::new(true) else { return };
+        place.mount(&[]);
+        std::fs::write(place.directory.join("file"), "0123456789").unwrap();
+        let mut program = Command::new("python3");
+        program.args(["-c", &format!("{HEAD}{SCRIPT}")]).arg(&place.directory);
+        let mut program = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(program.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let size = end.to_string();
+        place.done(&["truncate", "-s", &size], &[&place.directory, Path::new("/file")]);
+        drop(program.stdin.take());
+        line.clear();
+        said.read_to_string(&mut line).unwrap();
+        let status = program.wait().unwrap();
+        let expected = format!("sent {end}\ncopied {end}\nmapped b'89' True\nread {end}\n");
+        assert!(status.success() && line == expected, "{end}: {status}, {line}");
+        place.umount();
+        place.assert_clean();
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use ubtrfs_engine::{ChangedName, InodeId};
+use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering};
@@ -17,6 +18,7 @@ use crate::files::UsedFile;
 use crate::message::{Answer, Result};
 use crate::nodes::Nodes;
 use crate::server::Server;
+use crate::tail::forgotten;
 
 /// What a notification has beside its header: a struct and a name.
 const NOTIFICATION_BYTES_MAX: usize = 512;
@@ -104,8 +106,8 @@ impl Server {
     /// kernel may wait for those.
     pub fn change<T>(&self, changed: Changed, change: impl FnOnce() -> T) -> T {
         self.changed_names.change_count.fetch_add(1, Ordering::AcqRel);
-        let result = match changed {
-            Changed::Names => change(),
+        let (result, grown) = match changed {
+            Changed::Names => (change(), Vec::new()),
             Changed::Anything => self.change_anything(change),
         };
         self.changed_names.change_count.fetch_sub(1, Ordering::AcqRel);
@@ -115,11 +117,42 @@ impl Server {
             self.forget_changed(&told);
         }
         let unknown = self.forget_all(changed);
+        for (id, end) in grown {
+            self.tell_end(id, end);
+        }
         self.tell_later(unknown);
         result
     }
 
-    fn change_anything<T>(&self, change: impl FnOnce() -> T) -> T {
+    /// A file has grown to `end`. Who stats it hears that from the kernel, which asks; who copies from it or looks at a map of it does not,
+    /// and may have SIGBUS. What the kernel is given of a file moves the end that it knows: so it is given the last byte, and forgets that at
+    /// once, as somebody may have written there. Before this it has written what it had behind the old end, which is no part of the file.
+    fn tell_end(&self, id: InodeId, end: u64) {
+        let (Some(node), Some(transport)) = (self.nodes.number(id), self.transport()) else {
+            return;
+        };
+        let (since, last) = (self.ends.now(), end.saturating_sub(1));
+        let mut byte = [0];
+        let is_read = self.file(id).is_ok_and(|file| {
+            let read = file.data.read(FileOffset::new(last), &mut byte);
+            read.is_ok_and(|len| len == 1)
+                && file.data.inode().is_ok_and(|inode| inode.size_bytes == end)
+        });
+        if !is_read {
+            return;
+        }
+        self.ends.note_told(id, since);
+        let mut message = Answer::with_room(NOTIFICATION_BYTES_MAX);
+        message.put(&abi::NotifyStore { node, offset: last, size: 1, padding: 0 });
+        message.put_bytes(&byte);
+        // One that it does not know asks.
+        let _ = transport.send(message.finish_notification(abi::NOTIFY_STORE));
+        let mut message = forgotten(node, last, 1);
+        let _ = transport.send(message.finish_notification(abi::NOTIFY_INVAL_INODE));
+    }
+
+    /// Returns the files that the kernel knew and that have grown, and to where.
+    fn change_anything<T>(&self, change: impl FnOnce() -> T) -> (T, Vec<(InodeId, u64)>) {
         self.ends.begin();
         let before: FxHashMap<InodeId, u64> = self.known_sizes().collect();
         let result = change();
@@ -131,9 +164,11 @@ impl Server {
                 moved.push((id, MovedEnd { known_bytes, true_bytes }));
             }
         }
+        let has_grown = |(_, end): &&(InodeId, MovedEnd)| end.known_bytes < end.true_bytes;
+        let grown = moved.iter().filter(has_grown).map(|(id, end)| (*id, end.true_bytes)).collect();
         self.ends.end(moved);
         self.files.note_capabilities();
-        result
+        (result, grown)
     }
 
     /// The regular files that the kernel knows, and how long they are.
