@@ -88,7 +88,7 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
     for (path, number, pack, words, why) in [
         (&top, 0x5000_940e, "q a4088", "0, 'source'", "File exists"),
         (&top, 0x5000_940e, "q a4088", "0, 'a/b'", "Invalid argument"),
-        (&top, 0x5000_940e, "q a4088", "0, ''", "Invalid argument"),
+        (&top, 0x5000_940e, "q a4088", "0, ''", "Permission denied"),
         (&top, 0x5000_940f, "q a4088", "0, 'nothing'", "No such file"),
         (&top, 0x5000_9401, "q a4088", "77, 'x'", "Bad file descriptor"),
         (&top, 0x5000_9401, "q a4088", "0, 'x'", ""),
