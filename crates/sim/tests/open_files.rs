@@ -108,3 +108,10 @@ fn sync_that_cannot_record_where_a_file_ends_says_so() {
 fn commit_whose_leaves_are_merged_and_split_settles() {
     runs(FOUND, 873..874);
 }
+
+/// A writer waited for writeback that needed a commit, which failed: the write was done, as its data was in memory, and the simulator took that for
+/// the promise of a commit.
+#[test]
+fn commit_that_fails_while_a_writer_waits_for_writeback_is_no_promise() {
+    runs(FOUND, 7..8);
+}

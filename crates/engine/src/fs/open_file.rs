@@ -428,8 +428,7 @@ impl DataFile {
         Space::io_range(size, 0)?;
         self.note_now();
         self.open.truncate(size)?;
-        self.record_times();
-        Ok(())
+        self.record_times()
     }
 
     /// As [`OpenFile::zero_range`].
@@ -441,8 +440,7 @@ impl DataFile {
         Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.zero_range(offset, len_bytes)?;
-        self.record_times();
-        Ok(())
+        self.record_times()
     }
 
     /// As [`OpenFile::punch_hole`].
@@ -454,8 +452,7 @@ impl DataFile {
         Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.punch_hole(offset, len_bytes)?;
-        self.record_times();
-        Ok(())
+        self.record_times()
     }
 
     /// As [`OpenFile::allocate`].
@@ -467,8 +464,7 @@ impl DataFile {
         Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.allocate(offset, len_bytes, reach)?;
-        self.record_times();
-        Ok(())
+        self.record_times()
     }
 
     /// As [`OpenFile::allocate_zeroed`].
@@ -480,8 +476,7 @@ impl DataFile {
         Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.allocate_zeroed(offset, len_bytes, reach)?;
-        self.record_times();
-        Ok(())
+        self.record_times()
     }
 
     /// As [`OpenFile::unshare`].
@@ -522,13 +517,17 @@ impl DataFile {
         }
     }
 
-    /// After a change: where nothing is dirty no writeback comes that says when it was. An error is for who syncs the file, as the change
-    /// was made.
-    fn record_times(&self) {
+    /// After a change: where nothing is dirty no writeback comes that says when it was. That there is no space to say it is for who syncs
+    /// the file, as the change was made; any other error the caller hears, who would else take a filesystem that has stopped for well.
+    fn record_times(&self) -> Result<()> {
         let space = self.open.space();
-        if !space.is_dirty() {
-            // Not where it ends: what is on its way says so when it is there.
-            let _ = self.fs.record_file(space.inode(), 0);
+        if space.is_dirty() {
+            return Ok(());
+        }
+        // Not where it ends: what is on its way says so when it is there.
+        match self.fs.record_file(space.inode(), 0) {
+            Err(Error::NoSpace { .. } | Error::Limit { .. }) => Ok(()),
+            result => result,
         }
     }
 

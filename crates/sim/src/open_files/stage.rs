@@ -656,11 +656,17 @@ impl Stage {
         Ok(())
     }
 
+    /// The filesystem takes no more, though the operation was done: writeback that it had to wait for needed a commit, which failed.
+    fn has_stopped(&self) -> bool {
+        let is_struck = self.may_fail && !self.array.strikes().is_empty();
+        is_struck && matches!(self.fs.begin(Reservation::items(0)), Err(Error::Aborted { .. }))
+    }
+
     /// Takes down what commits made durable, asked for or not.
     fn note_commits(&mut self, before: u64, outcome: Outcome) {
         let events = self.array.event_count();
         // What failed was written, perhaps, and not promised.
-        let failed = u64::from(outcome == Outcome::Stopped);
+        let failed = u64::from(outcome == Outcome::Stopped || self.has_stopped());
         let generation = self.generation() - failed;
         if generation <= before {
             return;
