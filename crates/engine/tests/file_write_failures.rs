@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use common::failing::{DataFaults, FailingDevice, Lasting};
 use common::full::{create, make};
-use common::judge;
+use common::{filefrag, judge};
 use ubtrfs_engine::{DataFile, Error, Filesystem, InodeId, OpenOptions};
 use ubtrfs_iomap::{FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::inode::flags;
@@ -289,6 +289,13 @@ fn nth_write_that_fails_beside_the_last_block_of_the_largest_file_is_told_once()
         file.fsync().unwrap();
     }
     assert!(failures > 12, "{failures}");
+    let names = (0..24).map(|case| format!("file {case}"));
+    let extents: Vec<_> = names
+        .map(|name| {
+            let id = fs.lookup(fs.top_level(), name.as_bytes()).unwrap();
+            (name, filefrag::by_engine(&fs.open_data(id).unwrap()))
+        })
+        .collect();
     drop(fs);
     // The kernel reads where the files end, and not all that lies before.
     if oracle::require(Oracle::BtrfsProgs) {
@@ -301,6 +308,9 @@ fn nth_write_that_fails_beside_the_last_block_of_the_largest_file_is_told_once()
             let mut bytes = [0; 2 * BLOCK_LEN - 1];
             file.read_exact_at(&mut bytes, tail.bytes()).unwrap();
             assert_eq!(bytes, [4; 2 * BLOCK_LEN - 1]);
+        }
+        for (name, extents) in extents {
+            assert_eq!(filefrag::by_kernel(&mount.path().join(&name)), extents, "{name}");
         }
         mount.unmount();
     }

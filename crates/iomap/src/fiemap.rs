@@ -117,6 +117,12 @@ impl<F: FileSystem> OpenFile<F> {
         }
         let is_cut = extents.len() > extents_max;
         extents.truncate(extents_max);
+        if let Some(last) = extents.last_mut()
+            && last.range.end == FileOffset::MAX
+        {
+            // Of the largest file the last block ends a byte behind where a file can.
+            last.range.end = last.range.end.round_up(self.space.block_bytes);
+        }
         if !is_cut
             && let Some(last) = extents.last_mut()
             && !self.has_extent_after(at, piece_at)?
