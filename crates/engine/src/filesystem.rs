@@ -493,6 +493,15 @@ impl Filesystem {
         self.begin_step(reservation)
     }
 
+    /// Whether changes are possible. Looks, and does nothing: opens no handle, waits for no commit.
+    ///
+    /// # Errors
+    /// `ReadOnly` where the filesystem was opened so; `Aborted`, with its first cause, after a commit that
+    /// failed.
+    pub fn check_writable(&self) -> Result<()> {
+        self.inner.core.check_writable()
+    }
+
     /// Cleans the orphans of subvolumes that were looked at since, to be changed. That of which it
     /// fails is not tried again.
     fn clean_noted_orphans(&self) -> Result<(), (RootId, Error)> {

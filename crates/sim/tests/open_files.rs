@@ -115,3 +115,10 @@ fn commit_whose_leaves_are_merged_and_split_settles() {
 fn commit_that_fails_while_a_writer_waits_for_writeback_is_no_promise() {
     runs(FOUND, 7..8);
 }
+
+/// To look whether the filesystem takes more, the simulator opened a handle, for which a large transaction
+/// was committed: the promise was taken down for a moment before that commit.
+#[test]
+fn look_whether_the_filesystem_stopped_commits_nothing() {
+    runs(FOUND, 31..32);
+}

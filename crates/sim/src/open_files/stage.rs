@@ -656,10 +656,11 @@ impl Stage {
         Ok(())
     }
 
-    /// The filesystem takes no more, though the operation was done: writeback that it had to wait for needed a commit, which failed.
+    /// The filesystem takes no more, though the operation was done: writeback that it had to wait for
+    /// needed a commit, which failed.
     fn has_stopped(&self) -> bool {
         let is_struck = self.may_fail && !self.array.strikes().is_empty();
-        is_struck && matches!(self.fs.begin(Reservation::items(0)), Err(Error::Aborted { .. }))
+        is_struck && matches!(self.fs.check_writable(), Err(Error::Aborted { .. }))
     }
 
     /// Takes down what commits made durable, asked for or not.
