@@ -4,16 +4,15 @@ use ubtrfs_rt::Arc;
 
 use crate::abi::{self, init, opcode};
 use crate::message::{Answer, Request};
-use crate::ring::Rings;
 use crate::server::{DATA_BYTES_MAX, ServeError, ServeOptions};
-use crate::transport::{Received, Transport};
+use crate::transport::{Queues, Received, Transport};
 
 /// What kernel and server can, both.
 pub(crate) struct Agreed {
     /// The kernel's flags.
     pub(crate) flags: u32,
-    /// Where requests come by io_uring.
-    pub(crate) rings: Option<Arc<Rings>>,
+    /// By which requests come then.
+    pub(crate) queues: Option<Arc<dyn Queues>>,
 }
 
 /// Answers the first request, in which the kernel says what it can do. `None` where it went away.
@@ -41,11 +40,9 @@ pub(crate) fn agree(
         0 => abi::InitInExt::default(),
         _ => request.take().map_err(|_| ServeError::Protocol)?,
     };
-    let may_use_rings = options.uses_rings
-        && more.flags2 & init::OVER_IO_URING != 0
-        && transport.device().is_some();
-    let rings = may_use_rings.then(Rings::prepare).flatten();
-    let flags2 = if rings.is_some() { init::OVER_IO_URING } else { 0 };
+    let may_use_queues = options.uses_rings && more.flags2 & init::OVER_IO_URING != 0;
+    let queues = may_use_queues.then(|| transport.queues()).flatten();
+    let flags2 = if queues.is_some() { init::OVER_IO_URING } else { 0 };
     // With access control lists the kernel checks permissions, whatever else it was told.
     let acl = if options.fake_root.is_none() { init::POSIX_ACL } else { 0 };
     let writeback = if options.writeback { init::WRITEBACK_CACHE } else { 0 };
@@ -64,8 +61,8 @@ pub(crate) fn agree(
         | init::ASYNC_DIO
         | init::PARALLEL_DIROPS
         | init::SETXATTR_EXT
-        | if rings.is_some() { init::EXT } else { 0 };
-    // Of the kernel's pages: what the rings have room for is no more than so many.
+        | if queues.is_some() { init::EXT } else { 0 };
+    // Of the kernel's pages: what a ring has room for is no more than so many.
     let max_pages = (DATA_BYTES_MAX / rustix::param::page_size()).max(1);
     let max_pages = u16::try_from(max_pages).expect("at most 256, of 4096 bytes");
     let ours = abi::InitOut {
@@ -85,5 +82,5 @@ pub(crate) fn agree(
     answer.put(&ours);
     let answer = answer.finish(request.header.unique, Ok(()));
     transport.send(answer).map_err(ServeError::Transport)?;
-    Ok(Some(Agreed { flags: theirs.flags, rings }))
+    Ok(Some(Agreed { flags: theirs.flags, queues }))
 }

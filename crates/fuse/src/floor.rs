@@ -17,7 +17,6 @@ use crate::leader::{LOOKING, Leaders};
 use crate::message::{Answer, Request, Result};
 use crate::mount::{MountOptions, mount};
 use crate::ops::directories::{Put, Room};
-use crate::ring::Answers;
 use crate::server::{
     DATA_BYTES_MAX, REQUEST_BYTES_MAX, ServeError, ServeOptions, THREADS_MIN, VALID_SECONDS,
     send_answer,
@@ -82,7 +81,7 @@ pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(),
 fn work(
     leaders: &Leaders,
     transport: &FuseDevice,
-    answers: Answers<'_>,
+    answers: &dyn Fn(Request<'_>, &mut Answer) -> Option<Result>,
     buffer: &mut [u8],
 ) -> std::result::Result<(), ServeError> {
     let mut answer = Answer::with_room(DATA_BYTES_MAX);

@@ -3,8 +3,8 @@
 //! - `abi`, `message`: the protocol's structs, and taking them apart. A protocol layer of our own, as nodes must differ from inode
 //!   numbers (`docs/adr/0003-own-fuse-protocol.md`).
 //! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`.
-//! - `ring`, `ring_threads`: requests by io_uring, where it is switched on. They stand beside the
-//!   transport, of which they have the device and nothing else.
+//! - [`Queues`], `queue_threads`: queues that a transport has, and who serves them. `ring`: those of
+//!   `/dev/fuse`, by io_uring, where it is switched on.
 //! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
 //! - `ends`, `listed`: what of files and directories the kernel is not asked about.
 //! - `first_open`: how it hears in time that it need not open files.
@@ -40,8 +40,8 @@ mod nodes;
 mod notify;
 mod ops;
 mod overdue;
+mod queue_threads;
 mod ring;
-mod ring_threads;
 mod server;
 mod tail;
 mod transport;
@@ -51,6 +51,7 @@ pub use control::{
     ControlAnswer, ControlSocket, control, control_paths, control_within, serve_control,
 };
 pub use inherited::keep_from_programs_but;
+pub use message::{Answer, Request};
 pub use mount::{
     MountError, MountOptions, MountedDevice, Restriction, may_hold_block_devices, mount, remount,
     unmount, unmount_by_force, unmount_when_unused,
@@ -58,4 +59,4 @@ pub use mount::{
 pub use notify::Changed;
 pub use ring::{RINGS_SWITCH, offers_rings};
 pub use server::{Farewell, RequestCounts, ServeError, ServeOptions, Server, Syncs};
-pub use transport::{FuseDevice, Received, Transport};
+pub use transport::{Answers, FuseDevice, Queues, Received, Transport};

@@ -11,9 +11,9 @@ const NAME_BYTES_MAX: usize = 255;
 /// What an operation comes to: an answer, or a number of the system's.
 pub(crate) type Result<T = ()> = std::result::Result<T, Errno>;
 
-/// A request.
+/// A request, taken apart from its front on.
 #[derive(Clone, Copy)]
-pub(crate) struct Request<'a> {
+pub struct Request<'a> {
     pub(crate) header: InHeader,
     body: &'a [u8],
     /// What follows the body, and may lie elsewhere; no argument is in both.
@@ -21,8 +21,8 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// One as it was received; `None` if it is cut off.
-    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
+    /// One as it was received, header and all; `None` if it is cut off.
+    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, rest) = InHeader::read_from_prefix(bytes).ok()?;
         let len = usize::try_from(header.len).ok()?.checked_sub(size_of::<InHeader>())?;
         Some(Self { header, body: rest.get(..len)?, rest: &[] })
@@ -72,7 +72,7 @@ impl<'a> Request<'a> {
 }
 
 /// The memory in which a thread puts its answers together, one after the other.
-pub(crate) struct Answer {
+pub struct Answer {
     bytes: Vec<u8>,
     len: usize,
     early: Early,
@@ -91,7 +91,7 @@ const HEADER_BYTES: usize = size_of::<OutHeader>();
 
 impl Answer {
     /// For answers of up to so many bytes.
-    pub(crate) fn with_room(len_max: usize) -> Self {
+    pub fn with_room(len_max: usize) -> Self {
         Self { bytes: vec![0; HEADER_BYTES + len_max], len: HEADER_BYTES, early: Early::No }
     }
 

@@ -15,7 +15,6 @@
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode as command, squeue, types};
@@ -26,9 +25,9 @@ use ubtrfs_rt::{Arc, Condvar, Mutex};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{InHeader, OutHeader, opcode};
-use crate::leader::{Length, length_of};
-use crate::message::{Answer, Request, Result as Answered};
+use crate::message::{Answer, Request};
 use crate::server::DATA_BYTES_MAX;
+use crate::transport::{Answers, Queues};
 
 /// Where root switches it on. From Linux 6.14 on it is there.
 pub const RINGS_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -53,11 +52,6 @@ const ARGUMENT_BYTES: usize = 128;
 pub fn offers_rings() -> bool {
     std::fs::read_to_string(RINGS_SWITCH).is_ok_and(|switch| switch.trim() == "Y")
 }
-
-/// Does what a request asks for; `None` where nobody waits for an answer.
-pub(crate) type Answers<'a> = &'a (dyn Fn(Request<'_>, &mut Answer) -> Option<Answered> + Sync);
-/// Whether a request may have to wait for the answers to others.
-pub(crate) type Waits<'a> = &'a (dyn Fn(Request<'_>) -> bool + Sync);
 
 /// What the kernel and the server tell each other of a request, beside its data.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -125,11 +119,10 @@ impl Entry {
     }
 
     /// Has the request that is in it answered in its place.
-    fn answer(&mut self, answers: Answers<'_>, answer: &mut Answer) {
+    fn answer(&mut self, answers: &dyn Answers, answer: &mut Answer) {
         match self.request() {
             Some(request) => {
-                let answered = answer_to(answers, request, answer);
-                self.put_answer(answered);
+                self.put_answer(answers.answer_to(request, answer));
             }
             None => self.put_error(0, Errno::INVAL),
         }
@@ -190,6 +183,7 @@ struct Jobs {
 
 /// The queues of a mount, and the pool that they share.
 pub(crate) struct Rings {
+    device: Arc<OwnedFd>,
     mailboxes: Vec<Arc<Mailbox>>,
     jobs: Mutex<Jobs>,
     has_jobs: Condvar,
@@ -217,7 +211,7 @@ fn new_ring() -> std::io::Result<IoUring<Entry128, cqueue::Entry>> {
 impl Rings {
     /// What is needed beside the kernel's offer; `None` where something is missing. Asked before the offer is taken: after that
     /// there is no way back.
-    pub(crate) fn prepare() -> Option<Arc<Self>> {
+    pub(crate) fn prepare(device: Arc<OwnedFd>) -> Option<Arc<Self>> {
         let list = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
         let count = possible_processors(&list).filter(|count| *count <= QUEUE_COUNT_MAX)?;
         new_ring().ok()?;
@@ -227,6 +221,7 @@ impl Rings {
         };
         let mailboxes: Option<Vec<_>> = (0..count).map(new_mailbox).collect();
         Some(Arc::new(Self {
+            device,
             mailboxes: mailboxes?,
             jobs: Mutex::default(),
             has_jobs: Condvar::new(),
@@ -234,31 +229,35 @@ impl Rings {
         }))
     }
 
-    /// Number of queues, each of which wants a thread in [`Rings::run_queue`].
-    pub(crate) fn queue_count(&self) -> usize {
+    /// Returns the job where the pool has ended.
+    fn hand_over(&self, job: Job) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        if jobs.is_ended {
+            return Some(job);
+        }
+        jobs.waiting.push_back(job);
+        drop(jobs);
+        self.has_jobs.notify_one();
+        None
+    }
+}
+
+impl Queues for Rings {
+    fn queue_count(&self) -> usize {
         self.mailboxes.len()
     }
 
-    /// Number of threads that [`Rings::run_pool`] is to have.
-    pub(crate) fn pool_count(&self) -> usize {
+    fn pool_count(&self) -> usize {
         POOL_THREADS.min(2 * self.mailboxes.len())
     }
 
-    /// Serves one processor's queue until the filesystem is unmounted, or another queue fails.
-    pub(crate) fn run_queue(
-        &self,
-        number: usize,
-        device: BorrowedFd<'_>,
-        answers: Answers<'_>,
-        waits: Waits<'_>,
-    ) {
+    fn run_queue(&self, number: usize, answers: &dyn Answers) {
         // One that is not there, or not for us, has its requests answered elsewhere.
         let mut processors = CpuSet::new();
         processors.set(number);
         let _ = sched_setaffinity(None, &processors);
-        let served =
-            Queue::new(number, device, self).and_then(|mut queue| queue.serve(answers, waits));
-        if let Err(errno) = served.or_else(|errno| match has_ended(device) {
+        let served = Queue::new(number, self).and_then(|mut queue| queue.serve(answers));
+        if let Err(errno) = served.or_else(|errno| match has_ended(self.device.as_fd()) {
             // Who registers while the filesystem is unmounted is told all kinds of things.
             true => Ok(()),
             false => Err(errno),
@@ -267,22 +266,7 @@ impl Rings {
         }
     }
 
-    /// Ends all queues: without one of them the kernel answers nobody.
-    pub(crate) fn fail(&self, errno: Errno) {
-        self.failure.lock().get_or_insert(errno);
-        for mailbox in &self.mailboxes {
-            mailbox.state.lock().is_stopped = true;
-            mailbox.wake();
-        }
-    }
-
-    /// Why a queue ended before its time.
-    pub(crate) fn failure(&self) -> Option<Errno> {
-        *self.failure.lock()
-    }
-
-    /// Does what takes long, until [`Rings::end_pool`].
-    pub(crate) fn run_pool(&self, answers: Answers<'_>) {
+    fn run_pool(&self, answers: &dyn Answers) {
         let mut answer = Answer::with_room(DATA_BYTES_MAX);
         loop {
             let mut jobs = self.jobs.lock();
@@ -300,22 +284,22 @@ impl Rings {
         }
     }
 
-    /// Lets the pool's threads go when they have done what waits.
-    pub(crate) fn end_pool(&self) {
+    fn end_pool(&self) {
         self.jobs.lock().is_ended = true;
         self.has_jobs.notify_all();
     }
 
-    /// Returns the job where the pool has ended.
-    fn hand_over(&self, job: Job) -> Option<Job> {
-        let mut jobs = self.jobs.lock();
-        if jobs.is_ended {
-            return Some(job);
+    /// Ends all of them: without one of its queues the kernel answers nobody.
+    fn fail(&self, errno: Errno) {
+        self.failure.lock().get_or_insert(errno);
+        for mailbox in &self.mailboxes {
+            mailbox.state.lock().is_stopped = true;
+            mailbox.wake();
         }
-        jobs.waiting.push_back(job);
-        drop(jobs);
-        self.has_jobs.notify_one();
-        None
+    }
+
+    fn failure(&self) -> Option<Errno> {
+        *self.failure.lock()
     }
 }
 
@@ -326,20 +310,8 @@ fn has_ended(device: BorrowedFd<'_>) -> bool {
         && device[0].revents().contains(PollFlags::ERR)
 }
 
-/// The answer to a request, header and all.
-fn answer_to<'a>(answers: Answers<'_>, request: Request<'_>, answer: &'a mut Answer) -> &'a [u8] {
-    let unique = request.header.unique;
-    answer.clear();
-    // Who asks would wait for ever, and so would who unmounts, if a panic ended the thread.
-    let answered = catch_unwind(AssertUnwindSafe(|| answers(request, &mut *answer)));
-    // What waits for no answer does not come here.
-    let result = answered.map_or(Err(Errno::IO), |result| result.unwrap_or(Err(Errno::NOSYS)));
-    answer.finish(unique, result)
-}
-
 struct Queue<'a> {
     number: u16,
-    device: BorrowedFd<'a>,
     rings: &'a Rings,
     mailbox: Arc<Mailbox>,
     ring: ManuallyDrop<IoUring<Entry128, cqueue::Entry>>,
@@ -364,11 +336,10 @@ impl Drop for Queue<'_> {
 
 impl<'a> Queue<'a> {
     /// To be made by the thread that serves it.
-    fn new(number: usize, device: BorrowedFd<'a>, rings: &'a Rings) -> Result<Self, Errno> {
+    fn new(number: usize, rings: &'a Rings) -> Result<Self, Errno> {
         let ring = new_ring().map_err(|error| errno_of(&error))?;
         Ok(Self {
             number: u16::try_from(number).map_err(|_| Errno::INVAL)?,
-            device,
             rings,
             mailbox: Arc::clone(&rings.mailboxes[number]),
             ring: ManuallyDrop::new(ring),
@@ -378,7 +349,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Answers until the kernel has given up all entries, or the queue is stopped.
-    fn serve(&mut self, answers: Answers<'_>, waits: Waits<'_>) -> Result<(), Errno> {
+    fn serve(&mut self, answers: &dyn Answers) -> Result<(), Errno> {
         let mut answer = Answer::with_room(DATA_BYTES_MAX);
         for entry in 0..ENTRY_COUNT {
             self.push_command(REGISTER, entry)?;
@@ -406,7 +377,7 @@ impl<'a> Queue<'a> {
                     }
                 } else {
                     let entry = usize::try_from(what).map_err(|_| Errno::INVAL)?;
-                    self.answer(entry, rest > 0, (answers, waits), &mut answer)?;
+                    self.answer(entry, rest > 0, answers, &mut answer)?;
                 }
                 if rest > 0 {
                     // Nobody waits for what is answered after him.
@@ -435,15 +406,14 @@ impl<'a> Queue<'a> {
         &mut self,
         index: usize,
         others_wait: bool,
-        (answers, waits): (Answers<'_>, Waits<'_>),
+        answers: &dyn Answers,
         answer: &mut Answer,
     ) -> Result<(), Errno> {
         let place = self.entries.get_mut(index).ok_or(Errno::INVAL)?;
         let is_for_pool = |entry: &mut Entry| {
             entry.request().is_some_and(|request| {
-                let operation = request.header.opcode;
-                let has_data = matches!(operation, opcode::READ | opcode::WRITE);
-                length_of(operation) == Length::Long || has_data && others_wait || waits(request)
+                let has_data = matches!(request.header.opcode, opcode::READ | opcode::WRITE);
+                has_data && others_wait || answers.takes_long(request)
             })
         };
         if let Some(entry) = place.take_if(is_for_pool) {
@@ -479,11 +449,12 @@ impl<'a> Queue<'a> {
         data[8..16].copy_from_slice(&entry.header.commit_id.to_ne_bytes());
         data[16..18].copy_from_slice(&self.number.to_ne_bytes());
         let pieces = entry.pieces.as_ptr();
-        let mut command = command::UringCmd80::new(types::Fd(self.device.as_raw_fd()), number)
-            .cmd(data)
-            .addr(Some(pieces as u64))
-            .build()
-            .user_data(index as u64);
+        let mut command =
+            command::UringCmd80::new(types::Fd(self.rings.device.as_raw_fd()), number)
+                .cmd(data)
+                .addr(Some(pieces as u64))
+                .build()
+                .user_data(index as u64);
         set_len(&mut command, 2);
         self.push(&command)
     }
@@ -498,7 +469,7 @@ impl<'a> Queue<'a> {
 
     fn push(&mut self, command: &Entry128) -> Result<(), Errno> {
         // SAFETY: what a command points to is an entry's memory, which stays where it is, and is not touched here, until the
-        // kernel has completed the command, or for ever ([`Queue::drop`]); the device and the eventfd live as long as the queue.
+        // kernel has completed the command, or for ever ([`Queue::drop`]); the device and the eventfd live as long as the rings.
         unsafe { self.ring.submission().push(command) }.map_err(|_| Errno::OVERFLOW)
     }
 }
@@ -549,11 +520,6 @@ mod tests {
         entry.header.payload_bytes = 3;
         entry.header.in_out[..4].copy_from_slice(&(40_u32 + 3 + 129).to_ne_bytes());
         assert!(entry.request().is_none());
-        // A panic ended the thread, and who asked waited for ever.
-        entry.header.in_out[..40].copy_from_slice(header.as_bytes());
-        entry.answer(&|_, _| panic!("as wanted"), &mut Answer::with_room(0));
-        let answer = OutHeader::read_from_prefix(&entry.header.in_out).unwrap().0;
-        assert_eq!((answer.error, answer.unique, entry.header.payload_bytes), (-5, 5, 0));
         entry.put_answer(&[&[9; 16][..], &[8; 5]].concat());
         assert_eq!((entry.header.payload_bytes, entry.payload[4]), (5, 8));
         entry.put_answer(&vec![0; 16 + PAYLOAD_BYTES + 1]);

@@ -24,7 +24,7 @@ use crate::mount;
 use crate::nodes::Nodes;
 use crate::notify::{ChangedNames, note_thread_answers};
 use crate::overdue::Overdue;
-use crate::ring_threads::RingThreads;
+use crate::queue_threads::QueueThreads;
 use crate::transport::Transport;
 use crate::unsettled::Unsettled;
 
@@ -299,9 +299,9 @@ impl Server {
         self.has_setxattr_ext.store(agreed.flags & init::SETXATTR_EXT != 0, Ordering::Release);
         let executor = self.fs.runtime().executor;
         let mut threads = Vec::new();
-        let ring_threads = agreed.rings.map(|rings| {
+        let queue_threads = agreed.queues.map(|queues| {
             self.leaders.stop_looking();
-            RingThreads::spawn(&rings, self, transport)
+            QueueThreads::spawn(queues, self, transport)
         });
         for _ in 1..executor.thread_count().max(THREADS_MIN) {
             let (server, transport) = (Arc::clone(self), Arc::clone(transport));
@@ -330,15 +330,15 @@ impl Server {
         is_ready();
         let result = self.work(&**transport, &mut buffer);
         self.unsettled.end();
-        let ring_failure = ring_threads.and_then(|ring_threads| {
+        let queue_failure = queue_threads.and_then(|queue_threads| {
             if let Err(error) = &result {
-                ring_threads.fail(error.errno());
+                queue_threads.fail(error.errno());
             }
-            ring_threads.join()
+            queue_threads.join()
         });
         threads.into_iter().for_each(ubtrfs_rt::Service::join);
         result?;
-        ring_failure.map_or(Ok(()), |errno| Err(ServeError::Transport(errno)))
+        queue_failure.map_or(Ok(()), |errno| Err(ServeError::Transport(errno)))
     }
 
     /// Has the kernel ask again for files that took another space than it was told, until the end.

@@ -1,22 +1,26 @@
 //! Where requests come from and answers go: the seam at which another way than `/dev/fuse` can take
 //! its place.
 //!
-//! Queues of io_uring (`ring_threads`) stand beside this seam, not behind it: they take the
-//! kernel's device from [`Transport::device`], and receive and answer requests by threads of their
-//! own that call none of the other functions. Only a queue that fails says so, by
-//! [`Transport::stop`]. INIT, FORGET, INTERRUPT, and what the kernel is told unasked, go this way
-//! still. A transport without a device has no queues.
+//! - [`Transport`]: a connection. Whoever looks for a request may take the next one, and any thread may
+//!   send an answer.
+//! - [`Queues`]: where a connection has them, most requests come by these, each answered where it came
+//!   from: io_uring (`ring`), or a virtual machine's queues. INIT, FORGET, INTERRUPT, and what the kernel
+//!   is told unasked, go by the connection itself still.
+//!
+//! Who serves knows these two and no kind of them.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use ubtrfs_rt::{AtomicBool, Ordering};
+use ubtrfs_rt::{Arc, AtomicBool, Ordering};
 
+use crate::message::{Answer, Request};
 use crate::mount::MountedDevice;
+use crate::ring::Rings;
 
 /// What came of looking for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,9 +57,10 @@ pub trait Transport: Send + Sync {
     /// and the request has failed by that.
     fn send(&self, answer: &[u8]) -> Result<(), Errno>;
 
-    /// The device to which queues of io_uring can be registered, if it is one: what they take does
-    /// not come by [`Transport::receive`].
-    fn device(&self) -> Option<BorrowedFd<'_>> {
+    /// Queues of its own, where it can have some: asked for once, before the first request is answered, and
+    /// only where the kernel offers them and they are wanted. What they take does not come by
+    /// [`Transport::receive`].
+    fn queues(&self) -> Option<Arc<dyn Queues>> {
         None
     }
 
@@ -69,10 +74,45 @@ pub trait Transport: Send + Sync {
     fn stop(&self);
 }
 
+/// Who answers what comes by [`Queues`]. Threads share it.
+pub trait Answers: Sync {
+    /// Does what a request asks for. Returns its answer, put together in `memory`, header and all.
+    fn answer_to<'a>(&self, request: Request<'_>, memory: &'a mut Answer) -> &'a [u8];
+
+    /// Whether the answer may take long, or have to wait for answers to others: no queue's own thread
+    /// should give it.
+    fn takes_long(&self, request: Request<'_>) -> bool;
+}
+
+/// Queues of a connection, by which requests come and answers go. Each has a thread of its own; they share
+/// a pool of threads for what takes long.
+pub trait Queues: Send + Sync {
+    /// Number of queues, each of which wants a thread in [`Queues::run_queue`].
+    fn queue_count(&self) -> usize;
+
+    /// Number of threads that [`Queues::run_pool`] is to have.
+    fn pool_count(&self) -> usize;
+
+    /// Serves the queue of this number until the filesystem is unmounted, or any queue has failed.
+    fn run_queue(&self, number: usize, answers: &dyn Answers);
+
+    /// Does what takes long, until [`Queues::end_pool`].
+    fn run_pool(&self, answers: &dyn Answers);
+
+    /// Lets the pool's threads go when they have done what waits. Called when all queues have ended.
+    fn end_pool(&self);
+
+    /// Ends all queues though the filesystem may be mounted yet.
+    fn fail(&self, errno: Errno);
+
+    /// Why a queue ended before its time.
+    fn failure(&self) -> Option<Errno>;
+}
+
 /// `/dev/fuse`: a request is one `read`, its answer one `write`.
 #[derive(Debug)]
 pub struct FuseDevice {
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
     directory: PathBuf,
     is_stopped: AtomicBool,
     /// Readable once it is.
@@ -89,6 +129,7 @@ impl FuseDevice {
         let flags = fcntl_getfl(&device)?;
         fcntl_setfl(&device, flags | OFlags::NONBLOCK)?;
         let stopped = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let device = Arc::new(device);
         Ok(Self { device, directory, is_stopped: AtomicBool::new(false), stopped })
     }
 }
@@ -130,8 +171,8 @@ impl Transport for FuseDevice {
         rustix::io::retry_on_intr(|| rustix::io::write(&self.device, answer)).map(|_| ())
     }
 
-    fn device(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.device.as_fd())
+    fn queues(&self) -> Option<Arc<dyn Queues>> {
+        Some(Rings::prepare(Arc::clone(&self.device))?)
     }
 
     fn opener(&self, name: &str) -> Option<Box<dyn FnOnce() + Send>> {

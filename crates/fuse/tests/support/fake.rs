@@ -21,7 +21,7 @@ pub const OPEN: u32 = 14;
 pub const READ: u32 = 15;
 pub const WRITE: u32 = 16;
 pub const FLUSH: u32 = 25;
-const INIT: u32 = 26;
+pub const INIT: u32 = 26;
 pub const READDIR: u32 = 28;
 pub const FALLOCATE: u32 = 43;
 pub const LSEEK: u32 = 46;
@@ -93,7 +93,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    fn new() -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         Arc::new_cyclic(|itself| Self { itself: Weak::clone(itself), ..Self::default() })
     }
 
@@ -227,7 +227,8 @@ impl Fake {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).opened.push(opened);
     }
 
-    fn end(&self) {
+    /// The filesystem is unmounted.
+    pub fn end(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).is_ended = true;
         self.changed.notify_all();
     }

@@ -1,0 +1,118 @@
+//! The threads of a connection's queues, and of the pool that they share.
+//!
+//! The pool outlives the queues: a queue may hand something over until it ends, and ends only when that was answered.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::io::Errno;
+use ubtrfs_rt::{Arc, Service};
+
+use crate::leader::{Length, length_of};
+use crate::message::{Answer, Request, Result};
+use crate::server::Server;
+use crate::transport::{Answers, Queues, Transport};
+
+impl Answers for Server {
+    fn answer_to<'a>(&self, request: Request<'_>, memory: &'a mut Answer) -> &'a [u8] {
+        finish_answer(request.header.unique, memory, |answer| {
+            self.count_and_answer(request, answer)
+        })
+    }
+
+    fn takes_long(&self, request: Request<'_>) -> bool {
+        length_of(request.header.opcode) == Length::Long || self.waits_for_kernel(request)
+    }
+}
+
+/// The whole answer to a request, of what `answer` puts into `memory`.
+fn finish_answer(
+    unique: u64,
+    memory: &mut Answer,
+    answer: impl FnOnce(&mut Answer) -> Option<Result>,
+) -> &[u8] {
+    memory.clear();
+    // Who asks would wait for ever, and so would who unmounts, if a panic ended the thread.
+    let answered = catch_unwind(AssertUnwindSafe(|| answer(&mut *memory)));
+    // What waits for no answer does not come by queues.
+    let result = answered.map_or(Err(Errno::IO), |result| result.unwrap_or(Err(Errno::NOSYS)));
+    memory.finish(unique, result)
+}
+
+/// Threads that answer what comes by queues.
+pub(crate) struct QueueThreads {
+    queues: Arc<dyn Queues>,
+    threads: Vec<Service>,
+    pool: Vec<Service>,
+}
+
+impl QueueThreads {
+    /// Starts them. Where that fails all of them end, as does the transport.
+    pub(crate) fn spawn(
+        queues: Arc<dyn Queues>,
+        server: &Arc<Server>,
+        transport: &Arc<dyn Transport>,
+    ) -> Self {
+        let mut threads = Self { queues, threads: Vec::new(), pool: Vec::new() };
+        if threads.start(server, transport).is_err() {
+            threads.fail(Errno::AGAIN);
+            transport.stop();
+        }
+        threads
+    }
+
+    fn start(
+        &mut self,
+        server: &Arc<Server>,
+        transport: &Arc<dyn Transport>,
+    ) -> std::io::Result<()> {
+        let executor = server.fs.runtime().executor;
+        for _ in 0..self.queues.pool_count() {
+            let (server, queues) = (Arc::clone(server), Arc::clone(&self.queues));
+            self.pool.extend(executor.spawn("ubtrfs-fuse", move || queues.run_pool(&*server))?);
+        }
+        for number in 0..self.queues.queue_count() {
+            let (server, queues) = (Arc::clone(server), Arc::clone(&self.queues));
+            let transport = Arc::clone(transport);
+            let work = move || {
+                queues.run_queue(number, &*server);
+                if queues.failure().is_some() {
+                    transport.stop();
+                }
+            };
+            self.threads.extend(executor.spawn("ubtrfs-ring", work)?);
+        }
+        Ok(())
+    }
+
+    /// Ends the queues though the filesystem may be mounted yet.
+    pub(crate) fn fail(&self, errno: Errno) {
+        self.queues.fail(errno);
+    }
+
+    /// Waits until the queues have ended, then ends the pool. Returns why a queue ended before its time.
+    pub(crate) fn join(self) -> Option<Errno> {
+        self.threads.into_iter().for_each(Service::join);
+        self.queues.end_pool();
+        self.pool.into_iter().for_each(Service::join);
+        self.queues.failure()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A panic ended the thread, and who asked waited for ever.
+    #[test]
+    fn request_whose_answer_panics_is_answered() {
+        let mut memory = Answer::with_room(0);
+        let answer = finish_answer(5, &mut memory, |answer| {
+            answer.put(&1_u64);
+            panic!("as wanted")
+        });
+        assert_eq!(
+            answer,
+            [&[16, 0, 0, 0][..], &(-5_i32).to_ne_bytes(), &5_u64.to_ne_bytes()].concat()
+        );
+    }
+}
