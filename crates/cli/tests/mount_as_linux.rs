@@ -175,6 +175,34 @@ out('setdef',e(io,0x40089413,struct.pack('Q',5)))
     );
 }
 
+/// truncate(2) to where a file ends already moved its times.
+#[test]
+fn truncations_move_times_as_with_the_kernel() {
+    assert_as_with_the_kernel(
+        r#"
+def by_fd(p,size):
+    fd=os.open(p,os.O_RDWR)
+    try: os.ftruncate(fd,size)
+    finally: os.close(fd)
+def emptied(p,size): os.close(os.open(p,os.O_WRONLY|os.O_TRUNC))
+def as_is(p,size): os.truncate(p,size)
+for had in 0,1,5000:
+    for size in 0,1,5000,9000:
+        for call in as_is,by_fd,emptied:
+            for m in 0o644,0o6755:
+                # O_TRUNC and truncate(2) to nothing are the same to a server.
+                if call is as_is and had==size==0: continue
+                p='t'
+                with open(p,'wb') as f: f.write(b'x'*had)
+                os.chmod(p,m); os.utime(p,(1,1)); before=os.stat(p); time.sleep(0.01)
+                e(call,p,size)
+                after=os.stat(p)
+                out(had,size,call.__name__,oct(m),after.st_size,oct(after.st_mode),after.st_mtime==1,after.st_ctime_ns==before.st_ctime_ns)
+                os.unlink(p)
+"#,
+    );
+}
+
 /// A place before the file was one behind all files, an empty property was stored, the reading of a link was not noted, and a whiteout was root's.
 #[test]
 fn small_calls_end_as_with_the_kernel() {

@@ -431,6 +431,15 @@ impl DataFile {
         self.record_times()
     }
 
+    /// As [`DataFile::truncate`], but where it ends there already: that is no change, and moves no time.
+    /// So truncate(2) does in Linux, where ftruncate(2) is as that.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resize(&self, size: FileOffset) -> Result<()> {
+        if size == self.open.size() { self.check_change(true) } else { self.truncate(size) }
+    }
+
     /// As [`OpenFile::zero_range`].
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use ubtrfs_engine::{Inode, InodeId, Reservation, SetAttributes};
+use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::Time;
 
@@ -83,7 +84,12 @@ impl Server {
             // A page that was written whole may lie on the end then.
             self.note_cached(id, size.bytes());
             let growth = Growth { from: size.bytes(), by: By::Change };
-            let cut = self.growing(id, &file, Some(growth), answer, |_| file.data.truncate(size));
+            // With ftruncate(2) and O_TRUNC the times move in any case. The latter looks like truncate(2).
+            let change = || match has(fattr::FH) || size == FileOffset::ZERO {
+                true => file.data.truncate(size),
+                false => file.data.resize(size),
+            };
+            let cut = self.growing(id, &file, Some(growth), answer, |_| change());
             if cut.is_err() {
                 // Where it ends is in memory only, and some of it may be what it was before, or zero.
                 file.note_written();
