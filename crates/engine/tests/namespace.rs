@@ -638,6 +638,13 @@ fn compression_set_by_name_sets_the_flags_as_linux_does() {
         assert_eq!(fs.inode(file).unwrap().flags, expected);
     }
     assert!(matches!(set(file, b"lz4"), Err(Error::InvalidArgument { .. })));
+    // One without a value was kept, and said that nothing is to be compressed; in Linux it is none.
+    for _ in 0..2 {
+        set(file, b"").unwrap();
+        assert_eq!(fs.xattr(file, PROPERTY).unwrap(), None);
+        assert_eq!(fs.inode(file).unwrap().flags, 0);
+    }
+    set(file, b"zlib").unwrap();
     assert!(matches!(set(create(b"fifo", 0o010_644), b"zstd"), Err(Error::InvalidArgument { .. })));
     fs.begin(Reservation::items(4)).unwrap().remove_xattr(file, PROPERTY).unwrap();
     assert_eq!(fs.inode(file).unwrap().flags, 0);

@@ -75,7 +75,7 @@ const CAPABILITY_XATTR: &[u8] = b"security.capability";
 impl Handle<'_> {
     /// Sets an extended attribute, named with its namespace, in place of the value that it has. An
     /// access control list sets the inode's permissions; one that says no more than they do, or
-    /// nothing, is not kept. `btrfs.compression` sets the inode's flags.
+    /// nothing, is not kept. `btrfs.compression` sets the inode's flags; without a value it is none.
     ///
     /// # Errors
     /// `NotFound`, `ReadOnly`, `NotPermitted`; `InvalidArgument` for an access control list that is
@@ -89,8 +89,11 @@ impl Handle<'_> {
         let fs = self.fs;
         let mut names = fs.inner.files.names();
         let (mode, inode_flags) = self.check_xattrs(&mut names, id)?;
-        let bits = compression_bits(id, mode, inode_flags, name, Some(value))?;
+        // A property without a value is none.
+        let kept = (name != COMPRESSION_XATTR || !value.is_empty()).then_some(value);
+        let bits = compression_bits(id, mode, inode_flags, name, kept)?;
         match SetAcl::of(mode, name, value)? {
+            SetAcl::No if kept.is_none() => self.put_or_remove(id, name, None)?,
             SetAcl::No => self.put_xattr(id, name, value)?,
             SetAcl::Default(stored) => self.put_or_remove(id, name, stored.as_deref())?,
             SetAcl::Access(stored, permissions) => {
@@ -250,7 +253,7 @@ fn compression_bits(
     }
     match value {
         None => Ok(Some(0)),
-        Some(b"" | b"none" | b"no") => Ok(Some(flags::NOCOMPRESS)),
+        Some(b"none" | b"no") => Ok(Some(flags::NOCOMPRESS)),
         Some(value) if is_compression(value) => Ok(Some(flags::COMPRESS)),
         Some(value) => {
             let value = String::from_utf8_lossy(value);
