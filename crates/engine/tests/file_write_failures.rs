@@ -6,9 +6,10 @@ mod common;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use common::failing::{DataFaults, FailingDevice, Lasting};
-use common::full::{create, make};
+use common::full::{create, fill, make, open_failing, read};
 use common::{filefrag, judge};
 use ubtrfs_engine::{DataFile, Error, Filesystem, InodeId, OpenOptions};
 use ubtrfs_iomap::{FileOffset, FileRange, Reach};
@@ -314,4 +315,45 @@ fn nth_write_that_fails_beside_the_last_block_of_the_largest_file_is_told_once()
         }
         mount.unmount();
     }
+}
+
+/// A file that is written in place on a full filesystem: a write of a part of a block waited for the block's way to the medium, where it did
+/// not arrive and so was forgotten. Then zeros were stored beside the few bytes, over what an fsync had promised.
+#[test]
+fn write_in_place_behind_one_that_fails_has_the_rest_of_the_block() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 160 << 20);
+    let (fs, faults) = open_failing(&image);
+    let file = create(&fs, "in place", flags::NODATACOW | flags::NODATASUM).unwrap();
+    file.write(FileOffset::ZERO, &[b'a'; 2 * BLOCK_LEN]).unwrap();
+    file.fsync().unwrap();
+    let filler = fill(&fs, &mut Prng::new(8));
+    fs.sync().unwrap();
+    file.write(FileOffset::ZERO, &[b'b'; 10]).unwrap();
+    faults.stalls.store(true, Ordering::Relaxed);
+    let (flushed, written) = std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| file.fsync());
+        while !faults.is_stalled.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        let writing = scope.spawn(|| file.write(FileOffset::new(2000), &[b'c'; 10]));
+        // Long enough to be taken, if it does not wait.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        faults.fails.store(true, Ordering::Relaxed);
+        faults.stalls.store(false, Ordering::Relaxed);
+        let flushed = flushing.join().unwrap();
+        faults.fails.store(false, Ordering::Relaxed);
+        (flushed, writing.join().unwrap())
+    });
+    assert!(flushed.is_err(), "the device failed");
+    assert_eq!(written.unwrap(), 10);
+    fs.sync().unwrap();
+    file.fsync().unwrap();
+    let mut expected = vec![b'a'; 2 * BLOCK_LEN];
+    expected[2000..2010].fill(b'c');
+    assert!(read(&fs, file.id()) == expected);
+    drop((file, filler));
+    drop(fs);
+    judge(&image);
 }

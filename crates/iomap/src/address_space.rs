@@ -452,7 +452,9 @@ impl<F: FileSystem> AddressSpace<F> {
             while pages.has_writeback(&self.blocks(part), u64::MAX) {
                 self.ended.wait(&mut pages);
             }
-            if !self.is_current(mapping.cookie) {
+            // Where it did not arrive it is gone, and what stays of a block is to be read.
+            let is_whole = self.first_to_read(&pages, part, source).is_none();
+            if !is_whole || !self.is_current(mapping.cookie) {
                 return Ok(None);
             }
         }
@@ -553,6 +555,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let range = self.range_of(&blocks);
         let dropped_bytes = self.states.convert_counting(range, clean, StateBits::DELALLOC);
         self.cache.usage().subtract_dirty(dropped_bytes);
+        self.unlist_if_clean(&mut pages);
         (pages, dropped_bytes)
     }
 }

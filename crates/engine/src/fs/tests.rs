@@ -388,3 +388,18 @@ fn read_only_subvolumes_take_no_changes() {
     assert!(read_only(handle.set_attributes(child, &SetAttributes::default())));
     assert!(read_only(handle.create_subvolume(child, b"x", &new).map(|_| ())));
 }
+
+/// Each file that was written, and removed before that came to the medium, stayed in memory until somebody wrote back what is old: without a
+/// background, for good.
+#[test]
+fn file_that_is_removed_while_it_is_dirty_is_not_kept_in_memory() {
+    let fs = new_filesystem();
+    for round in 0..20 {
+        let id = new_file(&fs, "file");
+        let file = fs.open_data(id).unwrap();
+        file.write(ubtrfs_iomap::FileOffset::ZERO, &[round; 10_000]).unwrap();
+        drop(file);
+        fs.unlink(fs.top_level(), b"file").unwrap();
+        assert!(!fs.is_open(id), "round {round}");
+    }
+}
