@@ -12,7 +12,6 @@
 //! it in the one transaction.
 
 use ubtrfs_engine::{Inode, InodeId, NewInode, RenameMode, Reservation, SetAttributes};
-use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::inode::flags;
 
 use crate::edit::{Edit, INHERITED_XATTRS};
@@ -182,12 +181,8 @@ fn replace_or_put_back(
 /// of the other one, which may be open, is shared, too.
 fn share_all(edit: &Edit<'_>, from: InodeId, to: InodeId) -> ubtrfs_engine::Result<()> {
     let filesystem = edit.filesystem();
-    let size_bytes = filesystem.inode(from)?.size_bytes;
     filesystem.truncate(to, 0)?;
-    if size_bytes == 0 {
-        return Ok(());
-    }
-    filesystem.clone_range(from, FileOffset(0)..FileOffset(size_bytes), to, FileOffset(0))
+    filesystem.clone_file(from, to)
 }
 
 fn replacing(edit: &Edit<'_>, path: &[u8], error: ubtrfs_engine::Error) -> Failure {

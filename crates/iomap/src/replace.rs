@@ -18,12 +18,15 @@ impl<F: FileSystem> AddressSpace<F> {
         size_min: FileOffset,
         change: impl FnOnce() -> Result<(), F::Error>,
     ) -> Result<(), F::Error> {
-        self.replace(range, range, size_min, || Ok(()), || change().map(|()| true)).map(drop)
+        let change = || change().map(|()| Some(size_min));
+        self.replace(range, range, size_min, || Ok(()), change).map(drop)
     }
 
     /// As [`AddressSpace::replace_range()`] for a change that may fail half way: what is dirty in the range is written back
     /// first, so that what the change has not come to is on the medium. Nobody reads or writes `beside` either, of which the
-    /// change makes use. Returns what `change` does: whether it was made. Where it was not, the file ends where it did.
+    /// change makes use. Where the change was made it returns where the file then ends at least; where it was not, the file ends where it
+    /// did. It may end behind `size_min`, up to which what is between the old end and the range is zeros, if the range begins in the file.
+    /// Returns whether the change was made.
     ///
     /// # Errors
     /// As there, and those of [`AddressSpace::flush()`], with which nothing is changed.
@@ -32,7 +35,7 @@ impl<F: FileSystem> AddressSpace<F> {
         range: FileRange,
         beside: Option<FileRange>,
         size_min: FileOffset,
-        change: impl FnOnce() -> Result<bool, F::Error>,
+        change: impl FnOnce() -> Result<Option<FileOffset>, F::Error>,
     ) -> Result<bool, F::Error> {
         let beside = beside.unwrap_or(range);
         let flush = || self.flush(range.round_out(self.block_bytes));
@@ -45,7 +48,7 @@ impl<F: FileSystem> AddressSpace<F> {
         beside: FileRange,
         size_min: FileOffset,
         prepare: impl FnOnce() -> Result<(), F::Error>,
-        change: impl FnOnce() -> Result<bool, F::Error>,
+        change: impl FnOnce() -> Result<Option<FileOffset>, F::Error>,
     ) -> Result<bool, F::Error> {
         let range = range.round_out(self.block_bytes);
         let reach = FileRange::new(range.start, range.end.max(size_min));
@@ -56,12 +59,12 @@ impl<F: FileSystem> AddressSpace<F> {
             self.zero_old_tail(size_min)?;
         }
         self.flush_old_tail(reach.end)?;
-        let is_made = self.replace_locked(range, change)?;
-        if is_made {
+        let made = self.replace_locked(range, change)?;
+        if let Some(size_min) = made {
             let pages = self.pages.lock();
             self.set_size(&pages, self.size().max(size_min));
         }
-        Ok(is_made)
+        Ok(made.is_some())
     }
 
     /// Runs `change`, which may move the data of whole blocks and leaves their contents: deduplication, defragmentation. What is dirty

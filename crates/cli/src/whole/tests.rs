@@ -12,6 +12,8 @@ use ubtrfs_testkit::crash::{
 };
 use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
+use ubtrfs_ondisk::FileOffset;
+
 use super::*;
 use crate::edit::OnFailure;
 use crate::image::{Image, StartArgs};

@@ -69,6 +69,8 @@ pub struct IoInode {
     has_outline_promise: AtomicBool,
     /// Longer than a block, it is known not to be inline on the medium. Set under its data lock.
     is_outlined: AtomicBool,
+    /// No data lies behind its end on the medium: see [`Filesystem::drop_left_behind`].
+    pub(super) has_nothing_behind: AtomicBool,
     /// The inode's flags.
     flags: AtomicU64,
     /// When it was last written in memory; `None` once the inode says so.
@@ -107,6 +109,7 @@ impl IoInode {
             has_placed: AtomicBool::new(false),
             has_outline_promise: AtomicBool::new(false),
             is_outlined: AtomicBool::new(false),
+            has_nothing_behind: AtomicBool::new(false),
             flags: AtomicU64::new(inode.flags),
             inner: std::sync::Arc::downgrade(&fs.inner),
             sequence: MappingSequence::new(),
@@ -158,6 +161,13 @@ impl IoInode {
     /// The file was written, in memory.
     pub(super) fn note_write(&self, now: Time) {
         *self.written.lock() = Some(now);
+    }
+
+    /// The file was changed, of which the inode tells at once. What is noted is none before that.
+    pub(super) fn raise_noted_time(&self, now: Time) {
+        if let Some(noted) = &mut *self.written.lock() {
+            *noted = now.max(*noted);
+        }
     }
 
     /// What the file is at `at`.

@@ -18,6 +18,7 @@ mod file_io;
 mod file_space;
 mod held_subvolumes;
 pub(crate) mod inode;
+mod left_behind;
 pub(crate) mod log_replay;
 pub(crate) mod make;
 pub(crate) mod make_subvolume;

@@ -515,7 +515,7 @@ impl DataFile {
         if changes_old && self.open.space().inode().is_append_only() {
             check_flags(self.id(), flags::APPEND, false)?;
         }
-        Ok(())
+        fs.drop_left_behind(self.open.space().inode())
     }
 
     /// The file is about to be written, and the call is not refused for its arguments. Before it is: writeback may come right behind,

@@ -13,12 +13,14 @@ use super::write::{Locked, STEP_EXTENTS_MAX};
 use crate::data::append::{self, Target};
 use crate::data::drop_range::{self, drop_range};
 use crate::data::file_extent::{Mapping, MappingKind};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::Reservation;
 
 /// Bytes that are compared, or copied, at a time.
 const PIECE_BYTES: u64 = 128 << 10;
+/// Behind all that a file can have.
+const FARTHEST: FileOffset = FileOffset(u64::MAX);
 
 impl Filesystem {
     /// Lets `target` have, from `target_offset` on, the data that `source` has in `range`: the same
@@ -37,6 +39,28 @@ impl Filesystem {
         target: InodeId,
         target_offset: FileOffset,
     ) -> Result<()> {
+        let end = Some(range.end);
+        self.clone_up_to(source, range.start, end, target, target_offset)
+    }
+
+    /// As [`Filesystem::clone_range`], of all that the source is when it is cloned: wherever it ends then, what others append
+    /// meanwhile is in it or is not. The target has that from its beginning on.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn clone_file(&self, source: InodeId, target: InodeId) -> Result<()> {
+        self.clone_up_to(source, FileOffset(0), None, target, FileOffset(0))
+    }
+
+    /// Clones from `start` on, up to `end`, or to where the source ends then.
+    fn clone_up_to(
+        &self,
+        source: InodeId,
+        start: FileOffset,
+        end: Option<FileOffset>,
+        target: InodeId,
+        target_offset: FileOffset,
+    ) -> Result<()> {
         // Before anybody has to wait.
         self.flush_file(source)?;
         self.flush_file(target)?;
@@ -44,39 +68,54 @@ impl Filesystem {
         loop {
             source_space = source_space.or_else(|| self.inner.open_files.find(source));
             let other = source_space.as_deref().filter(|_| source != target);
-            let unwritten = shared_range(&range, range.start);
+            // Nobody makes it longer or shorter either, where it is all of it.
+            let unwritten = shared_range(&(start..end.unwrap_or(FARTHEST)), start);
             // Who writes the source does so before the clone or behind it. Of two files the one that comes first is locked first.
             let lock = || other.map(|space| space.states().lock(unwritten, LockMode::Shared));
             let locked_first = if source < target { lock() } else { None };
+            let pair =
+                Pair { source, target, is_held: source_space.is_some(), is_whole: end.is_none() };
+            // All of it is as much as there is once nobody writes it.
+            let range_now = || -> Result<Range<FileOffset>> {
+                let end = end.map_or_else(|| self.end_of(source), Ok)?;
+                Ok(start..end)
+            };
             let Some(space) = self.flush_file(target)? else {
                 let _locked = locked_first.or_else(lock);
-                let pair = Pair { source, target, is_held: source_space.is_some() };
+                let range = range_now()?;
                 match self.clone_closed(&pair, &range, target_offset, false, &mut false)? {
                     Some(()) => return Ok(()),
-                    // It was opened meanwhile.
+                    // It was opened meanwhile, or is longer or shorter.
                     None => continue,
                 }
             };
             // What is refused is so before anything is thrown away.
             let locks = self.inner.files.lock_both(source, target);
-            Clone::checked(self, source, &range, target, target_offset)?;
-            drop(locks);
-            if range.is_empty() {
-                return Ok(());
+            if let Some(end) = end {
+                Clone::checked(self, source, &(start..end), target, target_offset)?;
+                if start == end {
+                    return Ok(());
+                }
+            } else {
+                Clone::checked(self, source, &(start..start), target, target_offset)?;
             }
-            let replaced = shared_range(&range, target_offset);
+            drop(locks);
+            let replaced = shared_range(&(start..end.unwrap_or(FARTHEST)), target_offset);
+            // All of a file goes to the beginning of another, where there is nothing before it that the file could grow over.
+            let size_min = end.map_or(ubtrfs_iomap::FileOffset::ZERO, |_| replaced.end);
             let beside = (source == target).then_some(unwritten);
-            let is_cloned = space.replace_flushed_range(replaced, beside, replaced.end, || {
+            let is_cloned = space.replace_flushed_range(replaced, beside, size_min, || {
                 let _locked = if source > target { lock() } else { None };
+                let range = range_now()?;
+                let cloned_to = shared_range(&range, target_offset).end;
                 let mut begun = false;
-                let pair = Pair { source, target, is_held: source_space.is_some() };
                 let cloned = self.clone_closed(&pair, &range, target_offset, true, &mut begun);
                 let cloned = cloned.inspect_err(|_| {
                     if begun {
-                        self.cut_to_memory(space.inode(), replaced.end);
+                        self.cut_to_memory(space.inode(), cloned_to);
                     }
                 });
-                Ok(cloned?.is_some())
+                Ok(cloned?.map(|()| cloned_to))
             })?;
             if is_cloned {
                 return Ok(());
@@ -84,8 +123,12 @@ impl Filesystem {
         }
     }
 
+    fn end_of(&self, id: InodeId) -> Result<FileOffset> {
+        Ok(FileOffset(self.inode(id)?.size_bytes))
+    }
+
     /// Clones between files whose data is all on the medium. `None`, and nothing is done, where one is open and is not
-    /// said to be. Sets `begun` once a part of it is cloned.
+    /// said to be, or ends elsewhere. Sets `begun` once a part of it is cloned.
     fn clone_closed(
         &self,
         pair: &Pair,
@@ -94,10 +137,13 @@ impl Filesystem {
         may_be_open: bool,
         begun: &mut bool,
     ) -> Result<Option<()>> {
-        let Pair { source, target, is_held } = *pair;
+        let Pair { source, target, is_held, is_whole } = *pair;
         let _shared = self.flush_to_share(source)?;
         let _locks = self.inner.files.lock_both(source, target);
         if self.is_open(target) && !may_be_open || self.is_open(source) && !is_held {
+            return Ok(None);
+        }
+        if is_whole && Locked::for_reading(self, source)?.inode.size_bytes != range.end.0 {
             return Ok(None);
         }
         let mut clone = Clone::checked(self, source, range, target, target_offset)?;
@@ -158,14 +204,13 @@ impl Filesystem {
         let mut clone = Clone::new(self, source, range, target, target_offset)?;
         // Its data stays, but not where it lies.
         check_flags(target, clone.target.inode.flags, false)?;
-        let mtime = clone.target.inode.mtime;
         if clone.end > clone.target.inode.size_bytes || !clone.is_same()? {
             return Ok(Some(false));
         }
+
+        clone.target.keeps_times = true;
         clone.target.outline_unless(0..u64::MAX)?;
         while clone.step()? {}
-        let times = crate::SetAttributes { mtime: Some(mtime), ..Default::default() };
-        self.begin_step(Reservation::items(1))?.set_attributes(target, &times)?;
         Ok(Some(true))
     }
 
@@ -182,39 +227,56 @@ impl Filesystem {
         target_offset: FileOffset,
     ) -> Result<u64> {
         Locked::for_reading(self, source)?;
-        let size = self.inode(source)?.size_bytes;
-        let range = range.start.0..range.end.0.min(size);
+        // A part of a sector is shared only where both files end, which they do no more once somebody appends to one.
+        let mut shares_end = true;
+        loop {
+            let sizes = || -> Result<_> { Ok((self.end_of(source)?, self.end_of(target)?)) };
+            let before = sizes()?;
+            let range = range.start.0..range.end.0.min(before.0.0);
+            match self.copy_known(source, &range, target, target_offset.0, shares_end) {
+                Err(Error::InvalidArgument { .. }) if sizes()? != before => shares_end = false,
+                copied => return copied.map(|()| range.end.saturating_sub(range.start)),
+            }
+        }
+    }
+
+    /// Copies a range that lies in the file.
+    fn copy_known(
+        &self,
+        source: InodeId,
+        range: &Range<u64>,
+        target: InodeId,
+        target_offset: u64,
+        shares_end: bool,
+    ) -> Result<()> {
         if range.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
-        let sector = self.sectorsize_bytes();
-        let len = range.end - range.start;
-        let target_end = target_offset.0.checked_add(len);
-        let target_end = target_end
-            .ok_or_else(|| append::misplaced(target_offset.0, "beyond the largest file"))?;
-        if source == target && target_offset.0 < range.end && range.start < target_end {
-            return Err(append::misplaced(target_offset.0, "in the range that is copied"));
+        let (sector, len) = (self.sectorsize_bytes(), range.end - range.start);
+        let target_end = target_offset
+            .checked_add(len)
+            .ok_or_else(|| append::misplaced(target_offset, "beyond the largest file"))?;
+        if source == target && target_offset < range.end && range.start < target_end {
+            return Err(append::misplaced(target_offset, "in the range that is copied"));
         }
-        let clones = range.start % sector == target_offset.0 % sector
-            && self.inode(source)?.has_csums() == self.inode(target)?.has_csums();
+        let (from, to) = (self.inode(source)?, self.inode(target)?);
+        let clones =
+            range.start % sector == target_offset % sector && from.has_csums() == to.has_csums();
         let head = range.start.next_multiple_of(sector).min(range.end);
-        // The end of the last sector can be shared only where the target ends, too; and of one file,
-        // which may become longer by what is copied first, not at all.
-        let ends_both = range.end == size && target_end >= self.inode(target)?.size_bytes;
-        let tail = match ends_both && source != target {
+        // Of one file, which may become longer by what is copied first, not at all.
+        let ends_both = range.end == from.size_bytes && target_end >= to.size_bytes;
+        let tail = match ends_both && shares_end && source != target {
             true => range.end,
             false => (range.end / sector * sector).max(head),
         };
         if !clones || tail <= head {
-            self.copy_bytes(source, &range, target, target_offset.0)?;
-            return Ok(len);
+            return self.copy_bytes(source, range, target, target_offset);
         }
-        let to = |at: u64| target_offset.0 + (at - range.start);
+        let to = |at: u64| target_offset + (at - range.start);
         self.copy_bytes(source, &(range.start..head), target, to(range.start))?;
         let middle = FileOffset(head)..FileOffset(tail);
         self.clone_range(source, middle, target, FileOffset(to(head)))?;
-        self.copy_bytes(source, &(tail..range.end), target, to(tail))?;
-        Ok(len)
+        self.copy_bytes(source, &(tail..range.end), target, to(tail))
     }
 
     fn copy_bytes(
@@ -267,6 +329,8 @@ struct Pair {
     target: InodeId,
     /// The source is in memory, and nobody writes there what is cloned.
     is_held: bool,
+    /// It is cloned up to its end, wherever that is.
+    is_whole: bool,
 }
 
 /// A clone in progress. Both files' data locks are held.

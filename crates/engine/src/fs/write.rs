@@ -47,8 +47,8 @@ pub(super) struct Locked<'a> {
     pub(super) sector: u64,
     /// Whether what is written was promised its space: it is data that a caller was told is taken.
     pub(super) promise: DataPromise,
-    /// Data only moves: the file is not changed.
-    keeps_times: bool,
+    /// Data only moves, or is shared: the file is not changed.
+    pub(super) keeps_times: bool,
     /// What memory has of it, if it is open.
     space: Option<Arc<AddressSpace<FileIo>>>,
 }
@@ -141,9 +141,10 @@ impl<'a> Locked<'a> {
     pub(super) fn new(fs: &'a Filesystem, id: InodeId) -> Result<Self> {
         fs.inner.core.check_writable()?;
         fs.inner.files.names().check_writable(&fs.inner.core, id.root)?;
-        let file = Self::for_reading(fs, id)?;
+        let mut file = Self::for_reading(fs, id)?;
         fs.inner.files.names().check_not_going(id, file.inode.nlink)?;
         check_flags(id, file.inode.flags, true)?;
+        file.drop_left_behind()?;
         Ok(file)
     }
 
@@ -243,9 +244,9 @@ impl<'a> Locked<'a> {
         let size = self.inode.size_bytes;
         let bytes = self.read(0..size.min(self.sector))?;
         let options = WriteOptions { max_inline_bytes: 0, ..options };
-        self.keeps_times = true;
+        let kept = std::mem::replace(&mut self.keeps_times, true);
         let moved = self.replace(0, &bytes, size, &options);
-        self.keeps_times = false;
+        self.keeps_times = kept;
         moved
     }
 
@@ -430,6 +431,10 @@ impl<'a> Locked<'a> {
         size: u64,
     ) -> Result<()> {
         let (transid, now) = (handle.txn.generation().0, handle.txn.now());
+        if let Some(space) = self.space.as_ref().filter(|_| !self.keeps_times) {
+            // What was written before and is noted only is no later than this.
+            space.inode().raise_noted_time(now);
+        }
         handle
             .change_inode(self.inode.id, |item| {
                 item.size = size.into();

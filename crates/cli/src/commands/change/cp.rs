@@ -393,12 +393,8 @@ impl Change for ReflinkArgs {
                 return refused("one of the files has checksums, the other has none")
                     .map_err(|failure| failure.advice("`ubtrfs cp` copies the data instead."));
             }
-            if inode.size_bytes == 0 {
-                return Ok(());
-            }
-            let all = FileOffset(0)..FileOffset(inode.size_bytes);
             edit.filesystem()
-                .clone_range(id, all, target, FileOffset(0))
+                .clone_file(id, target)
                 .map_err(|error| image.failure("sharing data", &path, error))
         };
         match image.entry(&place, &path)? {
