@@ -4,7 +4,7 @@
 //!
 //! - There is a queue for each possible processor, with a thread of its own that is bound to it. Nothing is answered until all
 //!   queues are registered.
-//! - What may take long ([`Length::Long`]) is done by a pool of threads, so that others of the same processor need not wait for it;
+//! - What may take long ([`Answers::takes_long`]) is done by a pool of threads, so that others of the same processor need not wait for it;
 //!   only the queue's own thread hands answers over, woken by an eventfd.
 //! - INIT, FORGET, INTERRUPT, and what the kernel is told unasked, go by `/dev/fuse` still.
 //!
