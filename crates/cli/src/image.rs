@@ -414,12 +414,16 @@ pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDe
 /// What this command has mounted on a directory.
 pub fn mount_at(path: &Path) -> Option<mounts::Mounted> {
     // Not asked of the directory itself, which whoever serves it may not answer any more.
-    mounts::on(&std::path::absolute(path).ok()?).or_else(|| {
+    let mounted = mounts::on(&std::path::absolute(path).ok()?).or_else(|| {
         let is_directory = std::fs::metadata(path).is_ok_and(|about| about.is_dir());
         is_directory
             .then(|| std::fs::canonicalize(path).ok())
             .flatten()
             .and_then(|path| mounts::on(&path))
+    });
+    // A file of it that is bound to another place is an image itself, if anything.
+    mounted.filter(|mounted| {
+        !mounted.is_part() || std::fs::metadata(path).map_or(true, |about| about.is_dir())
     })
 }
 
@@ -435,7 +439,7 @@ impl Image {
     pub fn new(filesystem: Filesystem, path: &Path, start: &StartArgs) -> Result<Self> {
         let start = match (start.subvolid, live::served()) {
             (Some(id), _) => subvolume_root(&filesystem, path, RootId(id))?,
-            (None, Some(live)) => live.root,
+            (None, Some(live)) => live.start()?,
             (None, None) => filesystem.default_subvolume().map_err(|error| {
                 Failure::engine("finding the default subvolume", error).at_path(path)
             })?,

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,14 +18,12 @@ use ubtrfs_engine::{Error, Filesystem, InodeId};
 use ubtrfs_fuse::{Changed, ControlAnswer, Server};
 use ubtrfs_rt::Arc;
 
+use crate::call::Call;
 use crate::cli;
 use crate::failure::{self, Exit, Failure, Result};
-use crate::mounts::Mounted;
-use crate::output::Output;
+use crate::mounts::{self, Mounted};
+use crate::output::{Output, quote};
 
-/// In front of the words: the standard output is a terminal, or not.
-const TERMINAL: &str = "terminal";
-const PIPE: &str = "pipe";
 /// For so long a sync may wait behind other commands, and take, before another way is gone.
 const SYNC_WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -41,6 +40,32 @@ pub struct Live {
     pub owner: (u32, u32),
     /// What was written may be with the kernel only, which does not look at sizes then.
     pub kernel_holds_writes: bool,
+    /// Who has the command done that is being done.
+    pub call: Call,
+}
+
+impl Live {
+    /// Where paths begin: the top of what is mounted, or what of it a directory shows that is bound to another place.
+    ///
+    /// # Errors
+    /// That is not to be found any more.
+    pub fn start(&self) -> Result<InodeId> {
+        const WHAT: &str = "finding what the directory shows";
+        let Some(shown) = &self.call.shown else { return Ok(self.root) };
+        let name = shown.as_os_str().as_bytes();
+        let found = match name.strip_suffix(mounts::GONE) {
+            Some(_) => Err(Failure::new(Exit::Io, WHAT, "it has lost its name")),
+            None => self
+                .filesystem
+                .resolve(self.root, name)
+                .map_err(|error| Failure::engine(WHAT, error)),
+        };
+        found.map_err(|failure| {
+            let directory = quote::path(&self.directory);
+            let advice = format!("Name {directory}, where all of it is mounted, and paths there.");
+            failure.at_name(name).advice(advice)
+        })
+    }
 }
 
 thread_local! {
@@ -55,8 +80,9 @@ pub fn served() -> Option<Rc<Live>> {
 /// Does a command that came by the control socket.
 pub fn answer(live: &Live, server: &Arc<Server>, words: Vec<OsString>) -> ControlAnswer {
     let mut words = words.into_iter();
-    let is_terminal = words.next().is_some_and(|word| word == TERMINAL);
-    SERVED.set(Some(Rc::new(live.clone())));
+    let call = Call::of_word(&words.next().unwrap_or_default());
+    let is_terminal = call.is_terminal;
+    SERVED.set(Some(Rc::new(Live { call, ..live.clone() })));
     let buffer = Buffer::default();
     let (exit, errors) = failure::overhear(|| {
         let mut out = Output::to(buffer.clone(), is_terminal);
@@ -162,8 +188,9 @@ fn is_unserved(error: &io::Error) -> bool {
 /// # Errors
 /// Nobody listens there, or is done with other commands in time. Whether it could is in the answer.
 fn sync(mounted: &Mounted) -> io::Result<ControlAnswer> {
-    let words = [PIPE, "ubtrfs", "filesystem", "sync"].map(OsString::from);
-    let words = [&words[..], &[mounted.directory.clone().into_os_string()]].concat();
+    let mut words = vec![Call::default().into_word()];
+    words.extend(["ubtrfs", "filesystem", "sync"].map(OsString::from));
+    words.push(mounted.directory.clone().into_os_string());
     ubtrfs_fuse::control_within(mounted.uid, &mounted.device, &words, SYNC_WAIT_MAX)
 }
 
@@ -177,8 +204,11 @@ pub fn forward(mounted: &Mounted) -> Result<Exit> {
             "Who mounted it, and root, can give it commands; or unmount it, and name the image.",
         )
     };
-    let is_terminal = io::stdout().is_terminal();
-    let mut words = vec![OsString::from(if is_terminal { TERMINAL } else { PIPE })];
+    let call = Call {
+        is_terminal: io::stdout().is_terminal(),
+        shown: mounted.is_part().then(|| mounted.root.clone()),
+    };
+    let mut words = vec![call.into_word()];
     words.extend(std::env::args_os());
     let answer = ubtrfs_fuse::control(mounted.uid, &mounted.device, &words)
         .map_err(|error| failed("reaching the process that serves the mount", &error))?;

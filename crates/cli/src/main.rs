@@ -1,6 +1,7 @@
 //! The `ubtrfs` command: arguments to engine calls, answers to a terminal or to JSON.
 #![forbid(unsafe_code)]
 
+mod call;
 mod cli;
 mod commands;
 mod compress;

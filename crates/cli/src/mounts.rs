@@ -15,6 +15,9 @@ use crate::output::quote;
 pub struct Mounted {
     /// Where.
     pub directory: PathBuf,
+    /// What of it is to be seen there, from its top on: `/`, or less where that was bound to the place. Behind a name that is gone stands
+    /// [`GONE`].
+    pub root: PathBuf,
     /// The image that was named when it was mounted.
     pub source: PathBuf,
     /// Its device number, as `/proc/self/mountinfo` writes it.
@@ -25,6 +28,16 @@ pub struct Mounted {
     pub is_read_only: bool,
     /// The time of access of what is read is noted.
     pub notes_access: bool,
+}
+
+/// Behind what has lost its name, in the system's table.
+pub const GONE: &[u8] = b"//deleted";
+
+impl Mounted {
+    /// Whether only a part of it is to be seen there.
+    pub fn is_part(&self) -> bool {
+        self.root != Path::new("/")
+    }
 }
 
 /// What is mounted on a directory, if this command mounted it.
@@ -142,7 +155,7 @@ fn mount_of(pid: u32, image: &Path) -> Served {
             None => mounted.source == image || names_directory(&words, &mounted.directory),
         },
     };
-    let found = lines(&table).filter_map(of_line).find(is_his);
+    let found = all_of_it_first(lines(&table).filter_map(of_line).filter(is_his));
     found.map_or(Served::Nothing, Served::Here)
 }
 
@@ -190,7 +203,12 @@ fn table_of(process: &str) -> Option<Vec<u8>> {
 }
 
 fn of_image_in(table: &[u8], image: &Path) -> Option<Mounted> {
-    lines(table).filter_map(of_line).find(|mounted| mounted.source == image)
+    all_of_it_first(lines(table).filter_map(of_line).filter(|mounted| mounted.source == image))
+}
+
+/// One where all of it is to be seen, or else a part.
+fn all_of_it_first(found: impl Iterator<Item = Mounted>) -> Option<Mounted> {
+    found.min_by_key(Mounted::is_part)
 }
 
 fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
@@ -222,7 +240,8 @@ fn on_in(table: &[u8], directory: &Path) -> Option<Mounted> {
 fn of_line(line: &[u8]) -> Option<Mounted> {
     let mut front = words(line).skip(2);
     let device = str::from_utf8(front.next()?).ok()?.to_owned();
-    let directory = PathBuf::from(unescape(front.nth(1)?));
+    let root = PathBuf::from(unescape(front.next()?));
+    let directory = PathBuf::from(unescape(front.next()?));
     let says =
         |options: &[u8], what: &[u8]| options.split(|byte| *byte == b',').any(|word| word == what);
     let here = front.next()?;
@@ -237,7 +256,7 @@ fn of_line(line: &[u8]) -> Option<Mounted> {
     let notes_access = !says(here, b"noatime");
     let uid = options.split(',').find_map(|option| option.strip_prefix("user_id="));
     let uid = uid?.parse().ok()?;
-    Some(Mounted { directory, source, device, uid, is_read_only, notes_access })
+    Some(Mounted { directory, root, source, device, uid, is_read_only, notes_access })
 }
 
 /// Undoes the octal escapes of `/proc`.
@@ -293,6 +312,13 @@ mod tests {
         );
         let line = b"9 1 7:0 / /m rw,noatime - fuseblk.ubtrfs /dev/loop0 rw,user_id=0,blksize=4096";
         assert_eq!(of_line(line).unwrap().source, Path::new("/dev/loop0"));
+        let bound = of_line(b"9 1 0:5 /a\\040b//deleted /m rw - fuse.ubtrfs /i rw,user_id=1");
+        assert_eq!(bound.unwrap().root, Path::new("/a b//deleted"));
+        assert!(!found.is_part());
+        let twice = b"\
+            8 1 0:5 /part /here rw - fuse.ubtrfs /i rw,user_id=1\n\
+            9 1 0:5 / /there rw - fuse.ubtrfs /i rw,user_id=1\n";
+        assert_eq!(of_image_in(twice, Path::new("/i")).unwrap().directory, Path::new("/there"));
         let inside = |path| around_in(table, Path::new(path)).map(|mounted| mounted.directory);
         assert_eq!(inside("/mnt/a b/c/d"), Some("/mnt/a b".into()));
         assert_eq!([inside("/mnt/c/d"), inside("/mnt/a"), inside("/mnt")], [None, None, None]);

@@ -296,6 +296,81 @@ fn directory_inside_of_a_mount_leads_to_the_mount() {
     assert!(said.contains("a directory") && !said.contains("lies in"), "{said}");
 }
 
+/// What of a mount is to be seen in another place, too.
+struct Bound(PathBuf);
+
+impl Bound {
+    fn new(what: &Path, place: PathBuf) -> Self {
+        if what.is_dir() {
+            fs::create_dir(&place).unwrap();
+        } else {
+            fs::write(&place, b"").unwrap();
+        }
+        let output = Command::new("mount").arg("--bind").arg(what).arg(&place).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        Self(place)
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+/// Paths began at the top of what is mounted wherever a part of it was bound to: `subvolume delete` of a name that the directory shows took
+/// another subvolume away.
+#[test]
+fn paths_at_a_bound_directory_begin_at_what_it_shows() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let (top, name) = (place.directory.as_path(), |path: &'static str| Path::new(path));
+    for path in ["/home", "/old", "/home/old"] {
+        place.done(&["subvolume", "create"], &[top, name(path)]);
+    }
+    fs::create_dir_all(top.join("home/a dir/in")).unwrap();
+    std::os::unix::fs::symlink("/a dir", top.join("home/link")).unwrap();
+    let home = Bound::new(&top.join("home"), place.image.with_file_name("bound home"));
+    let deeper = Bound::new(&top.join("home/a dir"), place.image.with_file_name("deeper"));
+    place.done(&["subvolume", "delete"], &[&home.0, name("/old")]);
+    assert!(top.join("old").exists() && !top.join("home/old").exists());
+    place.done(&["mkdir"], &[&home.0, name("/made")]);
+    place.done(&["subvolume", "snapshot"], &[&home.0, name("/"), name("/copy")]);
+    assert!(top.join("home/made").exists() && top.join("home/copy/a dir").exists());
+    assert_eq!(place.done(&["ls"], &[&home.0, name("/")]), "a dir\ncopy\nlink\nmade\n");
+    // An absolute link and `..` go by what is shown, as PATH does.
+    assert_eq!(place.done(&["ls"], &[&home.0, name("/link/../..")]), "a dir\ncopy\nlink\nmade\n");
+    assert_eq!(place.done(&["ls"], &[&deeper.0, name("/")]), "in\n");
+    // By another name since.
+    fs::rename(top.join("home/a dir"), top.join("moved")).unwrap_err();
+    fs::rename(top.join("home/a dir"), top.join("home/moved")).unwrap();
+    assert_eq!(place.done(&["ls"], &[&deeper.0, name("/")]), "in\n");
+    // Of the whole filesystem.
+    for words in [&["filesystem", "sync"][..], &["df"], &["filesystem", "label"]] {
+        place.done(words, &[&deeper.0]);
+    }
+    let list = place.done(&["subvolume", "list"], &[&deeper.0]);
+    assert!(list.contains("path home/copy\n") && list.contains("path old\n"), "{list}");
+    // By none.
+    fs::remove_dir_all(top.join("home/moved")).unwrap();
+    let output = place.run(&["ls"], &[&deeper.0, name("/")]);
+    let said = said(&output);
+    assert!(!output.status.success() && said.contains("where all of it is mounted"), "{said}");
+    assert!(said.contains("lost its name") && said.contains(&top.display().to_string()), "{said}");
+    place.done(&["filesystem", "sync"], &[&deeper.0]);
+    place.done(&["umount"], &[&deeper.0]);
+    // A file is what lies in it, and nothing of the mount.
+    fs::File::create(top.join("disk.img")).unwrap().set_len(128 << 20).unwrap();
+    place.done(&["mkfs", "-f", "-L", "inner"], &[&top.join("disk.img")]);
+    let file = Bound::new(&top.join("disk.img"), place.image.with_file_name("bound file"));
+    let label = place.done(&["filesystem", "label"], &[&file.0]);
+    assert_eq!(label, "inner\n");
+    place.done(&["umount"], &[&file.0]);
+    drop((file, home));
+    place.umount();
+    place.assert_clean();
+}
+
 /// The most memory that the server of a mount had, after files were written and read by it.
 fn peak_bytes(options: &str) -> Option<u64> {
     let place = Place::new(true)?;

@@ -118,6 +118,9 @@ A PATH inside an image is read from the root of its default subvolume, which is 
 shows; a leading slash makes no difference. --subvolid ID starts at another subvolume; 5 is the
 top level, which holds all others. A path walks into subvolumes as into directories.
 
+In the place of an image, the directory of a mount: paths begin at what it shows, the subvolume
+that is mounted, or what `mount --bind` shows of it in another place.
+
 Names are bytes. At a terminal they are quoted as `ls` quotes them; into a pipe or a file they
 go as they are.
 "

@@ -24,6 +24,7 @@ use ubtrfs_ondisk::RootId;
 use ubtrfs_rt::{Arc, Mutex};
 use ubtrfs_volume::OpenMode;
 
+use crate::call::Call;
 use crate::compress::{self, Compress};
 use crate::failure::{self, Exit, Failure, Result};
 use crate::image::{Image, ImageArgs, VolumeWords, mount_at};
@@ -108,7 +109,8 @@ Words that ask for nothing here, or for what is so in any case, are taken as wel
   when it is durable, are not: nodatacow, nodatasum, nobarrier, flushoncommit, noacl, strictatime.
 
 An image is mounted once, and of a disk image one partition. What of the mount is to be seen in
-another place, too, another subvolume say, mount --bind shows there.
+another place, too, another subvolume say, mount --bind shows there; commands take that place as
+well, and begin paths at what it shows.
 
 Examples:
   ubtrfs mount disk.img /mnt
@@ -489,6 +491,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
         root,
         owner,
         kernel_holds_writes: wanted.writeback && !wanted.read_only,
+        call: Call::default(),
     };
     let control = take_commands(live, &server);
     if let Err(error) = &control {

@@ -116,7 +116,9 @@ fn wait_until_free(
 
 /// What this command has mounted on a directory, whether or not anybody serves it.
 fn find(directory: &Path) -> Result<Mounted> {
-    if let Some(mounted) = mount_at(directory) {
+    // By its name first: who is to be unmounted by force may not answer, and a file can be bound to a place, too.
+    let named = std::path::absolute(directory).ok().and_then(|path| mounts::on(&path));
+    if let Some(mounted) = named.or_else(|| mount_at(directory)) {
         return Ok(mounted);
     }
     // Of one that nobody serves not even the directory can be looked at.
