@@ -10,6 +10,10 @@ use std::path::PathBuf;
 const TERMINAL: &[u8] = b"terminal";
 const PIPE: &[u8] = b"pipe";
 const SHOWN: &[u8] = b"shown";
+const UNMOUNTS: &[u8] = b"unmounts";
+
+/// That nothing more of what is in memory becomes durable, however often it is asked for.
+pub const STOPPED: &str = "stopped";
 
 /// Who calls.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -18,13 +22,18 @@ pub struct Call {
     pub is_terminal: bool,
     /// What of the mount the directory shows that was named, from the top of what is mounted on, as the system's table has it. `None` for the top.
     pub shown: Option<PathBuf>,
+    /// He is about to unmount it, and is told by [`STOPPED`] on the standard output where the filesystem has stopped.
+    pub unmounts: bool,
 }
 
 impl Call {
     /// The string.
     pub fn into_word(self) -> OsString {
         let mut word = if self.is_terminal { TERMINAL } else { PIPE }.to_vec();
-        let said = [(SHOWN, self.shown.map(PathBuf::into_os_string))];
+        let said = [
+            (SHOWN, self.shown.map(PathBuf::into_os_string)),
+            (UNMOUNTS, self.unmounts.then(OsString::new)),
+        ];
         for (name, value) in said {
             let Some(value) = value else { continue };
             word.push(0);
@@ -41,8 +50,10 @@ impl Call {
             let mut halves = part.splitn(2, |byte| *byte == b'=');
             let (Some(name), Some(value)) = (halves.next(), halves.next()) else { continue };
             let value = OsStr::from_bytes(value).to_owned();
-            if name == SHOWN {
-                call.shown = Some(value.into());
+            match name {
+                SHOWN => call.shown = Some(value.into()),
+                UNMOUNTS => call.unmounts = true,
+                _ => {}
             }
         }
         call
@@ -59,7 +70,7 @@ mod tests {
         for call in [
             Call::default(),
             Call { is_terminal: true, ..Call::default() },
-            Call { shown: Some(shown), ..Call::default() },
+            Call { shown: Some(shown), unmounts: true, ..Call::default() },
         ] {
             assert_eq!(Call::of_word(&call.clone().into_word()), call);
         }

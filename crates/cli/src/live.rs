@@ -18,7 +18,7 @@ use ubtrfs_engine::{Error, Filesystem, InodeId};
 use ubtrfs_fuse::{Changed, ControlAnswer, Server};
 use ubtrfs_rt::Arc;
 
-use crate::call::Call;
+use crate::call::{Call, STOPPED};
 use crate::cli;
 use crate::failure::{self, Exit, Failure, Result};
 use crate::mounts::{self, Mounted};
@@ -32,6 +32,8 @@ const SYNC_WAIT_MAX: Duration = Duration::from_secs(60);
 pub struct Live {
     /// Where it is mounted.
     pub directory: PathBuf,
+    /// Its device number, as the system's table of mounts has it.
+    pub device: String,
     /// The engine's side.
     pub filesystem: Filesystem,
     /// The directory that is mounted.
@@ -81,12 +83,15 @@ pub fn served() -> Option<Rc<Live>> {
 pub fn answer(live: &Live, server: &Arc<Server>, words: Vec<OsString>) -> ControlAnswer {
     let mut words = words.into_iter();
     let call = Call::of_word(&words.next().unwrap_or_default());
-    let is_terminal = call.is_terminal;
+    let (is_terminal, unmounts) = (call.is_terminal, call.unmounts);
     SERVED.set(Some(Rc::new(Live { call, ..live.clone() })));
     let buffer = Buffer::default();
     let (exit, errors) = failure::overhear(|| {
         let mut out = Output::to(buffer.clone(), is_terminal);
         let exit = run(live, server, words.collect(), &mut out);
+        if unmounts && matches!(live.filesystem.check_writable(), Err(Error::Aborted { .. })) {
+            let _ = out.text(STOPPED);
+        }
         let flushed = out.flush();
         match exit.and_then(|exit| flushed.map(|()| exit)) {
             Ok(exit) => exit.max(out.exit()),
@@ -116,7 +121,7 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
     }
     let not_durable = "making all durable";
     if live.kernel_holds_writes || command.needs_data() {
-        bring_back(&live.directory, server)
+        bring_back(live, server)
             .map_err(|error| Failure::io(not_durable, &error).at_path(&live.directory))?;
     }
     if command.is_sync() {
@@ -139,14 +144,12 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
 }
 
 /// Has the kernel write what it holds back of the mount. This thread answers none of its requests.
-fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
-    let directory = match File::open(directory) {
-        // Who serves is asked for permission as anybody is. So each file is waited for, without having had all written at once.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            server.bring_back();
-            return server.take_refused();
-        }
-        result => result?,
+fn bring_back(live: &Live, server: &Server) -> io::Result<()> {
+    let Some(directory) = mounts::open_by_device(&live.device) else {
+        // Who serves is asked for permission as anybody is, and may not see where it is by now. So each file is waited for, without having
+        // had all written at once.
+        server.bring_back();
+        return server.take_refused();
     };
     // All at once; then each file is waited for.
     rustix::fs::syncfs(&directory)?;
@@ -157,25 +160,45 @@ fn bring_back(directory: &Path, server: &Server) -> io::Result<()> {
     Ok(synced?)
 }
 
-/// What programs wrote is durable then, or lost and told of. Returns what to exit with where who serves has said that something is lost.
+/// What became of what programs wrote.
+pub enum Synced {
+    /// It is durable.
+    Durable,
+    /// Something is lost, of which was told: what to exit with.
+    Lost(Exit),
+    /// The filesystem has stopped, of which was told: nothing more becomes durable.
+    Stopped(Exit),
+}
+
+/// What programs wrote is durable then, or lost and told of.
 ///
 /// # Errors
 /// The system's.
-pub fn make_durable(mounted: &Mounted) -> io::Result<Option<Exit>> {
+pub fn make_durable(mounted: &Mounted) -> io::Result<Synced> {
     if let Ok(answer) = sync(mounted) {
         let _ = io::stderr().write_all(&answer.errors);
-        // What the kernel held back is durable then, too: who called may not be let in to ask for it himself.
-        let is_lost = answer.exit != Exit::Done.code();
-        return Ok(is_lost.then(|| exit_of(&answer).unwrap_or(Exit::Io)));
+        if answer.exit == Exit::Done.code() {
+            // What the kernel held back is durable then, too: who called may not be let in to ask for it himself.
+            return Ok(Synced::Durable);
+        }
+        let exit = exit_of(&answer).unwrap_or(Exit::Io);
+        let has_stopped = answer.output == STOPPED.as_bytes();
+        return Ok(if has_stopped { Synced::Stopped(exit) } else { Synced::Lost(exit) });
     }
     // Where commands do not reach who serves, this does.
     match File::open(&mounted.directory).and_then(|top| top.sync_all()) {
         // Nobody serves it: there is nothing left to wait for.
         Err(error) if is_unserved(&error) => {
             failure::say("ubtrfs: note: nobody served it any more; what was not synced is lost");
-            Ok(None)
+            Ok(Synced::Durable)
         }
-        result => result.map(|()| None),
+        // So says one that has stopped; who reads only says that nothing is missing.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::ROFS) => {
+            let failure = Failure::io("making all durable", &error).at_path(&mounted.directory);
+            failure.report();
+            Ok(Synced::Stopped(failure.exit))
+        }
+        result => result.map(|()| Synced::Durable),
     }
 }
 
@@ -188,7 +211,8 @@ fn is_unserved(error: &io::Error) -> bool {
 /// # Errors
 /// Nobody listens there, or is done with other commands in time. Whether it could is in the answer.
 fn sync(mounted: &Mounted) -> io::Result<ControlAnswer> {
-    let mut words = vec![Call::default().into_word()];
+    let call = Call { unmounts: true, ..Call::default() };
+    let mut words = vec![call.into_word()];
     words.extend(["ubtrfs", "filesystem", "sync"].map(OsString::from));
     words.push(mounted.directory.clone().into_os_string());
     ubtrfs_fuse::control_within(mounted.uid, &mounted.device, &words, SYNC_WAIT_MAX)
@@ -207,6 +231,7 @@ pub fn forward(mounted: &Mounted) -> Result<Exit> {
     let call = Call {
         is_terminal: io::stdout().is_terminal(),
         shown: mounted.is_part().then(|| mounted.root.clone()),
+        ..Call::default()
     };
     let mut words = vec![call.into_word()];
     words.extend(std::env::args_os());

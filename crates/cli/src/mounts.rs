@@ -1,10 +1,13 @@
 //! What this command has mounted on the machine, as the system tells.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
 
 use crate::failure;
 use crate::mount_helper;
@@ -13,6 +16,8 @@ use crate::output::quote;
 /// A mount of this command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mounted {
+    /// Its number in the table of mounts, as long as it is there.
+    pub id: String,
     /// Where.
     pub directory: PathBuf,
     /// What of it is to be seen there, from its top on: `/`, or less where that was bound to the place. Behind a name that is gone stands
@@ -55,6 +60,26 @@ pub fn around(path: &Path) -> Option<Mounted> {
 pub fn of_image(image: &Path) -> Option<Mounted> {
     let image = std::fs::canonicalize(image).ok()?;
     of_image_in(&table_of("self")?, &image)
+}
+
+/// A mount as it is by now: directories above it may have other names. Nothing where it has been taken off, or something else is mounted on it.
+pub fn as_it_is_now(mounted: &Mounted) -> Option<Mounted> {
+    as_it_is_in(&table_of("self")?, mounted)
+}
+
+/// Opens a directory in the filesystem with a device number, wherever it is mounted by now, if this process is let in.
+pub fn open_by_device(device: &str) -> Option<File> {
+    let table = table_of("self")?;
+    let places = lines(&table).filter_map(of_line).filter(|mounted| mounted.device == device);
+    // Not what lies below something else, which might be slow to answer.
+    let mut places = places.filter(|mounted| as_it_is_in(&table, mounted).is_some());
+    places.find_map(|mounted| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&mounted.directory, flags, Mode::empty()).ok()?;
+        let found = rustix::fs::fstat(&opened).ok()?.st_dev;
+        (format!("{}:{}", rustix::fs::major(found), rustix::fs::minor(found)) == device)
+            .then(|| File::from(opened))
+    })
 }
 
 /// For so long a process that served a mount may take to make all durable.
@@ -202,6 +227,12 @@ fn table_of(process: &str) -> Option<Vec<u8>> {
     std::fs::read(format!("/proc/{process}/mountinfo")).ok()
 }
 
+fn as_it_is_in(table: &[u8], mounted: &Mounted) -> Option<Mounted> {
+    let is_it = |other: &Mounted| other.id == mounted.id && other.device == mounted.device;
+    let found = lines(table).filter_map(of_line).find(is_it)?;
+    on_in(table, &found.directory).filter(is_it)
+}
+
 fn of_image_in(table: &[u8], image: &Path) -> Option<Mounted> {
     all_of_it_first(lines(table).filter_map(of_line).filter(|mounted| mounted.source == image))
 }
@@ -238,7 +269,9 @@ fn on_in(table: &[u8], directory: &Path) -> Option<Mounted> {
 
 /// `ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS FIELD… - TYPE SOURCE OPTIONS`.
 fn of_line(line: &[u8]) -> Option<Mounted> {
-    let mut front = words(line).skip(2);
+    let mut front = words(line);
+    let id = str::from_utf8(front.next()?).ok()?.to_owned();
+    let mut front = front.skip(1);
     let device = str::from_utf8(front.next()?).ok()?.to_owned();
     let root = PathBuf::from(unescape(front.next()?));
     let directory = PathBuf::from(unescape(front.next()?));
@@ -256,7 +289,7 @@ fn of_line(line: &[u8]) -> Option<Mounted> {
     let notes_access = !says(here, b"noatime");
     let uid = options.split(',').find_map(|option| option.strip_prefix("user_id="));
     let uid = uid?.parse().ok()?;
-    Some(Mounted { directory, root, source, device, uid, is_read_only, notes_access })
+    Some(Mounted { id, directory, root, source, device, uid, is_read_only, notes_access })
 }
 
 /// Undoes the octal escapes of `/proc`.
@@ -315,6 +348,14 @@ mod tests {
         let bound = of_line(b"9 1 0:5 /a\\040b//deleted /m rw - fuse.ubtrfs /i rw,user_id=1");
         assert_eq!(bound.unwrap().root, Path::new("/a b//deleted"));
         assert!(!found.is_part());
+        let table_now = b"\
+            40 22 0:51 / /mnt/moved rw - fuse.ubtrfs /disk\\0401.img rw,user_id=7\n\
+            40 22 0:53 / /mnt/b rw - fuse.ubtrfs /e.img rw,user_id=7\n";
+        let now = as_it_is_in(table_now, &found).map(|mounted| mounted.directory);
+        assert_eq!(now, Some("/mnt/moved".into()));
+        assert_eq!(as_it_is_in(&table_now[..10], &found), None);
+        let covered = [table_now, &b"60 22 0:60 / /mnt/moved rw - tmpfs none rw\n"[..]].concat();
+        assert_eq!(as_it_is_in(&covered, &found), None);
         let twice = b"\
             8 1 0:5 /part /here rw - fuse.ubtrfs /i rw,user_id=1\n\
             9 1 0:5 / /there rw - fuse.ubtrfs /i rw,user_id=1\n";

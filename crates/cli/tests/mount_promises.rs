@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use place::{PATIENCE, Place, assert_image_clean, wait_until};
+use place::{Memory, PATIENCE, Place, assert_image_clean, wait_until};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 use ubtrfs_testkit::{KernelMount, LoopDevice};
@@ -42,37 +42,6 @@ fn sync_by_command_makes_durable_what_files_have() {
         let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
         assert!(bytes.len() == 300_000 && bytes.bytes().all(|byte| byte == b'x'), "{options}");
         place.assert_clean();
-    }
-}
-
-/// A filesystem in memory, which can be full.
-struct Memory {
-    directory: PathBuf,
-}
-
-impl Memory {
-    fn new(place: &Place, size: &str) -> Self {
-        let directory = place.directory.with_file_name("memory");
-        fs::create_dir(&directory).unwrap();
-        let size = format!("size={size}");
-        run("mount", &["-t", "tmpfs", "-o", &size, "none"], &directory);
-        Self { directory }
-    }
-
-    /// Takes all that is free.
-    fn fill(&self) {
-        let mut file = File::create(self.directory.join("filler")).unwrap();
-        while file.write_all(&[1; 4096]).is_ok() {}
-    }
-
-    fn free(&self) {
-        fs::remove_file(self.directory.join("filler")).unwrap();
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
     }
 }
 

@@ -28,10 +28,10 @@ use crate::call::Call;
 use crate::compress::{self, Compress};
 use crate::failure::{self, Exit, Failure, Result};
 use crate::image::{Image, ImageArgs, VolumeWords, mount_at};
-use crate::live::{self, Live};
+use crate::live::{self, Live, Synced};
 use crate::mount_helper;
 use crate::mount_words;
-use crate::mounts;
+use crate::mounts::{self, Mounted};
 use crate::output::quote;
 
 /// Set for the process that serves; it says on its standard output when it does.
@@ -389,7 +389,10 @@ fn remount(args: &Args) -> Result<Exit> {
         // The kernel has brought what it held back, and says nothing to who serves.
         let not_durable =
             |error| Failure::io("making all durable", &error).at_path(&args.directory);
-        return Ok(live::make_durable(&mounted).map_err(not_durable)?.unwrap_or(Exit::Done));
+        return Ok(match live::make_durable(&mounted).map_err(not_durable)? {
+            Synced::Durable => Exit::Done,
+            Synced::Lost(exit) | Synced::Stopped(exit) => exit,
+        });
     }
     Ok(Exit::Done)
 }
@@ -467,12 +470,13 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
     }
     let device = ubtrfs_fuse::mount(&directory, &options)
         .map_err(|error| Failure::new(Exit::Io, "mounting", error).at_path(&directory))?;
+    let mounted = mounts::on(&directory);
     let open = Arc::new(Mutex::new(Some(fs.clone())));
     if let Ok(signals) = signals {
-        watch_signals(signals, directory.clone(), source.clone(), Arc::clone(&open));
+        watch_signals(signals, mounted.clone(), Arc::clone(&open));
     }
     let device = FuseDevice::new(device).map_err(|error| {
-        leave(&directory, &source);
+        leave(mounted.as_ref());
         Failure::new(Exit::Io, "serving", error).at_path(&directory)
     })?;
     if wanted.uses_rings && holds_source {
@@ -487,6 +491,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
     let owner = if wanted.fake_root { (0, 0) } else { me() };
     let live = Live {
         directory: directory.clone(),
+        device: mounted.as_ref().map(|mounted| mounted.device.clone()).unwrap_or_default(),
         filesystem: fs.clone(),
         root,
         owner,
@@ -536,7 +541,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
     // Who unmounts would wait for an answer as long as one could come.
     let farewell = farewell.map(|farewell| (farewell, transport));
     if served.is_err() && farewell.is_none() {
-        leave(&directory, &source);
+        leave(mounted.as_ref());
     }
     *open.lock() = None;
     drop((fs, image));
@@ -557,9 +562,11 @@ fn take_commands(
     live: Live,
     server: &Arc<Server>,
 ) -> std::io::Result<(Arc<ControlSocket>, JoinHandle<()>)> {
-    let mounted = mounts::on(&live.directory).ok_or(std::io::ErrorKind::NotFound)?;
-    server.set_device(&mounted.device);
-    let socket = Arc::new(ControlSocket::bind(&mounted.device)?);
+    if live.device.is_empty() {
+        return Err(std::io::ErrorKind::NotFound.into());
+    }
+    server.set_device(&live.device);
+    let socket = Arc::new(ControlSocket::bind(&live.device)?);
     let server = Arc::clone(server);
     let run = move |words| live::answer(&live, &server, words);
     let taking = ubtrfs_fuse::serve_control(&socket, run)?;
@@ -602,13 +609,12 @@ fn tell_service_manager() -> std::io::Result<()> {
 /// what there is by then is made durable.
 fn watch_signals(
     mut signals: Signals,
-    directory: PathBuf,
-    source: PathBuf,
+    mounted: Option<Mounted>,
     open: Arc<Mutex<Option<Filesystem>>>,
 ) {
     let _ = std::thread::Builder::new().spawn(move || {
         for _ in signals.forever() {
-            leave(&directory, &source);
+            leave(mounted.as_ref());
             // Also where others had taken it off before, and who uses it goes on.
             if let Some(fs) = &*open.lock() {
                 // What is lost is told where it is asked for, too.
@@ -618,11 +624,11 @@ fn watch_signals(
     });
 }
 
-/// Unmounts the image from the directory, if it is what lies there; it ends when nobody uses it any more.
-fn leave(directory: &Path, source: &Path) {
-    let is_there = mounts::on(directory).is_some_and(|mounted| mounted.source == source);
-    if is_there && ubtrfs_fuse::unmount(directory).is_err() {
-        let _ = ubtrfs_fuse::unmount_when_unused(directory);
+/// Unmounts what was mounted, wherever that is by now, unless something else lies on it; it ends when nobody uses it any more.
+fn leave(mounted: Option<&Mounted>) {
+    let Some(now) = mounted.and_then(mounts::as_it_is_now) else { return };
+    if ubtrfs_fuse::unmount(&now.directory).is_err() {
+        let _ = ubtrfs_fuse::unmount_when_unused(&now.directory);
     }
 }
 

@@ -4,10 +4,11 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{self, Exit, Failure, Result};
 use crate::image::mount_at;
-use crate::live;
+use crate::live::{self, Synced};
 use crate::mounts::{self, Mounted};
+use crate::output::quote;
 use clap::ArgAction;
 
 /// For so long the process that serves may take to end.
@@ -20,7 +21,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Unmount a filesystem that `ubtrfs mount` mounted
 ///
-/// Returns when all that was written is durable in the image, which others can open then.
+/// Returns when all that was written is durable in the image, which others can open then. A
+/// filesystem that has stopped for an error is unmounted all the same; the exit code is the error's.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -67,12 +69,17 @@ pub fn run(args: &Args) -> Result<Exit> {
         return Ok(Exit::Done);
     }
     // Of what cannot be made durable only this tells: nobody hears the process that serves when it ends. Who does not answer is not asked.
-    if !args.force
-        && let Some(exit) = live::make_durable(&mounted)
-            .map_err(|error| Failure::io("making all durable", &error).at_path(&args.directory))?
-    {
-        return Ok(exit);
-    }
+    let synced = match args.force {
+        true => Synced::Durable,
+        false => live::make_durable(&mounted)
+            .map_err(|error| Failure::io("making all durable", &error).at_path(&args.directory))?,
+    };
+    let exit = match synced {
+        Synced::Durable => Exit::Done,
+        // Who has them can write them elsewhere.
+        Synced::Lost(exit) => return Ok(exit),
+        Synced::Stopped(exit) => exit,
+    };
     // Opened before: it may be known by this name only as long as it is mounted.
     let file = File::open(&mounted.source);
     let unmounted = match args.force {
@@ -80,9 +87,15 @@ pub fn run(args: &Args) -> Result<Exit> {
         false => ubtrfs_fuse::unmount(&directory),
     };
     unmounted.map_err(|error| failure("unmounting", &error))?;
-    let Ok(file) = file else { return Ok(Exit::Done) };
+    if exit != Exit::Done {
+        failure::say(&format!(
+            "ubtrfs: note: {}: unmounted all the same: the filesystem had stopped",
+            quote::path(&args.directory)
+        ));
+    }
+    let Ok(file) = file else { return Ok(exit) };
     let waited = wait_until_free(&file, mounted.is_read_only, args.force);
-    waited.map(|()| Exit::Done).map_err(|why| failure("waiting for the image", &why))
+    waited.map(|()| exit).map_err(|why| failure("waiting for the image", &why))
 }
 
 /// Waits for who served a mount, and holds the image's lock until all is durable. Says why it went on too long.

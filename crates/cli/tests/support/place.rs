@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -129,6 +130,39 @@ impl Drop for Place {
         if self.is_mounted() {
             let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
         }
+    }
+}
+
+/// A filesystem in memory, which can be full.
+pub struct Memory {
+    pub directory: PathBuf,
+}
+
+impl Memory {
+    pub fn new(place: &Place, size: &str) -> Self {
+        let directory = place.directory.with_file_name("memory");
+        fs::create_dir(&directory).unwrap();
+        let size = format!("size={size}");
+        let words = ["-t", "tmpfs", "-o", &size, "none"];
+        let output = Command::new("mount").args(words).arg(&directory).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        Self { directory }
+    }
+
+    /// Takes all that is free.
+    pub fn fill(&self) {
+        let mut file = File::create(self.directory.join("filler")).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    pub fn free(&self) {
+        fs::remove_file(self.directory.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.directory).status();
     }
 }
 

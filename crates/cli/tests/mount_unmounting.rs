@@ -1,0 +1,127 @@
+//! How a mount ends: whatever its directory and its image are called by then, and whatever has become of the filesystem.
+
+#[path = "support/place.rs"]
+mod place;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::Output;
+
+use place::{Memory, Place, assert_image_clean, wait_until};
+
+fn said(output: &Output) -> String {
+    let bytes = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Each sync told of the commit that had failed, and `umount` went no further, however often it was asked.
+#[test]
+fn mount_whose_filesystem_has_stopped_is_unmounted_and_that_is_told() {
+    for has_socket in [true, false] {
+        let Some(mut place) = Place::new(true) else { return };
+        let memory = Memory::new(&place, "100M");
+        place.image = memory.directory.join("image");
+        File::create(&place.image).unwrap().set_len(512 << 20).unwrap();
+        place.done(&["mkfs"], &[&place.image]);
+        place.mount(&["-o", "commit=3600"]);
+        fs::write(place.directory.join("before"), b"before").unwrap();
+        place.done(&["filesystem", "sync"], &[&place.directory]);
+        memory.fill();
+        for number in 0..2000 {
+            fs::write(place.directory.join(format!("file {number}")), b"lost").unwrap();
+        }
+        // What is not written yet is told of, and does not stop it.
+        wait_until("stopped", || {
+            let output = place.run(&["filesystem", "sync"], &[&place.directory]);
+            assert!(!output.status.success());
+            said(&output).contains("stopped") || said(&output).contains("aborted")
+        });
+        memory.free();
+        if !has_socket {
+            let device = rustix::fs::stat(&place.directory).unwrap().st_dev;
+            let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+            fs::remove_file(format!("/run/ubtrfs/{major}:{minor}.control")).unwrap();
+        }
+        let output = place.run(&["umount"], &[&place.directory]);
+        let code = output.status.code().unwrap();
+        let said = said(&output);
+        assert!((3..6).contains(&code) && said.contains("the filesystem had stopped"), "{said}");
+        assert!(!place.is_mounted());
+        File::open(&place.image).unwrap().try_lock().expect("the image is still in use");
+        assert_image_clean(&place.image);
+        assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/before")]), "before");
+        drop(memory);
+    }
+}
+
+/// A place whose directory lies in another, which can be renamed.
+fn nested(is_root: bool) -> Option<Place> {
+    let mut place = Place::new(is_root)?;
+    let parent = place.image.with_file_name("parent");
+    fs::create_dir(&parent).unwrap();
+    let directory = parent.join("a b");
+    fs::rename(&place.directory, &directory).unwrap();
+    place.directory = directory;
+    Some(place)
+}
+
+fn rename_parent(place: &mut Place) {
+    let parent = place.directory.parent().unwrap().to_owned();
+    let renamed = parent.with_file_name("renamed");
+    fs::rename(&parent, &renamed).unwrap();
+    place.directory = renamed.join("a b");
+}
+
+/// The process that serves looked for its directory by the name that it had when it was mounted: commands that have the kernel write,
+/// `umount` among them, failed, and SIGTERM did nothing.
+#[test]
+fn mount_whose_directory_has_another_name_by_now_is_synced_and_unmounted() {
+    for is_root in [true, false] {
+        for options in ["commit=3600", "commit=3600,writeback"] {
+            let Some(mut place) = nested(is_root) else { return };
+            place.mount(&["-o", options]);
+            rename_parent(&mut place);
+            let write = |name: &str| {
+                let path = place.directory.join(name);
+                let script = format!("printf written >'{}'", path.display());
+                assert!(place.command("sh").args(["-c", &script]).status().unwrap().success());
+            };
+            write("synced");
+            place.done(&["filesystem", "sync"], &[&place.directory]);
+            place.done(
+                &["subvolume", "snapshot"],
+                &[&place.directory, Path::new("/"), Path::new("/copy")],
+            );
+            // Another directory by the old name is none of the mount's.
+            fs::create_dir_all(place.image.with_file_name("parent").join("a b")).unwrap();
+            write("unmounted");
+            place.umount();
+            assert!(!place.is_mounted());
+            fs::remove_dir_all(place.image.with_file_name("parent")).unwrap();
+            for name in ["/synced", "/copy/synced", "/unmounted"] {
+                assert_eq!(place.done(&["cat"], &[&place.image, Path::new(name)]), "written");
+            }
+            fs::rename(place.directory.parent().unwrap(), place.image.with_file_name("parent"))
+                .unwrap();
+            place.directory = place.image.with_file_name("parent").join("a b");
+            place.mount(&["-o", options]);
+            rename_parent(&mut place);
+            let mut file = None;
+            if is_root {
+                let mut open = File::create(place.directory.join("told to end")).unwrap();
+                open.write_all(b"written").unwrap();
+                file = Some(open);
+            }
+            place.signal("-TERM");
+            wait_until("taken off", || !place.is_mounted());
+            drop(file);
+            wait_until("ended", || File::open(&place.image).unwrap().try_lock().is_ok());
+            if is_root {
+                let name = Path::new("/told to end");
+                assert_eq!(place.done(&["cat"], &[&place.image, name]), "written");
+            }
+            place.assert_clean();
+        }
+    }
+}
