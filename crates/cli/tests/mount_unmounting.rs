@@ -3,10 +3,12 @@
 #[path = "support/place.rs"]
 mod place;
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use place::{Memory, Place, assert_image_clean, wait_until};
 
@@ -120,6 +122,75 @@ fn mount_whose_directory_has_another_name_by_now_is_synced_and_unmounted() {
             if is_root {
                 let name = Path::new("/told to end");
                 assert_eq!(place.done(&["cat"], &[&place.image, name]), "written");
+            }
+            place.assert_clean();
+        }
+    }
+}
+
+/// Work that is not over when a mount is taken off its directory.
+fn give_work(place: &Place) {
+    let name = Path::new("/sub");
+    place.done(&["subvolume", "create"], &[&place.directory, name]);
+    let script =
+        "cd \"$0/sub\" && perl -e 'for (1 .. 500) { open(F, \">\", $_); print F \"x\" x 5000 }'";
+    let mut shell = place.command("sh");
+    assert!(shell.args(["-c", script]).arg(&place.directory).status().unwrap().success());
+    place.done(&["subvolume", "delete"], &[&place.directory, name]);
+}
+
+/// What becomes of an image's name while it is mounted.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Name {
+    Changes,
+    IsTaken,
+    IsHidden,
+    IsNoText,
+}
+
+/// The server was waited for by the lock of what is found by the image's name: not at all where that is another file by now, or nothing. A
+/// name that is no text was another one in the table of mounts, and SIGTERM did nothing.
+#[test]
+fn umount_waits_for_who_serves_whatever_the_image_is_called_by_now() {
+    for is_root in [true, false] {
+        for name in [Name::Changes, Name::IsTaken, Name::IsHidden, Name::IsNoText] {
+            let Some(mut place) = Place::new(is_root) else { return };
+            let scratch = place.image.parent().unwrap().to_owned();
+            let before = match name {
+                Name::IsNoText => scratch.join(OsStr::from_bytes(b"im\xff, a\\g\ne")),
+                Name::IsHidden => place.directory.join("image"),
+                Name::Changes | Name::IsTaken => place.image.clone(),
+            };
+            fs::rename(&place.image, &before).unwrap();
+            place.image = before.clone();
+            let image = File::open(&place.image).unwrap();
+            for round in 0..3 {
+                place.mount(&["-o", "commit=3600"]);
+                give_work(&place);
+                let now = scratch.join("another name");
+                if matches!(name, Name::Changes | Name::IsTaken) {
+                    fs::rename(&before, &now).unwrap();
+                }
+                if name == Name::IsTaken {
+                    fs::write(&before, b"another file").unwrap();
+                }
+                place.umount();
+                assert!(!place.is_mounted());
+                image.try_lock().unwrap_or_else(|error| panic!("{name:?}, {round}: {error}"));
+                image.unlock().unwrap();
+                if matches!(name, Name::Changes | Name::IsTaken) {
+                    fs::rename(&now, &before).unwrap();
+                }
+            }
+            if name == Name::IsNoText {
+                place.mount(&[]);
+                let output = place.run(&["ls"], &[&place.image]);
+                assert!(said(&output).contains("It is mounted on"), "{output:?}");
+                let server = ubtrfs_volume::lock_holder(&place.image).unwrap().to_string();
+                assert!(Command::new("kill").args(["-TERM", &server]).status().unwrap().success());
+                wait_until("taken off", || !place.is_mounted());
+                wait_until("ended", || image.try_lock().is_ok());
+                image.unlock().unwrap();
             }
             place.assert_clean();
         }

@@ -9,13 +9,16 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::PidfdFlags;
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 
 /// Bytes of a command at most.
@@ -295,6 +298,37 @@ pub fn control_within(
     ask(&stream, words)
 }
 
+/// The process that serves a mount, whatever number it has.
+#[derive(Debug)]
+pub struct ServingProcess(OwnedFd);
+
+impl ServingProcess {
+    /// That which listens for the mount of user `uid` with that device number.
+    ///
+    /// # Errors
+    /// As [`control`]; the system's, where it lies outside of what processes this one sees.
+    pub fn of_mount(uid: u32, device: &str) -> io::Result<Self> {
+        let peer = rustix::net::sockopt::socket_peercred(connect(uid, device)?)?;
+        Ok(Self(rustix::process::pidfd_open(peer.pid, PidfdFlags::empty())?))
+    }
+
+    /// Waits until it has ended, and let go of all that it had open. Whether that was within `patience`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wait(&self, patience: Duration) -> io::Result<bool> {
+        let end = Instant::now() + patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
+            match rustix::event::poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&left)) {
+                Err(Errno::INTR) => {}
+                ready => return Ok(ready? > 0),
+            }
+        }
+    }
+}
+
 fn connect(uid: u32, device: &str) -> io::Result<UnixStream> {
     let mut refused = io::Error::from(io::ErrorKind::NotFound);
     for path in control_paths(uid, device) {
@@ -469,6 +503,26 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
         drop(from);
         assert!(!sending.join().unwrap());
+    }
+
+    /// It ends when the process does, not when it listens no more.
+    #[test]
+    fn process_that_serves_is_waited_for_until_it_ends() {
+        let device = format!("test:process:{}", std::process::id());
+        let socket = ControlSocket::bind(&device).unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let process = ServingProcess::of_mount(uid, &device).unwrap();
+        socket.close();
+        assert!(!process.wait(Duration::from_millis(50)).unwrap());
+        assert!(ServingProcess::of_mount(uid, &device).is_err());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let process =
+            ServingProcess(rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap());
+        assert!(!process.wait(Duration::ZERO).unwrap());
+        child.kill().unwrap();
+        assert!(process.wait(Duration::from_secs(20)).unwrap());
+        child.wait().unwrap();
     }
 
     /// Whoever ended late took away the socket of the next mount that had his device number, which no command reached any more.

@@ -53,7 +53,7 @@ struct Table {
 /// The system's.
 pub fn run(directory: &Path, is_ready: impl FnOnce()) -> std::result::Result<(), ServeError> {
     let options =
-        MountOptions { source: "floor".to_owned(), allow_other: true, ..MountOptions::default() };
+        MountOptions { source: "floor".into(), allow_other: true, ..MountOptions::default() };
     let device = mount(directory, &options).map_err(|error| ServeError::Transport(error.errno))?;
     let transport = FuseDevice::new(device).map_err(ServeError::Transport)?;
     let mut buffer = vec![0; REQUEST_BYTES_MAX];

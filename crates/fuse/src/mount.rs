@@ -1,9 +1,10 @@
 //! Mounting and unmounting.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,8 +19,8 @@ use crate::control;
 /// How a filesystem is mounted.
 #[derive(Clone, Debug, Default)]
 pub struct MountOptions {
-    /// What `mount` and `/proc/mounts` show as the device.
-    pub source: String,
+    /// What `mount` and `/proc/mounts` show as the device. Any bytes but zero.
+    pub source: OsString,
     /// Nothing can be written.
     pub read_only: bool,
     /// Other users see it, too.
@@ -157,8 +158,7 @@ fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
         flags |= MountFlags::RDONLY;
     }
     flags.extend(options.restrictions.iter().map(|restriction| restriction.flag()));
-    let source = options.source.as_str();
-    rustix::mount::mount(source, directory, kind, flags, Some(data.as_c_str()))
+    rustix::mount::mount(options.source.as_os_str(), directory, kind, flags, Some(data.as_c_str()))
         .map_err(failed("mounting"))?;
     Ok(device)
 }
@@ -175,15 +175,24 @@ fn mount_as_user(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     };
     let (ours, theirs) = UnixStream::pair().map_err(io_failed)?;
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty()).map_err(failed(WHAT))?;
-    let source = options.source.replace('\\', "\\\\").replace(',', "\\,");
     let writable = if options.read_only { "ro" } else { "rw" };
     let access = options.access();
     let noatime = if options.notes_access { "" } else { ",noatime" };
     let restrictions: String =
         options.restrictions.iter().map(|restriction| restriction.word()).collect();
-    let words = format!("fsname={source},subtype=ubtrfs,{writable}{noatime}{restrictions}{access}");
+    let mut words = b"fsname=".to_vec();
+    for byte in options.source.as_bytes() {
+        if matches!(byte, b'\\' | b',') {
+            words.push(b'\\');
+        }
+        words.push(*byte);
+    }
+    let rest = format!(",subtype=ubtrfs,{writable}{noatime}{restrictions}{access}");
+    words.extend_from_slice(rest.as_bytes());
     let status = Command::new("fusermount3")
-        .args(["-o", &words, "--"])
+        .arg("-o")
+        .arg(OsString::from_vec(words))
+        .arg("--")
         .arg(directory)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
         .status()

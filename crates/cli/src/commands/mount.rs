@@ -453,7 +453,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
         && is_block_device(&source)
         && ubtrfs_fuse::may_hold_block_devices();
     let options = MountOptions {
-        source: source.display().to_string(),
+        source: source.clone().into_os_string(),
         read_only: wanted.read_only,
         // Who is root mounts for all, as with any other filesystem: permissions are checked.
         allow_other: wanted.allow_other || rustix::process::geteuid().is_root(),

@@ -10,6 +10,7 @@ use crate::live::{self, Synced};
 use crate::mounts::{self, Mounted};
 use crate::output::quote;
 use clap::ArgAction;
+use ubtrfs_fuse::ServingProcess;
 
 /// For so long the process that serves may take to end.
 const WAIT_MAX: Duration = Duration::from_secs(120);
@@ -80,8 +81,8 @@ pub fn run(args: &Args) -> Result<Exit> {
         Synced::Lost(exit) => return Ok(exit),
         Synced::Stopped(exit) => exit,
     };
-    // Opened before: it may be known by this name only as long as it is mounted.
-    let file = File::open(&mounted.source);
+    // Looked for before: it listens, and the image may be known by this name, only as long as it is mounted.
+    let serving = Serving::of(&mounted);
     let unmounted = match args.force {
         true => ubtrfs_fuse::unmount_by_force(&directory),
         false => ubtrfs_fuse::unmount(&directory),
@@ -93,26 +94,55 @@ pub fn run(args: &Args) -> Result<Exit> {
             quote::path(&args.directory)
         ));
     }
-    let Ok(file) = file else { return Ok(exit) };
-    let waited = wait_until_free(&file, mounted.is_read_only, args.force);
+    let waited = serving.wait(mounted.is_read_only, args.force);
     waited.map(|()| exit).map_err(|why| failure("waiting for the image", &why))
 }
 
-/// Waits for who served a mount, and holds the image's lock until all is durable. Says why it went on too long.
-fn wait_until_free(
-    file: &File,
-    is_read_only: bool,
-    was_forced: bool,
-) -> std::result::Result<(), &'static str> {
+/// By what is known that who serves a mount has ended, and all is durable.
+enum Serving {
+    /// Itself.
+    Process(ServingProcess),
+    /// Where it is not to be reached: the lock of the image, if that is still found by its name.
+    Image(File),
+    Unknown,
+}
+
+impl Serving {
+    fn of(mounted: &Mounted) -> Self {
+        if let Ok(process) = ServingProcess::of_mount(mounted.uid, &mounted.device) {
+            return Self::Process(process);
+        }
+        File::open(&mounted.source).map_or(Self::Unknown, Self::Image)
+    }
+
+    /// Waits for its end. Says why it went on too long.
+    fn wait(&self, is_read_only: bool, was_forced: bool) -> std::result::Result<(), &'static str> {
+        let patience = if was_forced { WAIT_FOR_FORCED_MAX } else { WAIT_MAX };
+        let has_ended = match self {
+            Self::Process(process) => process.wait(patience).unwrap_or(false),
+            Self::Image(file) => wait_until_free(file, is_read_only, patience),
+            Self::Unknown => true,
+        };
+        match (has_ended, was_forced) {
+            (true, _) => Ok(()),
+            (false, true) => {
+                Err("unmounted here, but who served it has not let go of the image yet")
+            }
+            (false, false) => {
+                Err("unmounted here, but the image is still in use: it is mounted in another \
+                        place, too, or somebody else has opened it")
+            }
+        }
+    }
+}
+
+/// Waits for who served a mount, and holds the image's lock until all is durable. Whether that was within `patience`.
+fn wait_until_free(file: &File, is_read_only: bool, patience: Duration) -> bool {
     let begun = Instant::now();
     // Who can write shares the image with nobody. A mount that became read-only may still be served by one who can.
     while let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
-        if was_forced && begun.elapsed() > WAIT_FOR_FORCED_MAX {
-            return Err("unmounted here, but who served it has not let go of the image yet");
-        }
-        if begun.elapsed() > WAIT_MAX {
-            return Err("unmounted here, but the image is still in use: it is mounted in another \
-                        place, too, or somebody else has opened it");
+        if begun.elapsed() > patience {
+            return false;
         }
         std::thread::sleep(LOOK_EVERY);
     }
@@ -124,7 +154,7 @@ fn wait_until_free(
     {
         std::thread::sleep(LOOK_EVERY);
     }
-    Ok(())
+    true
 }
 
 /// What this command has mounted on a directory, whether or not anybody serves it.

@@ -91,7 +91,9 @@ impl Place {
 
     pub fn is_mounted(&self) -> bool {
         let place = self.directory.display().to_string().replace(' ', "\\040");
-        fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&format!(" {place} "))
+        // The name of an image may be no text.
+        let table = fs::read("/proc/self/mountinfo").unwrap();
+        String::from_utf8_lossy(&table).contains(&format!(" {place} "))
     }
 
     /// The process that serves.

@@ -75,7 +75,7 @@ impl Mounted {
     pub fn mount(&mut self) {
         let fs = open(&self.image);
         let root = fs.default_subvolume().unwrap();
-        let source = self.image.display().to_string();
+        let source = self.image.clone().into_os_string();
         let options = MountOptions { source, allow_other: true, ..MountOptions::default() };
         let device = mount(&self.directory, &options).unwrap();
         let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device).unwrap());
