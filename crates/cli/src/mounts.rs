@@ -67,6 +67,15 @@ pub fn as_it_is_now(mounted: &Mounted) -> Option<Mounted> {
     as_it_is_in(&table_of("self")?, mounted)
 }
 
+/// Whether what was mounted is to be seen anywhere yet.
+pub fn is_anywhere(mounted: &Mounted) -> bool {
+    let table = table_of("self").unwrap_or_default();
+    // The number alone may be another mount's by now.
+    lines(&table)
+        .filter_map(of_line)
+        .any(|other| other.device == mounted.device && other.source == mounted.source)
+}
+
 /// Opens a directory in the filesystem with a device number, wherever it is mounted by now, if this process is let in.
 pub fn open_by_device(device: &str) -> Option<File> {
     let table = table_of("self")?;

@@ -96,6 +96,39 @@ fn umount_8_takes_off_what_is_in_use_where_that_is_asked_for() {
     place.assert_clean();
 }
 
+/// Who unmounted one of two places where the same is to be seen waited for two minutes for the image, which the other one has in use.
+#[test]
+fn umount_of_one_of_two_places_does_not_wait_for_the_other() {
+    let Some(place) = Place::new(true) else { return };
+    let said = with_helpers(
+        &place,
+        "mkdir \"$3/bound\" \"$3/part\"
+        for order in mount-first bind-first part-first; do
+            for program in umount \"$4 umount\"; do
+                \"$4\" mount -o commit=3600 \"$1\" \"$2\"
+                mkdir -p \"$2/dir\"
+                mount --bind \"$2\" \"$3/bound\"
+                mount --bind \"$2/dir\" \"$3/part\"
+                echo $order $program >\"$3/part/file\"
+                case $order in
+                    mount-first) set -- \"$@\" \"$2\" \"$3/bound\" \"$3/part\" ;;
+                    bind-first) set -- \"$@\" \"$3/bound\" \"$2\" \"$3/part\" ;;
+                    part-first) set -- \"$@\" \"$3/part\" \"$3/bound\" \"$2\" ;;
+                esac
+                for directory in \"$5\" \"$6\" \"$7\"; do
+                    timeout 5 $program \"$directory\" || echo $order, $program: $?
+                done
+                set -- \"$1\" \"$2\" \"$3\" \"$4\"
+                # Of the last one it is waited for who serves.
+                \"$4\" cat \"$1\" /dir/file | grep -qx \"$order $program\"
+                flock -n \"$1\" true || echo in use
+            done
+        done",
+    );
+    assert_eq!(said, "");
+    place.assert_clean();
+}
+
 /// Lines as they are in use for Linux's btrfs and other filesystems were refused for words that ask for nothing.
 #[test]
 fn words_of_fstab_are_taken_and_such_as_change_what_is_stored_are_not() {

@@ -22,7 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Unmount a filesystem that `ubtrfs mount` mounted
 ///
-/// Returns when all that was written is durable in the image, which others can open then. A
+/// Returns when all that was written is durable in the image, which others can open then; where
+/// it is to be seen in another place, too (mount --bind), that stays, and the image in use. A
 /// filesystem that has stopped for an error is unmounted all the same; the exit code is the error's.
 #[derive(clap::Args)]
 #[command(
@@ -93,6 +94,10 @@ pub fn run(args: &Args) -> Result<Exit> {
             "ubtrfs: note: {}: unmounted all the same: the filesystem had stopped",
             quote::path(&args.directory)
         ));
+    }
+    // It is served where else it is to be seen, and all was made durable.
+    if mounts::is_anywhere(&mounted) {
+        return Ok(exit);
     }
     let waited = serving.wait(mounted.is_read_only, args.force);
     waited.map(|()| exit).map_err(|why| failure("waiting for the image", &why))
