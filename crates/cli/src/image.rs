@@ -147,7 +147,25 @@ impl ImageArgs {
         mode: OpenMode,
         change: impl FnOnce(&mut OpenOptions),
     ) -> Result<Image> {
-        let filesystem = self.open.filesystem_with(&self.path, mode, change)?;
+        self.open_in(epoch::runtime, mode, change)
+    }
+
+    /// The same, for who keeps it open while time goes by: with the real time, whatever `SOURCE_DATE_EPOCH` says.
+    pub fn open_to_serve(
+        &self,
+        mode: OpenMode,
+        change: impl FnOnce(&mut OpenOptions),
+    ) -> Result<Image> {
+        self.open_in(|_| Ok(Arc::new(Runtime::system())), mode, change)
+    }
+
+    fn open_in(
+        &self,
+        runtime: impl FnOnce(&str) -> Result<Arc<Runtime>>,
+        mode: OpenMode,
+        change: impl FnOnce(&mut OpenOptions),
+    ) -> Result<Image> {
+        let filesystem = self.open.filesystem_with(&self.path, mode, runtime, change)?;
         Image::new(filesystem, &self.path, &self.start)
     }
 }
@@ -294,13 +312,14 @@ impl OpenArgs {
 
     /// Opens the filesystem and passes on what its user should know.
     pub fn filesystem(&self, path: &Path, mode: OpenMode) -> Result<Filesystem> {
-        self.filesystem_with(path, mode, |_| ())
+        self.filesystem_with(path, mode, epoch::runtime, |_| ())
     }
 
     fn filesystem_with(
         &self,
         path: &Path,
         mode: OpenMode,
+        runtime: impl FnOnce(&str) -> Result<Arc<Runtime>>,
         change: impl FnOnce(&mut OpenOptions),
     ) -> Result<Filesystem> {
         if let Some(live) = live::served() {
@@ -310,7 +329,7 @@ impl OpenArgs {
         let superblock = volume.superblock();
         // No two runs on one filesystem draw the same identifiers.
         let seed = format!("{} {}", Uuid(superblock.fsid), superblock.generation);
-        let runtime = epoch::runtime(&seed)?;
+        let runtime = runtime(&seed)?;
         let mut options = self.engine_options(mode == OpenMode::ReadOnly, runtime)?;
         change(&mut options);
         let filesystem = Filesystem::open(volume, options)

@@ -137,6 +137,34 @@ fn commits_come_as_often_as_is_asked_for() {
     }
 }
 
+/// Mounted where that variable is set no time went by: what was written was never old enough to be written back, and all had one time.
+#[test]
+fn time_goes_by_in_a_mount_whatever_the_time_of_builds_is() {
+    for epoch in ["1700000000", "yesterday"] {
+        let Some(place) = Place::new(true) else { return };
+        let mut mount = place.command(env!("CARGO_BIN_EXE_ubtrfs"));
+        mount.args(["mount", "-o", "commit=1"]).args([&place.image, &place.directory]);
+        let output = mount.env("SOURCE_DATE_EPOCH", epoch).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let path = place.directory.join("file");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&[b'x'; 300_000]).unwrap();
+        let now = std::time::SystemTime::now();
+        let written = file.metadata().unwrap().modified().unwrap();
+        assert!(now.duration_since(written).unwrap_or_default() < PATIENCE, "{written:?}");
+        let before = generation(&place.image);
+        wait_until("commits", || {
+            fs::write(place.directory.join("other"), b"changed").unwrap();
+            generation(&place.image) >= before + 4
+        });
+        place.cut_off();
+        drop(file);
+        let bytes = place.done(&["cat"], &[&place.image, Path::new("/file")]);
+        assert!(bytes.len() == 300_000 && bytes.bytes().all(|byte| byte == b'x'));
+        place.assert_clean();
+    }
+}
+
 /// Of what was read, on its own and in a directory: noted if it had not been since the last change, or for a day.
 #[test]
 fn time_of_access_is_noted_where_that_is_asked_for() {

@@ -51,7 +51,8 @@ const REQUEST_COUNTS: &str = "UBTRFS_REQUEST_COUNTS";
 /// unmounted. What a program syncs (fsync) is durable then; all else in about a minute, and when it
 /// is unmounted. sync(1) reaches it where root mounts a block device; `sync DIR` does anywhere.
 /// With -f it stays in the foreground, and tells a service manager when the directory can be used
-/// (sd_notify(3): READY=1 to NOTIFY_SOCKET, as for Type=notify of systemd).
+/// (sd_notify(3): READY=1 to NOTIFY_SOCKET, as for Type=notify of systemd). SOURCE_DATE_EPOCH is
+/// not heeded: time goes by in a mount.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -432,7 +433,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
     let source = std::fs::canonicalize(args.image.path())
         .map_err(|error| Failure::io("opening", &error).at_path(args.image.path()))?;
     let mode = if wanted.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let image = asked.open_with(mode, |options| wanted.apply(options)).map_err(|failure| {
+    let image = asked.open_to_serve(mode, |options| wanted.apply(options)).map_err(|failure| {
         match mounts::of_image(&source) {
             Some(mounted) if !asked.is_part() => {
                 let place = quote::path(&mounted.directory);
