@@ -7,10 +7,16 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use ubtrfs_rt::Time;
+
+use crate::epoch;
+
 const TERMINAL: &[u8] = b"terminal";
 const PIPE: &[u8] = b"pipe";
 const SHOWN: &[u8] = b"shown";
 const UNMOUNTS: &[u8] = b"unmounts";
+const TIME_ZONE: &[u8] = b"time-zone";
+const EPOCH: &[u8] = b"epoch";
 
 /// That nothing more of what is in memory becomes durable, however often it is asked for.
 pub const STOPPED: &str = "stopped";
@@ -24,6 +30,10 @@ pub struct Call {
     pub shown: Option<PathBuf>,
     /// He is about to unmount it, and is told by [`STOPPED`] on the standard output where the filesystem has stopped.
     pub unmounts: bool,
+    /// His `TZ`.
+    pub time_zone: Option<OsString>,
+    /// His `SOURCE_DATE_EPOCH`.
+    pub epoch: Option<Time>,
 }
 
 impl Call {
@@ -33,6 +43,8 @@ impl Call {
         let said = [
             (SHOWN, self.shown.map(PathBuf::into_os_string)),
             (UNMOUNTS, self.unmounts.then(OsString::new)),
+            (TIME_ZONE, self.time_zone),
+            (EPOCH, self.epoch.map(|time| time.sec.to_string().into())),
         ];
         for (name, value) in said {
             let Some(value) = value else { continue };
@@ -53,6 +65,8 @@ impl Call {
             match name {
                 SHOWN => call.shown = Some(value.into()),
                 UNMOUNTS => call.unmounts = true,
+                TIME_ZONE => call.time_zone = Some(value),
+                EPOCH => call.epoch = value.to_str().and_then(epoch::parse),
                 _ => {}
             }
         }
@@ -71,6 +85,11 @@ mod tests {
             Call::default(),
             Call { is_terminal: true, ..Call::default() },
             Call { shown: Some(shown), unmounts: true, ..Call::default() },
+            Call {
+                time_zone: Some(OsString::new()),
+                epoch: Some(Time { sec: 7, nsec: 0 }),
+                ..Call::default()
+            },
         ] {
             assert_eq!(Call::of_word(&call.clone().into_word()), call);
         }

@@ -11,6 +11,7 @@ use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::Time;
 
+use crate::epoch;
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, Place};
 use crate::live;
@@ -44,7 +45,7 @@ pub struct Edit<'a> {
 impl<'a> Edit<'a> {
     /// Of an image that was opened for changes.
     pub fn new(image: &'a Image, on_failure: OnFailure) -> Self {
-        Self { image, on_failure, now: image.filesystem().runtime().clock.now() }
+        Self { image, on_failure, now: epoch::now(image.filesystem()) }
     }
 
     /// The image.

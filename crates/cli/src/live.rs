@@ -20,6 +20,7 @@ use ubtrfs_rt::Arc;
 
 use crate::call::{Call, STOPPED};
 use crate::cli;
+use crate::epoch;
 use crate::failure::{self, Exit, Failure, Result};
 use crate::mounts::{self, Mounted};
 use crate::output::{Output, quote};
@@ -231,6 +232,8 @@ pub fn forward(mounted: &Mounted) -> Result<Exit> {
     let call = Call {
         is_terminal: io::stdout().is_terminal(),
         shown: mounted.is_part().then(|| mounted.root.clone()),
+        time_zone: std::env::var_os("TZ"),
+        epoch: epoch::source_date_epoch()?,
         ..Call::default()
     };
     let mut words = vec![call.into_word()];

@@ -371,6 +371,58 @@ fn paths_at_a_bound_directory_begin_at_what_it_shows() {
     place.assert_clean();
 }
 
+/// A command at a mount went by the variables of the process that serves it: it read and printed times in the time zone of who had mounted.
+#[test]
+fn commands_at_a_mount_go_by_the_time_zone_and_the_epoch_of_who_calls() {
+    let Some(place) = Place::new(true) else { return };
+    let with = |zone: Option<&str>, epoch: Option<&str>, words: &[&str], paths: &[&Path]| {
+        let mut command = place.command(env!("CARGO_BIN_EXE_ubtrfs"));
+        for (name, value) in [("TZ", zone), ("SOURCE_DATE_EPOCH", epoch)] {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.args(words).args(paths).output().unwrap()
+    };
+    let (top, file) = (place.directory.as_path(), Path::new("/file"));
+    let mounted = with(Some("UTC-3"), None, &["mount"], &[&place.image, top]);
+    assert!(mounted.status.success(), "{mounted:?}");
+    let date = ["touch", "-d", "2024-07-03 12:00:00"];
+    let mut zones = vec![Some("UTC0"), Some("UTC-7"), Some("CET-1CEST,M3.5.0,M10.5.0/3"), None];
+    if Path::new("/usr/share/zoneinfo/Asia/Kolkata").exists() {
+        zones.push(Some("Asia/Kolkata"));
+    }
+    for zone in zones {
+        let output = with(zone, None, &date, &[top, file]);
+        assert!(output.status.success(), "{output:?}");
+        let mut date = Command::new("date");
+        match zone {
+            Some(zone) => date.env("TZ", zone),
+            None => date.env_remove("TZ"),
+        };
+        let said_by = |command: &mut Command| said(&command.output().unwrap());
+        date.args(["+%F %T.%N %z", "-r"]).arg(top.join("file"));
+        let expected = said_by(&mut date);
+        assert!(expected.starts_with("2024-07-03 12:00:00"), "{zone:?}: {expected}");
+        let shown = said(&with(zone, None, &["stat"], &[top, file]));
+        assert!(shown.contains(expected.trim_end()), "{zone:?}: {shown}");
+        let listed = said(&with(zone, None, &["ls", "-l"], &[top, file]));
+        assert!(listed.contains("Jul  3  2024"), "{zone:?}: {listed}");
+    }
+    // What it makes and touches, and for it alone.
+    let output = with(None, Some("1700000000"), &["touch"], &[top, file]);
+    assert!(output.status.success(), "{output:?}");
+    let time = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let epoch = std::time::UNIX_EPOCH;
+    assert_eq!(time(&top.join("file")), epoch + Duration::from_secs(1_700_000_000));
+    place.done(&["touch"], &[top, Path::new("/other")]);
+    assert!(time(&top.join("other")) > epoch + Duration::from_secs(1_710_000_000));
+    let output = with(None, Some("yesterday"), &["touch"], &[top, file]);
+    assert!(said(&output).contains("SOURCE_DATE_EPOCH") && !output.status.success(), "{output:?}");
+    place.umount();
+}
+
 /// The most memory that the server of a mount had, after files were written and read by it.
 fn peak_bytes(options: &str) -> Option<u64> {
     let place = Place::new(true)?;

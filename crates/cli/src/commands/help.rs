@@ -154,7 +154,8 @@ With the environment variable SOURCE_DATE_EPOCH set to seconds since 1970, mkfs,
 commands that change an image take that moment for every time they would take from the clock, and
 draw identifiers from it and the options, or the image as it is, instead of at random. The same
 input, options and SOURCE_DATE_EPOCH then give the same bytes, whatever the number of processors.
-A mount does not heed it: what is written there goes by the clock.
+A mount does not heed it: what is written there goes by the clock. Commands at a mount take it for
+the times of what they make and touch.
 
 Two images made so from the same options have the same filesystem UUID; Linux does not mount two
 of those at a time. Give each its own with -U.

@@ -1,8 +1,22 @@
 //! Times as coreutils prints them, in the user's time zone, and as JSON carries them.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use ubtrfs_rt::Time;
+
+use crate::live;
+
+/// Where the system has time zones by name, and the machine's own.
+const ZONES: &str = "/usr/share/zoneinfo";
+const MACHINES: &str = "/etc/localtime";
+/// Bytes of a file of one at most.
+const ZONE_BYTES_MAX: u64 = 1 << 20;
 
 /// Half a mean Gregorian year: past it, `ls -l` shows the year and not the time.
 const RECENT_SECONDS: i64 = 31_556_952 / 2;
@@ -16,7 +30,7 @@ pub struct Calendar {
 impl Calendar {
     /// The user's, now.
     pub fn system() -> Self {
-        Self { zone: TimeZone::system(), now: ubtrfs_rt::Clock::System.now() }
+        Self { zone: zone(), now: ubtrfs_rt::Clock::System.now() }
     }
 
     /// Twelve columns as in `ls -l`: `Nov 20 12:19`, or `Nov 20  2024` when it is not recent.
@@ -54,13 +68,43 @@ pub fn parse(text: &str) -> Result<Time, String> {
         Some(seconds) => seconds_since_1970(seconds),
         None => text.parse::<Timestamp>().ok().or_else(|| {
             let civil: jiff::civil::DateTime = text.parse().ok()?;
-            Some(civil.to_zoned(TimeZone::system()).ok()?.timestamp())
+            Some(civil.to_zoned(zone()).ok()?.timestamp())
         }),
     };
     let nanoseconds = timestamp.ok_or_else(wrong)?.as_nanosecond();
     let nsec = u32::try_from(nanoseconds.rem_euclid(1_000_000_000)).map_err(|_| wrong())?;
     let sec = i64::try_from(nanoseconds.div_euclid(1_000_000_000)).map_err(|_| wrong())?;
     Ok(Time { sec, nsec })
+}
+
+/// The user's time zone: of who calls this process, or at a mount of who has the command done.
+fn zone() -> TimeZone {
+    match live::served() {
+        Some(live) => zone_of(live.call.time_zone.as_deref()),
+        None => zone_of(std::env::var_os("TZ").as_deref()),
+    }
+}
+
+/// What `TZ` says, as tzset(3) reads it: a name below the system's directory of time zones, a file's path, or rules as POSIX has them. UTC for
+/// what is none of these, and the machine's time zone where it is not set.
+fn zone_of(said: Option<&OsStr>) -> TimeZone {
+    let file_of = |path: &Path| {
+        let file = File::open(path).ok().filter(|file| {
+            file.metadata().is_ok_and(|about| about.is_file() && about.len() <= ZONE_BYTES_MAX)
+        });
+        let mut bytes = Vec::new();
+        file?.take(ZONE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        TimeZone::tzif("", &bytes).ok()
+    };
+    let Some(said) = said else { return file_of(Path::new(MACHINES)).unwrap_or(TimeZone::UTC) };
+    let name = said.as_bytes();
+    let name = OsStr::from_bytes(name.strip_prefix(b":").unwrap_or(name));
+    if name.is_empty() {
+        return TimeZone::UTC;
+    }
+    file_of(&Path::new(ZONES).join(name))
+        .or_else(|| TimeZone::posix(said.to_str()?).ok())
+        .unwrap_or(TimeZone::UTC)
 }
 
 fn seconds_since_1970(text: &str) -> Option<Timestamp> {
@@ -103,6 +147,31 @@ mod tests {
         assert_eq!(at(1_699_999_000), "Nov 14 21:56");
         assert_eq!(at(1_600_000_000), "Sep 13  2020");
         assert_eq!(at(1_800_000_000), "Jan 15  2027");
+    }
+
+    #[test]
+    fn time_zones_are_read_as_the_variable_says() {
+        let now = Time { sec: 0, nsec: 0 };
+        let at = |said: &str| {
+            Calendar { zone: zone_of(Some(OsStr::new(said))), now }
+                .full(Time { sec: 1_720_000_000, nsec: 0 })
+        };
+        for (said, expected) in [
+            ("", "09:46:40.000000000 +0000"),
+            ("UTC0", "09:46:40.000000000 +0000"),
+            ("<+05>-5", "14:46:40.000000000 +0500"),
+            ("CET-1CEST,M3.5.0,M10.5.0/3", "11:46:40.000000000 +0200"),
+            ("no such zone", "09:46:40.000000000 +0000"),
+            ("/etc/hostname", "09:46:40.000000000 +0000"),
+        ] {
+            assert_eq!(at(said), format!("2024-07-03 {expected}"), "{said}");
+        }
+        let file = Path::new(ZONES).join("Asia/Kolkata");
+        if file.exists() {
+            for said in ["Asia/Kolkata", ":Asia/Kolkata", file.to_str().unwrap()] {
+                assert_eq!(at(said), "2024-07-03 15:16:40.000000000 +0530", "{said}");
+            }
+        }
     }
 
     #[test]
