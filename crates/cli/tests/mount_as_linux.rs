@@ -252,6 +252,68 @@ fn flags_are_durable_when_chattr_returns_with_sync_and_dirsync() {
     }
 }
 
+/// The kernel of a FUSE mount does not heed the flag SYNC, and sends no fsync: what was written was lost with the power.
+#[test]
+fn what_is_written_to_files_with_the_flag_sync_is_durable_when_write_returns() {
+    const WRITES: &str = r#"
+data=open('file','rb').read(); assert data==b'before ', data
+fd=os.open('file',os.O_WRONLY|os.O_APPEND); os.write(fd,b'appended '); os.write(fd,b'twice')
+# Behind its end, where zeros are put into the kernel's memory before the answer.
+f=os.open('file',os.O_RDWR); os.pread(f,100,0); os.pwrite(f,b'behind',30)
+s=os.open('source',os.O_RDONLY); c=os.open('copy',os.O_RDWR)
+assert os.copy_file_range(s,c,50000,0)==50000
+"#;
+    let Some(place) = Place::new(true) else { return };
+    let top = &place.directory;
+    place.mount(&[]);
+    std::fs::write(top.join("file"), b"before ").unwrap();
+    std::fs::write(top.join("copy"), b"").unwrap();
+    std::fs::write(top.join("source"), [b's'; 50_000]).unwrap();
+    place.umount();
+    for round in 0..2 {
+        // Once the flag is set just now, once it is found.
+        place.mount(&["-o", "commit=3600"]);
+        if round == 0 {
+            let mut chattr = Command::new("chattr");
+            chattr.args(["+S", "file", "copy"]).current_dir(top);
+            assert!(chattr.status().unwrap().success());
+        }
+        fates(top, WRITES);
+        place.cut_off();
+        let path = |name| Path::new("/").join(name);
+        let stored = place.done(&["cat"], &[&place.image, &path("file")]);
+        assert_eq!(stored, "before appended twice\0\0\0\0\0\0\0\0\0behind");
+        assert_eq!(place.done(&["cat"], &[&place.image, &path("copy")]), "s".repeat(50_000));
+        for (name, size) in [("file", "7"), ("copy", "0")] {
+            place.done(&["truncate", "-s", size], &[&place.image, &path(name)]);
+        }
+        place.assert_clean();
+    }
+}
+
+/// As with `-o dirsync`. The kernel does not say that a directory has such a flag, either.
+#[test]
+fn names_in_directories_with_the_flags_sync_or_dirsync_are_durable_when_they_are_made() {
+    const INTO: &str =
+        "os.mkdir('dir/made'); os.symlink('to','dir/link'); os.rename('moved','dir/moved')";
+    const WITHIN: &str =
+        "os.rename('moved','dir/moved'); os.mkdir('dir/made'); os.symlink('to','dir/link')";
+    for (flag, script) in [("+S", INTO), ("+D", WITHIN)] {
+        let Some(place) = Place::new(true) else { return };
+        let top = &place.directory;
+        place.mount(&["-o", "commit=3600"]);
+        std::fs::create_dir(top.join("dir")).unwrap();
+        std::fs::write(top.join("moved"), b"").unwrap();
+        let output = Command::new("chattr").arg(flag).arg(top.join("dir")).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        fates(top, &format!("\n{script}"));
+        place.cut_off();
+        let found = ["/", "/dir"].map(|dir| place.done(&["ls"], &[&place.image, Path::new(dir)]));
+        assert_eq!(found, ["dir\n", "link\nmade\nmoved\n"], "{flag}");
+        place.assert_clean();
+    }
+}
+
 /// Whoever did not stat it first read nothing behind its old end, and had SIGBUS from a map.
 #[test]
 fn file_that_a_command_makes_longer_is_as_long_for_who_has_it_open() {

@@ -43,6 +43,7 @@ mod overdue;
 mod queue_threads;
 mod ring;
 mod server;
+mod settle;
 mod tail;
 mod transport;
 mod unsettled;

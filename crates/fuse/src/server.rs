@@ -127,6 +127,8 @@ pub struct Server {
     /// Where to tell the kernel what it did not ask for.
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
+    /// The kernel may know inodes whose flags promise more than the mount does.
+    pub(crate) has_synced: AtomicBool,
     device: OnceLock<String>,
     pub(crate) ends: Arc<Ends>,
     pub(crate) beside: Beside,
@@ -210,6 +212,7 @@ impl Server {
             options,
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
+            has_synced: AtomicBool::new(false),
             device: OnceLock::new(),
             ends: Arc::default(),
             beside: Beside::default(),
@@ -223,6 +226,10 @@ impl Server {
             farewell: Mutex::new(None),
             lets_go: Arc::default(),
         });
+        // The kernel need not ask for it before it uses it.
+        if let Ok(top) = server.fs.inode(root) {
+            server.note_syncs(top.flags);
+        }
         let its = Arc::downgrade(&server);
         server.fs.subvolume_holds().watch(move |roots| {
             if let Some(server) = its.upgrade() {
@@ -437,25 +444,6 @@ impl Server {
         Some(result)
     }
 
-    /// Makes durable what an operation has changed of an inode, where that is promised ([`Syncs`]). Of names, and what is copied, it is where
-    /// that is done.
-    pub(crate) fn settle(&self, id: InodeId, operation: u32) -> Result {
-        match operation {
-            // With an error of this file, and of no other.
-            opcode::WRITE | opcode::FALLOCATE if self.options.syncs == Syncs::All => self.fsync(id),
-            opcode::SETATTR | opcode::SETXATTR | opcode::REMOVEXATTR
-                if self.options.syncs >= Syncs::Names =>
-            {
-                let committed = self.fs.commit().map_err(|error| errno(&error));
-                if committed.is_err() {
-                    self.forget_attributes(id);
-                }
-                committed
-            }
-            _ => Ok(()),
-        }
-    }
-
     fn answer_of(&self, id: InodeId, request: Request<'_>, answer: &mut Answer) -> Result {
         match request.header.opcode {
             opcode::LOOKUP => self.lookup(id, request, answer),
@@ -581,6 +569,7 @@ impl Server {
         let unstored_bytes = self.fs.unstored_bytes(id);
         let since = self.ends.now();
         let inode = self.inode(id)?;
+        self.note_syncs(inode.flags);
         self.ends.note_told(id, since);
         let attr = self.attr(&inode, unstored_bytes);
         let may_be_kept = unstored_bytes == 0 || self.unsettled.note(id, attr.blocks);

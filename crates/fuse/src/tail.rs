@@ -14,9 +14,9 @@
 //! 4. The kernel may hold the page: for a request for it, which another thread answers; or, where it does not know what is in it, for the very write that
 //!    makes the file longer, until that is answered. So it is waited for a while. Who puts zeros there later may do so over what others have written by
 //!    then; so he has the kernel forget the page, and what is appended until then goes to where the file ends ([`Ends::note_late`]). The
-//!    thread of a write waits itself where none does so already, and its answer is sent by another ([`Overdue`]). Not with `-o sync`, where it
-//!    may not be answered before it is durable, nor where requests come by rings, which take answers from nobody else: there, and for
-//!    any other change, another thread waits ([`Beside`]).
+//!    thread of a write waits itself where none does so already, and its answer is sent by another ([`Overdue`]). Not where it may not be
+//!    answered before it is durable (`-o sync`, `chattr +S`), nor where requests come by rings, which take answers from nobody else: there,
+//!    and for any other change, another thread waits ([`Beside`]).
 //!
 //! [`Nodes::cached_bytes`]: crate::nodes::Nodes::cached_bytes
 //! [`Ends::note_late`]: crate::ends::Ends::note_late
@@ -171,7 +171,7 @@ impl Server {
         let moved = MovedEnd { known_bytes: stop, true_bytes: inode.size_bytes };
         let forgotten = forgotten(node, end, len_bytes);
         // What is to be made durable before it is answered is not by now.
-        let early = answer.early_copy().filter(|_| self.options.syncs != Syncs::All);
+        let early = answer.early_copy().filter(|_| self.syncs_of(id) != Syncs::All);
         if let (By::Cached(_), Some(early), true) = (tail.by, early, self.has_helpers()) {
             let (ends, kernel) = (Arc::clone(&self.ends), Arc::clone(&transport));
             let waiting = self.overdue.begin(tail.patience(), move || {

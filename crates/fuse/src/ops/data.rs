@@ -254,7 +254,7 @@ impl Server {
         }
         let done = copied.map_err(|error| errno(&error))?;
         self.keep_times_of_writes(target, &target_file);
-        if self.options.syncs == Syncs::All {
+        if self.syncs_of(target) == Syncs::All {
             self.fsync(target)?;
         }
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });

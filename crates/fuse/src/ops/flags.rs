@@ -155,6 +155,7 @@ impl Server {
             _ => Property::Removed,
         };
         self.change_flags(id, new, property).map_err(|error| errno(&error))?;
+        self.note_syncs(new);
         if let Some(file) = self.files.find(id) {
             file.note_flags(new);
         }

@@ -7,8 +7,7 @@ use ubtrfs_ondisk::InodeNo;
 use crate::abi::{self, EntryOut, InHeader, fopen, opcode};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
-use crate::notify::Changed;
-use crate::server::{Server, Syncs, decode_device};
+use crate::server::{Server, decode_device};
 
 /// Attributes that a new inode takes over at most: two access control lists and how it is compressed.
 const INHERITED_XATTRS: u64 = 3;
@@ -92,25 +91,6 @@ impl Server {
             .and_then(|mut handle| handle.create(dir, name, new))
             .map_err(|error| errno(&error))
             .and_then(|id| self.settle_names(&[(dir, name)]).map(|()| id))
-    }
-
-    /// Names were changed: makes that durable, where it is promised. If that fails they are changed all the same, and the kernel, which is
-    /// told of the failure only, is to ask again.
-    fn settle_names(&self, names: &[(InodeId, &[u8])]) -> Result {
-        for (dir, name) in names {
-            self.forget_name_of_deleted(*dir, name);
-        }
-        if self.options.syncs < Syncs::Names {
-            return Ok(());
-        }
-        let committed = self.fs.commit().map_err(|error| errno(&error));
-        if committed.is_err() {
-            for (dir, name) in names {
-                self.forget_name_later(*dir, name);
-            }
-            let _ = self.forget_all(Changed::Names);
-        }
-        committed
     }
 
     pub(crate) fn mknod(
