@@ -175,6 +175,51 @@ out('setdef',e(io,0x40089413,struct.pack('Q',5)))
     );
 }
 
+/// Where the mount was shown read-only in another namespace, as to a container, subvolumes could be made and deleted: one place that can be written
+/// allowed it to all.
+#[test]
+fn read_only_bind_mount_in_another_namespace_is_changed_by_nobody_as_with_the_kernel() {
+    assert_as_with_the_kernel(
+        r#"
+import subprocess
+top=os.getcwd()
+def va(name): return struct.pack('q',0)+name.ljust(4088,b'\0')
+def va2(fd,name,flags=0): return struct.pack('qQQ',fd,0,flags)+b'\0'*32+name.ljust(4040,b'\0')
+def io(fd,num,arg):
+    if libc.ioctl(fd,ctypes.c_ulong(num),ctypes.create_string_buffer(arg,len(arg)))<0: raise OSError(ctypes.get_errno(),'')
+    return 'ok'
+def changes(who,fd,name):
+    out(who,'create',e(io,fd,0x5000940e,va(name)),'snapshot',e(io,fd,0x50009417,va2(src,b's'+name)))
+    out(who,'flags',e(io,src if who=='before' else os.open('source',os.O_RDONLY,dir_fd=fd),0x4008941a,struct.pack('Q',0)))
+    out(who,'label',e(io,fd,0x41009432,name.ljust(256,b'\0')),'default',e(io,fd,0x40089413,struct.pack('Q',5)))
+    out(who,'delete',e(io,fd,0x5000940f,va(b's'+name)),e(io,fd,0x5000943f,va2(0,name)),e(io,fd,0x5000940f,va(b'old')))
+    out(who,'lookup',e(io,fd,0xd0009412,struct.pack('QQ',0,256)+b'\0'*4080))
+fd=os.open('.',os.O_RDONLY)
+out(e(io,fd,0x5000940e,va(b'source')),e(io,fd,0x5000940e,va(b'old')))
+src=os.open('source',os.O_RDONLY)
+sys.stdout.flush()
+def inside():
+    if libc.unshare(0x20000)<0: raise OSError(ctypes.get_errno(),'')
+    run=lambda *a: subprocess.run(a,check=True)
+    run('mount','--make-rprivate','/')
+    run('mount','-i','--bind',top,top)
+    run('mount','-i','-o','remount,bind,ro',top)
+    changes('read-only',os.open(top,os.O_RDONLY),b'a')
+    # What was opened by the other place before.
+    changes('before',fd,b'b')
+    sys.stdout.flush()
+pid=os.fork()
+if pid==0:
+    try: inside(); os._exit(0)
+    finally: os._exit(1)
+out(os.waitpid(pid,0)[1])
+out(e(io,fd,0x5000940e,va(b'old')))
+changes('outside',fd,b'c')
+out(sorted(os.listdir('.')))
+"#,
+    );
+}
+
 /// truncate(2) to where a file ends already moved its times.
 #[test]
 fn truncations_move_times_as_with_the_kernel() {

@@ -23,6 +23,7 @@
 
 mod abi;
 mod agree;
+mod asker;
 mod beside;
 mod control;
 mod ends;

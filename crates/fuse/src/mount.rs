@@ -217,23 +217,63 @@ fn mount_as_user(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
 
 /// Whether a filesystem with this device number, as `/proc/self/mountinfo` shows it, may be written nowhere where this process sees it.
 pub(crate) fn is_read_only(device: &str) -> bool {
-    // A place's name may be any bytes.
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    is_read_only_in(&String::from_utf8_lossy(&table), device)
+    is_read_only_in(&table_of("self"), device)
 }
 
-/// Source: `ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS FIELD… - TYPE SOURCE OPTIONS`, proc_pid_mountinfo(5): the options of a place, and
-/// those of the filesystem.
-fn is_read_only_in(table: &str, device: &str) -> bool {
-    let says_ro = |options: &str| options.split(',').any(|word| word == "ro");
-    let lines = table.lines().filter(|line| line.split(' ').nth(2) == Some(device));
-    let mut places = lines.map(|line| {
-        let mut front = line.split(' ').skip(5);
-        let here = front.next().is_some_and(says_ro);
-        here || front.skip_while(|word| *word != "-").nth(3).is_some_and(says_ro)
+/// As [`is_read_only`], for a process: in the mount of this number, or, where that is not told, wherever the process sees the filesystem.
+pub(crate) fn is_read_only_to(pid: u32, device: &str, mount: Option<&str>) -> bool {
+    let tables = tables_for(pid);
+    let its = mount.and_then(|mount| {
+        tables.iter().flat_map(|table| places(table, device)).find(|(id, _)| *id == mount)
     });
+    match its {
+        Some((_, is_read_only)) => is_read_only,
+        None => tables.iter().any(|table| is_read_only_in(table, device)),
+    }
+}
+
+/// The device number of a mount by which a process has something open.
+pub(crate) fn device_of(pid: u32, mount: &str) -> Option<String> {
+    tables_for(pid).iter().find_map(|table| {
+        let mut lines = table.lines().map(|line| line.split(' '));
+        lines
+            .find_map(|mut fields| (fields.next()? == mount).then(|| fields.nth(1)).flatten())
+            .map(str::to_owned)
+    })
+}
+
+/// The mounts that a process sees, and those that this one does: what it has open may be from where it was before. The numbers are of the
+/// whole machine.
+fn tables_for(pid: u32) -> [String; 2] {
+    [table_of(&pid.to_string()), table_of("self")]
+}
+
+/// Empty where it cannot be read.
+fn table_of(process: &str) -> String {
+    let table = std::fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+    // A place's name may be any bytes.
+    String::from_utf8_lossy(&table).into_owned()
+}
+
+fn is_read_only_in(table: &str, device: &str) -> bool {
+    let mut places = places(table, device).map(|(_, is_read_only)| is_read_only);
     let Some(first) = places.next() else { return false };
     first && places.all(|place| place)
+}
+
+/// The mounts of a filesystem, each with its number and whether it is read-only.
+///
+/// Source: `ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS FIELD… - TYPE SOURCE OPTIONS`, proc_pid_mountinfo(5): the options of a place, and
+/// those of the filesystem.
+fn places<'a>(table: &'a str, device: &str) -> impl Iterator<Item = (&'a str, bool)> {
+    let says_ro = |options: &str| options.split(',').any(|word| word == "ro");
+    let lines = table.lines().filter(move |line| line.split(' ').nth(2) == Some(device));
+    lines.map(move |line| {
+        let id = line.split(' ').next().unwrap_or_default();
+        let mut front = line.split(' ').skip(5);
+        let here = front.next().is_some_and(says_ro);
+        (id, here || front.skip_while(|word| *word != "-").nth(3).is_some_and(says_ro))
+    })
 }
 
 /// Unmounts a directory. What is in use stays.

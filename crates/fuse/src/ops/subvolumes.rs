@@ -6,6 +6,7 @@ use ubtrfs_engine::{InodeId, Reservation, SnapshotOptions, SubvolumeInfo};
 use ubtrfs_ondisk::{InodeNo, RootId};
 
 use crate::abi::{self, InHeader};
+use crate::asker::umask_of;
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
 use crate::server::Server;
@@ -57,7 +58,7 @@ impl Server {
             return Err(Errno::PERM);
         }
         // The kernel does not look at it for an ioctl.
-        if is_change && self.is_mounted_read_only() {
+        if is_change && self.is_read_only_to(&header, command) {
             return Err(Errno::ROFS);
         }
         if command == GET_CHILDREN {
@@ -267,38 +268,6 @@ impl Server {
         self.forget_name(dir, name);
         Ok(())
     }
-
-    /// The inode number of what a process has open, if it lies in this mount: `/proc` knows it without asking this server.
-    fn number_of_open_file(&self, pid: u32, file: i64) -> Result<u64> {
-        let about = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{file}"))
-            .map_err(|_| Errno::BADF)?;
-        let value = |name: &str| {
-            let line = about.lines().find_map(|line| line.strip_prefix(name))?;
-            line.trim().parse::<u64>().ok()
-        };
-        let (mount, number) = value("mnt_id:").zip(value("ino:")).ok_or(Errno::OPNOTSUPP)?;
-        let table = std::fs::read(format!("/proc/{pid}/mountinfo")).map_err(|_| Errno::BADF)?;
-        // A place's name may be any bytes.
-        let table = String::from_utf8_lossy(&table);
-        let mut fields = table.lines().map(|line| line.split(' '));
-        let device = fields.find_map(|mut fields| {
-            (fields.next()? == mount.to_string()).then(|| fields.nth(1)).flatten()
-        });
-        match device.zip(self.device()) {
-            Some((theirs, ours)) if theirs == ours => Ok(number),
-            Some(_) => Err(Errno::XDEV),
-            None => Err(Errno::BADF),
-        }
-    }
-}
-
-/// What a process masks of the modes of what it makes, which the kernel does not say of an ioctl.
-fn umask_of(pid: u32) -> u32 {
-    const USUAL: u32 = 0o022;
-    // One of a PID namespace that this process does not see has none.
-    let about = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let value = about.lines().find_map(|line| line.strip_prefix("Umask:"));
-    value.and_then(|value| u32::from_str_radix(value.trim(), 8).ok()).unwrap_or(USUAL)
 }
 
 /// Whether it is durable when it is answered.
