@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fake::{
-    DELETE, FALLOCATE, FORGET, Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, LOOKUP, LSEEK, MKDIR, READ,
-    READDIR, READLINK, ROOT_NODE, SETATTR, STORE, Served, WRITE, number,
+    CREATE, DELETE, FALLOCATE, FORGET, Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, LOOKUP, LSEEK,
+    MKDIR, READ, READDIR, READLINK, ROOT_NODE, SETATTR, STORE, Served, WRITE, number,
 };
 use ubtrfs_engine::{
     InodeId, MkfsOptions, NewInode, RenameMode, Reservation, SetAttributes, SnapshotOptions, mkfs,
@@ -21,6 +21,7 @@ use ubtrfs_rt::Runtime;
 use ubtrfs_volume::{Device, MemDevice};
 
 const EIO: i32 = 5;
+const EEXIST: i32 = 17;
 const ENOSPC: i32 = 28;
 const ENOSYS: i32 = 38;
 const ESTALE: i32 = 116;
@@ -482,6 +483,19 @@ fn answers_that_the_kernel_refuses_end_their_requests_only() {
     }
     assert_eq!(fake.done(READLINK, node, b""), Ok(b"target".to_vec()));
     assert_eq!(node_of(fake, b"link"), node);
+}
+
+/// The kernel does not know yet what a command made, and makes the file that it is to open: only who asks for a new one hears that there is one.
+#[test]
+fn file_that_a_command_has_just_made_is_looked_up_anew_by_who_opens_or_makes_it() {
+    const WRITE_ONLY_NEW: [u32; 2] = [0o101, 0o301];
+    let served = served(&Medium::new(), Syncs::Asked);
+    made(&served, b"file");
+    let create = |flags: u32| {
+        let front = [flags, 0o100_644, 0o022, 0].map(u32::to_ne_bytes).concat();
+        served.fake.done(CREATE, ROOT_NODE, &[&front[..], b"file\0"].concat())
+    };
+    assert_eq!(WRITE_ONLY_NEW.map(create), [Err(ESTALE), Err(EEXIST)]);
 }
 
 /// Linux's kernel took them for one directory, which it moved to wherever it was looked at last.

@@ -12,8 +12,9 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use mounted::{Mounted, open};
-use ubtrfs_engine::SnapshotOptions;
+use ubtrfs_engine::{NewInode, Reservation, SnapshotOptions};
 use ubtrfs_fuse::ServeOptions;
+use ubtrfs_iomap::FileOffset;
 use ubtrfs_testkit::{Compare, KernelMount, Oracle, Prng, oracle, oracle::FUSE_RINGS_SWITCH};
 
 /// The kernel's time of a file may be older than that of day by so much.
@@ -657,5 +658,44 @@ fn threads_at_work_leave_what_each_expects() {
             });
         }
     });
+    mounted.judge();
+}
+
+/// A program that would make the file if there were none was told that there is one. Who has a command's names in the middle of it knows nothing of
+/// them yet.
+#[test]
+fn what_a_command_has_just_made_is_opened_by_who_would_make_it() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let served = mounted.fs.clone().unwrap();
+    let top = served.default_subvolume().unwrap();
+    for name in ["file", "dir", "link", "new"] {
+        // The kernel remembers that.
+        assert!(!mounted.path(name).exists());
+    }
+    let new = |mode: u32| NewInode::new(mode, served.runtime().clock.now());
+    let made = |name: &[u8], mode| {
+        let mut handle = served.begin(Reservation::create(0)).unwrap();
+        handle.create(top, name, &new(mode)).unwrap()
+    };
+    let file = served.open_data(made(b"file", 0o100_644)).unwrap();
+    file.write(FileOffset::new(0), b"there").unwrap();
+    drop(file);
+    made(b"dir", 0o040_755);
+    made(b"new", 0o100_644);
+    let mut handle = served.begin(Reservation::create(0)).unwrap();
+    handle.symlink(top, b"link", b"target", &new(0o120_777)).unwrap();
+    drop(handle);
+    let open = |name: &str| File::options().append(true).create(true).open(mounted.path(name));
+    open("file").unwrap().write_all(b" and more").unwrap();
+    assert_eq!(fs::read(mounted.path("file")).unwrap(), b"there and more");
+    let refused = open("dir").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::IsADirectory);
+    open("link").unwrap().write_all(b"behind the link").unwrap();
+    assert_eq!(fs::read(mounted.path("target")).unwrap(), b"behind the link");
+    let refused = File::create_new(mounted.path("new")).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::AlreadyExists);
+    // And once it knows.
+    open("new").unwrap();
+    drop(served);
     mounted.judge();
 }

@@ -1,5 +1,6 @@
 //! Names: finding, making, removing and moving them.
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, Inherit, InodeId, NewInode, RenameMode, Reservation, device_number};
 use ubtrfs_ondisk::InodeNo;
@@ -130,7 +131,13 @@ impl Server {
         let wanted: abi::CreateIn = request.take()?;
         let name = request.take_entry_name()?;
         let mode = TYPE_REGULAR | wanted.mode & !TYPE_MASK;
-        let id = self.make(dir, name, &self.new_inode(&request.header, mode, wanted.umask))?;
+        let made = self.make(dir, name, &self.new_inode(&request.header, mode, wanted.umask));
+        let must_be_new = wanted.flags & OFlags::EXCL.bits() != 0;
+        let id = made.map_err(|error| match error {
+            // A command has just made it, of which the kernel has not been told. It looks anew then, and opens what is there, if it may be.
+            Errno::EXIST if !must_be_new => Errno::STALE,
+            error => error,
+        })?;
         self.put_opened(id, answer)
     }
 

@@ -30,6 +30,8 @@ pub struct Mounted {
     pub directory: PathBuf,
     pub serve_options: ServeOptions,
     pub server: Option<(Arc<Server>, JoinHandle<()>)>,
+    /// What is served.
+    pub fs: Option<Filesystem>,
 }
 
 pub fn device(image: &Path) -> Arc<dyn Device> {
@@ -67,6 +69,7 @@ impl Mounted {
             directory,
             serve_options,
             server: None,
+            fs: None,
         };
         mounted.mount();
         Some(mounted)
@@ -81,6 +84,7 @@ impl Mounted {
         let transport: Arc<dyn Transport> = Arc::new(FuseDevice::new(device).unwrap());
         let server = Server::new(fs.clone(), root, self.serve_options);
         let serving = Arc::clone(&server);
+        self.fs = Some(fs.clone());
         let (say_ready, ready) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let background = fs.run_in_background(BackgroundOptions::default()).unwrap();
@@ -95,7 +99,7 @@ impl Mounted {
         if let Some((server, thread)) = self.server.take() {
             unmount(&self.directory).unwrap();
             thread.join().unwrap();
-            drop(server);
+            drop((server, self.fs.take()));
         }
     }
 
