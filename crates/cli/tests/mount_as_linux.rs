@@ -359,6 +359,63 @@ fn names_in_directories_with_the_flags_sync_or_dirsync_are_durable_when_they_are
     }
 }
 
+/// What was opened so that its time of access stays had it noted all the same.
+#[test]
+fn time_of_access_stays_for_who_asks_for_that_as_with_the_kernel() {
+    assert_as_with_the_kernel(
+        r#"
+for flag,way in (os.O_NOATIME,'noatime'),(0,'atime'):
+    # Not all within a tick of the kernel's clock.
+    f=open('f'+way,'w'); time.sleep(0.02); f.write('data'); f.close()
+    os.mkdir('d'+way)
+    fd=os.open('f'+way,os.O_RDWR); os.fsync(fd); os.posix_fadvise(fd,0,0,os.POSIX_FADV_DONTNEED); os.close(fd)
+    time.sleep(0.02)
+    for p,read in ('f',lambda fd: os.read(fd,10)),('d',os.listdir):
+        before=os.stat(p+way).st_atime_ns
+        fd=os.open(p+way,os.O_RDONLY|flag); read(fd); os.close(fd)
+        out(p,way,os.stat(p+way).st_atime_ns!=before)
+"#,
+    );
+}
+
+/// A mount that had become read-only noted who read what, and so wrote to the image.
+#[test]
+fn reading_a_mount_that_has_become_read_only_changes_nothing() {
+    let Some(place) = Place::new(true) else { return };
+    let top = &place.directory;
+    let generation = || {
+        let output = Command::new("btrfs")
+            .args(["inspect-internal", "dump-super"])
+            .arg(&place.image)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.lines().find(|line| line.starts_with("generation")).unwrap().to_owned()
+    };
+    place.mount(&["-o", "relatime"]);
+    std::fs::create_dir(top.join("dir")).unwrap();
+    std::fs::write(top.join("dir/file"), b"data").unwrap();
+    std::os::unix::fs::symlink("dir/file", top.join("link")).unwrap();
+    place.umount();
+    for how in ["remount,ro", "remount,bind,ro"] {
+        place.mount(&["-o", "relatime"]);
+        let output = Command::new("mount").args(["-i", "-o", how]).arg(top).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let before = generation();
+        let said = fates(top, "\nout(os.listdir('dir'),os.readlink('link'),open('link').read())");
+        assert_eq!(said, ["['file'] dir/file data"]);
+        place.umount();
+        assert_eq!(generation(), before, "{how}");
+    }
+    // Else it is noted.
+    place.mount(&["-o", "relatime"]);
+    let before = generation();
+    std::fs::read(top.join("dir/file")).unwrap();
+    place.umount();
+    assert_ne!(generation(), before);
+    place.assert_clean();
+}
+
 /// Whoever did not stat it first read nothing behind its old end, and had SIGBUS from a map.
 #[test]
 fn file_that_a_command_makes_longer_is_as_long_for_who_has_it_open() {

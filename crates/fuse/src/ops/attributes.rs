@@ -1,5 +1,6 @@
 //! `stat`, `chmod`, `chown`, `utimes`, `truncate`, `statfs`.
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use ubtrfs_engine::{Inode, InodeId, Reservation, SetAttributes};
 use ubtrfs_iomap::FileOffset;
@@ -177,14 +178,19 @@ impl Server {
             .map_err(|error| errno(&error))
     }
 
-    /// It is read: notes so as `relatime` of Linux does. What cannot be noted is read all the same.
-    pub(crate) fn note_access(&self, id: InodeId) {
+    /// It is read by who has it open with these flags: notes so as `relatime` of Linux does. What cannot be noted is read all the same.
+    pub(crate) fn note_access(&self, id: InodeId, open_flags: u32) {
+        if open_flags & OFlags::NOATIME.bits() != 0 {
+            return;
+        }
         let (Ok(inode), now) = (self.inode(id), self.now()) else { return };
         if inode.flags & flags::NOATIME != 0 {
             return;
         }
         let is_old = now.sec.saturating_sub(inode.atime.sec) >= DAY_SECONDS;
-        if is_old || inode.atime <= inode.mtime || inode.atime <= inode.ctime {
+        let is_due = is_old || inode.atime <= inode.mtime || inode.atime <= inode.ctime;
+        // It may have become so; looked at last, as it takes longer than all else here.
+        if is_due && !self.is_mounted_read_only() {
             let handle = self.fs.begin(Reservation::items(1));
             let _ = handle.and_then(|mut handle| handle.set_access_time(id, now));
         }

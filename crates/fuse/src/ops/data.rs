@@ -40,7 +40,7 @@ impl Server {
         let len = len.min(usize::try_from(left).unwrap_or(usize::MAX));
         self.note_cached(id, wanted.offset.saturating_add(u64::from(wanted.size)));
         if self.options.notes_access {
-            self.note_access(id);
+            self.note_access(id, wanted.flags);
         }
         // A short answer says that the file ends there.
         answer.fill(len, |buffer| file.data.read_whole(at, buffer)).map_err(|error| errno(&error))

@@ -50,7 +50,7 @@ impl Server {
         let wanted: ReadIn = request.take()?;
         self.check_not_deleted(id)?;
         if self.options.notes_access && !self.options.leaves_directories {
-            self.note_access(id);
+            self.note_access(id, wanted.flags);
         }
         let len_max = usize::try_from(wanted.size).unwrap_or(usize::MAX).min(DATA_BYTES_MAX);
         let room = Room::new(len_max, is_plus);

@@ -194,7 +194,7 @@ impl Server {
             return Err(Errno::NAMETOOLONG);
         }
         if self.options.notes_access {
-            self.note_access(id);
+            self.note_access(id, OFlags::empty().bits());
         }
         answer.put_bytes(&target);
         Ok(())
