@@ -87,6 +87,16 @@ fn found(top: &Path, delete: &dyn Fn()) -> Vec<String> {
     .unwrap();
     // Names that are not there, and one that stands for a subvolume, the kernel would remember, and the directory with them.
     writeln!(tell_root, "ls nothing; rm -f none; ls -d nested; ls nested; echo; ls").unwrap();
+    // Nothing is made in it, nor moved there, nor from there.
+    let made_there =
+        "ln -s to ../link; ln file ../hard; mkdir ../made; mkfifo ../made; touch ../made";
+    let moved_there = "mv file ../moved; mv made ../moved; mv ../none made";
+    writeln!(
+        tell_directory,
+        "echo >file; mkdir made; {made_there}; {moved_there}; stat -c %h file; ls .."
+    )
+    .unwrap();
+    writeln!(tell_root, "ln -s to link; mkdir made; touch made; ls").unwrap();
     drop((tell_file, tell_directory, tell_root));
     for (line, reader) in
         lines.iter_mut().zip([&mut file_says, &mut directory_says, &mut root_says])

@@ -178,6 +178,7 @@ impl Server {
         answer: &mut Answer,
     ) -> Result {
         let (name, target) = (request.take_entry_name()?, request.take_name()?);
+        self.check_not_deleted(dir)?;
         let new = self.new_inode(&request.header, TYPE_SYMLINK | 0o777, 0);
         let id = self
             .fs
@@ -209,6 +210,7 @@ impl Server {
         let wanted: abi::LinkIn = request.take()?;
         let name = request.take_entry_name()?;
         let id = self.nodes.inode(wanted.old_node).ok_or(Errno::STALE)?;
+        self.check_not_deleted(dir)?;
         self.fs
             .begin(Reservation::create(0))
             .and_then(|mut handle| handle.link(dir, name, id))
@@ -251,6 +253,7 @@ impl Server {
         };
         let (name, new_name) = (request.take_entry_name()?, request.take_entry_name()?);
         let new_dir = self.nodes.inode(new_dir).ok_or(Errno::STALE)?;
+        [dir, new_dir].into_iter().try_for_each(|dir| self.check_not_deleted(dir))?;
         const WHITEOUT_OF_NONE: u32 = renameat2::WHITEOUT | renameat2::NOREPLACE;
         // The kernel has looked, too, and holds the directory.
         if flags == WHITEOUT_OF_NONE && self.fs.lookup(new_dir, new_name).is_ok() {
