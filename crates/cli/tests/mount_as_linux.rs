@@ -416,6 +416,45 @@ fn reading_a_mount_that_has_become_read_only_changes_nothing() {
     place.assert_clean();
 }
 
+/// Of six at once one could be refused with EBUSY, where the kernel had much to write that was stored to maps. By rings they are yet.
+#[test]
+fn snapshots_by_ioctl_at_once_beside_stores_to_a_map_are_all_made() {
+    const SCRIPT: &str = r#"
+import mmap,threading
+LEN=64<<20
+with open('file','wb') as f: f.truncate(LEN)
+def store():
+    fd=os.open('file',os.O_RDWR); m=mmap.mmap(fd,LEN); os.write(w,b'.'); byte=0
+    while True:
+        byte=(byte+1)%256
+        for at in range(0,LEN,4096): m[at]=byte
+r,w=os.pipe()
+pid=os.fork()
+if pid==0:
+    try: store()
+    finally: os._exit(1)
+os.read(r,1)
+fd=os.open('.',os.O_RDONLY); fates=[]
+def snapshot(number):
+    for turn in range(2):
+        name=b'snapshot %d %d'%(number,turn)
+        arg=struct.pack('q',fd)+name.ljust(4088,b'\0')
+        def io():
+            if libc.ioctl(fd,ctypes.c_ulong(0x50009401),ctypes.create_string_buffer(arg,len(arg)))<0: raise OSError(ctypes.get_errno(),'')
+        fates.append(e(io))
+threads=[threading.Thread(target=snapshot,args=(number,)) for number in range(6)]
+[t.start() for t in threads]; [t.join() for t in threads]
+os.kill(pid,9); os.waitpid(pid,0)
+out(sorted(fates))
+"#;
+    let Some(place) = Place::new(true) else { return };
+    // So that all of them have room.
+    place.mount(&["-o", "compress"]);
+    assert_eq!(fates(&place.directory, SCRIPT), [format!("{:?}", ["ok"; 12]).replace('"', "'")]);
+    place.umount();
+    place.assert_clean();
+}
+
 /// Whoever did not stat it first read nothing behind its old end, and had SIGBUS from a map.
 #[test]
 fn file_that_a_command_makes_longer_is_as_long_for_who_has_it_open() {

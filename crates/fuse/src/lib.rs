@@ -32,6 +32,7 @@ mod files;
 mod first_open;
 #[doc(hidden)]
 pub mod floor;
+mod handed;
 mod inherited;
 mod leader;
 mod listed;

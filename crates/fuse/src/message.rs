@@ -41,6 +41,11 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// What is left of it, in memory of its own.
+    pub(crate) fn copied(self) -> CopiedRequest {
+        CopiedRequest { header: self.header, body: [self.body, self.rest].concat() }
+    }
+
     /// Takes the next argument off the front.
     pub(crate) fn take<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Result<T> {
         let (value, rest) = T::read_from_prefix(self.body).map_err(|_| Errno::INVAL)?;
@@ -68,6 +73,18 @@ impl<'a> Request<'a> {
         let (bytes, rest) = self.body.split_at_checked(len).ok_or(Errno::INVAL)?;
         self.go_on(rest);
         Ok(bytes)
+    }
+}
+
+/// A request that outlives the memory in which it was received.
+pub(crate) struct CopiedRequest {
+    header: InHeader,
+    body: Vec<u8>,
+}
+
+impl CopiedRequest {
+    pub(crate) fn as_request(&self) -> Request<'_> {
+        Request { header: self.header, body: &self.body, rest: &[] }
     }
 }
 

@@ -29,6 +29,15 @@ const ON_ITS_WAY_MAX: Duration = Duration::from_secs(60);
 /// So long after the first look whether it has come is the second one, and each time twice as long.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
+/// For how long a request waits for others who have the kernel write what it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// Its thread is to answer what the kernel writes.
+    Brief,
+    /// Nobody needs its thread.
+    Endless,
+}
+
 /// What was changed beside the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Changed {
@@ -284,21 +293,16 @@ impl Server {
         }
     }
 
-    /// As [`Server::bring_back`], of the files of a subvolume, for a request of which the kernel holds no inode's lock. Its thread waits for the
-    /// others: so one request at a time does so.
+    /// As [`Server::bring_back`], of the files of a subvolume, for a request of which the kernel holds no inode's lock. One at a time does so.
     ///
     /// # Errors
-    /// `BUSY` where another one waits for long.
-    pub(crate) fn bring_back_subvolume(&self, root: RootId) -> Result {
-        let begun = Instant::now();
-        while self.brings_back.swap(true, Ordering::AcqRel) {
-            if begun.elapsed() > PATIENCE {
-                return Err(Errno::BUSY);
-            }
-            std::thread::sleep(LOOK_AGAIN);
-        }
+    /// `BUSY` where another one takes longer than who waits has patience.
+    pub(crate) fn bring_back_subvolume(&self, root: RootId, patience: Patience) -> Result {
+        let _turn = match patience {
+            Patience::Brief => self.brings_back.try_lock_for(PATIENCE).ok_or(Errno::BUSY)?,
+            Patience::Endless => self.brings_back.lock(),
+        };
         self.bring_back_where(|id| id.root == root);
-        self.brings_back.store(false, Ordering::Release);
         Ok(())
     }
 

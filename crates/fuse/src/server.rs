@@ -1,7 +1,7 @@
 //! The server of a mount: takes requests, lets the engine do them, answers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
+use std::sync::{OnceLock, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -17,6 +17,7 @@ use crate::ends::Ends;
 use crate::errno::errno;
 use crate::files::{Files, UsedFile};
 use crate::first_open::FirstOpen;
+use crate::handed::Handed;
 use crate::leader::{LOOKING, Leaders};
 use crate::listed::Listed;
 use crate::message::{Answer, Request, Result};
@@ -138,8 +139,12 @@ pub struct Server {
     /// Held by who looks at an inode's flags to set them: another would be undone.
     pub(crate) flags: Mutex<()>,
     pub(crate) listed: Listed,
-    /// A request waits until the kernel has written what it holds of files.
-    pub(crate) brings_back: AtomicBool,
+    /// Held by a request that waits until the kernel has written what it holds of files.
+    pub(crate) brings_back: Mutex<()>,
+    /// Requests that threads beside are at.
+    pub(crate) handed: Arc<Handed>,
+    /// For who does something for a request that outlasts it.
+    pub(crate) itself: Weak<Self>,
     /// The first error since somebody asked of a write that the kernel had held back.
     pub(crate) refused: Mutex<Option<Errno>>,
     before_end: Mutex<Option<Hook>>,
@@ -199,7 +204,7 @@ impl Server {
         let (known, noted) = (Arc::clone(&nodes), Arc::clone(&changed_names));
         fs.watch_names(move |changed| noted.note(&known, changed));
         let counts = Mutex::new(RequestCounts::new());
-        let server = Arc::new(Self {
+        let server = Arc::new_cyclic(|itself| Self {
             fs,
             root,
             nodes,
@@ -220,7 +225,9 @@ impl Server {
             has_helpers: AtomicBool::new(false),
             flags: Mutex::new(()),
             listed: Listed::default(),
-            brings_back: AtomicBool::new(false),
+            brings_back: Mutex::new(()),
+            handed: Arc::default(),
+            itself: Weak::clone(itself),
             refused: Mutex::new(None),
             before_end: Mutex::new(None),
             farewell: Mutex::new(None),
@@ -230,7 +237,7 @@ impl Server {
         if let Ok(top) = server.fs.inode(root) {
             server.note_syncs(top.flags);
         }
-        let its = Arc::downgrade(&server);
+        let its = Weak::clone(&server.itself);
         server.fs.subvolume_holds().watch(move |roots| {
             if let Some(server) = its.upgrade() {
                 server.let_go_of_subvolumes(roots);
@@ -345,6 +352,8 @@ impl Server {
         });
         threads.into_iter().for_each(ubtrfs_rt::Service::join);
         result?;
+        // What the kernel was waited for is over.
+        self.handed.wait();
         queue_failure.map_or(Ok(()), |errno| Err(ServeError::Transport(errno)))
     }
 

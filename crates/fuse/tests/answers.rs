@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fake::{
-    CREATE, DELETE, FALLOCATE, FORGET, Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, LOOKUP, LSEEK,
-    MKDIR, READ, READDIR, READLINK, ROOT_NODE, SETATTR, STORE, Served, WRITE, number,
+    CREATE, DELETE, FALLOCATE, FORGET, Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, IOCTL, LOOKUP,
+    LSEEK, MKDIR, READ, READDIR, READLINK, ROOT_NODE, SETATTR, STORE, Served, WRITE, number,
 };
 use ubtrfs_engine::{
     InodeId, MkfsOptions, NewInode, RenameMode, Reservation, SetAttributes, SnapshotOptions, mkfs,
@@ -465,6 +465,57 @@ fn searches_that_wait_for_the_kernel_keep_no_thread() {
     fake.hold_pages(false);
     for search in searches {
         assert_eq!(number(&fake.answer(search).unwrap(), 0), 0);
+    }
+}
+
+/// What IOCTL has, to make a subvolume read-only.
+fn read_only_ioctl() -> Vec<u8> {
+    const SET_FLAGS: u32 = 0x4008_941a;
+    const READ_ONLY: u64 = 2;
+    let [zero, flags] = [0, READ_ONLY].map(u64::to_ne_bytes);
+    let words = |words: [u32; 2]| words.map(u32::to_ne_bytes).concat();
+    [&zero[..], &words([0, SET_FLAGS]), &zero, &words([8, 0]), &flags].concat()
+}
+
+/// Subvolumes that are made read-only while the kernel has not written what it holds: all but one were refused after a second, and each kept a
+/// thread.
+#[test]
+fn ioctls_that_wait_for_the_kernel_keep_no_thread_and_none_is_refused() {
+    let served = served(&Medium::new(), Syncs::Asked);
+    let (fake, fs) = (&served.fake, &served.fs);
+    let top = fs.default_subvolume().unwrap();
+    let subvolumes: Vec<(InodeId, u64)> = (0..8)
+        .map(|number| {
+            let name = format!("sub {number}");
+            let new = |mode| NewInode::new(mode, fs.runtime().clock.now());
+            let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+            let id = handle.create_subvolume(top, name.as_bytes(), &new(0o040_755)).unwrap();
+            drop(handle);
+            let mut handle = fs.begin(Reservation::create(0)).unwrap();
+            handle.create(id, b"file", &new(0o100_644)).unwrap();
+            drop(handle);
+            let node = node_of(fake, name.as_bytes());
+            found_in(fake, node, b"file");
+            (id, node)
+        })
+        .collect();
+    fake.hold_pages(true);
+    let changes: Vec<u64> =
+        subvolumes.iter().map(|(_, node)| fake.ask(IOCTL, *node, &read_only_ioctl())).collect();
+    let begun = Instant::now();
+    made(&served, b"other");
+    node_of(fake, b"other");
+    assert!(begun.elapsed() < Duration::from_millis(900), "{:?}", begun.elapsed());
+    // Longer than any request by a ring would wait.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(!subvolumes.iter().any(|(id, _)| fs.subvolume(id.root).unwrap().read_only));
+    // The end waits for those that are at it.
+    let (fake, fs) = (Arc::clone(fake), fs.clone());
+    fake.hold_pages(false);
+    drop(served);
+    for (change, (id, _)) in changes.into_iter().zip(subvolumes) {
+        assert!(fs.subvolume(id.root).unwrap().read_only);
+        assert!(fake.answer(change).is_ok());
     }
 }
 

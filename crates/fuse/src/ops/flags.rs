@@ -9,6 +9,8 @@ use ubtrfs_ondisk::inode::flags;
 use crate::abi::{self, opcode};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
+use crate::notify::Patience;
+use crate::ops::subvolumes::waits_for_kernel;
 use crate::server::Server;
 
 /// Numbers of requests, from `linux/fs.h`.
@@ -108,7 +110,12 @@ impl Server {
                 // It is one, too.
                 self.settle(id, opcode::SETATTR)
             }
-            other => self.subvolume_ioctl(id, other, request, answer),
+            other
+                if waits_for_kernel(other) && self.hand_over_ioctl(id, other, &request, answer) =>
+            {
+                Ok(())
+            }
+            other => self.subvolume_ioctl(id, other, request, Patience::Brief, answer),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::abi::{self, InHeader};
 use crate::asker::umask_of;
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
+use crate::notify::Patience;
 use crate::server::Server;
 
 const GET_LABEL: u32 = 0x8100_9431;
@@ -49,6 +50,7 @@ impl Server {
         id: InodeId,
         command: u32,
         mut request: Request<'_>,
+        patience: Patience,
         answer: &mut Answer,
     ) -> Result {
         let header = request.header;
@@ -109,13 +111,19 @@ impl Server {
                 // Its space is freed in the background.
                 self.forget_name(id, name);
             }
-            SNAPSHOT => {
-                let (file, name) = vol_args(&mut request)?;
-                self.make_snapshot(id, &header, file, name, false)?;
-            }
-            SNAPSHOT_V2 => {
-                let (file, flags, name) = vol_args_v2(&mut request, READ_ONLY)?;
-                self.make_snapshot(id, &header, file, name, flags & READ_ONLY != 0)?;
+            SNAPSHOT | SNAPSHOT_V2 => {
+                let (file, flags, name) = match command {
+                    SNAPSHOT => vol_args(&mut request).map(|(file, name)| (file, 0, name))?,
+                    _ => vol_args_v2(&mut request, READ_ONLY)?,
+                };
+                check_new_name(name)?;
+                let source = self.subvolume_of_open_file(&header, file)?;
+                // What was stored to a map is with the kernel.
+                self.bring_back_subvolume(source, patience)?;
+                let options = SnapshotOptions { read_only: flags & READ_ONLY != 0 };
+                let made = self.fs.snapshot(source, id, name, &options);
+                made.map_err(|error| errno(&error))?;
+                self.forget_name(id, name);
             }
             LOOK_UP => {
                 let [_, object]: [u64; 2] = request.take()?;
@@ -141,7 +149,7 @@ impl Server {
                 let root = subvolume(id)?;
                 if flags & READ_ONLY != 0 {
                     // Nothing can be brought to it then.
-                    self.bring_back_subvolume(root)?;
+                    self.bring_back_subvolume(root, patience)?;
                 }
                 self.fs
                     .set_subvolume_read_only(root, flags & READ_ONLY != 0)
@@ -243,31 +251,18 @@ impl Server {
         Ok(is_mounter || inode.mode & needed == needed)
     }
 
-    /// Of the subvolume whose top the calling process has open as `file`.
-    fn make_snapshot(
-        &self,
-        dir: InodeId,
-        header: &InHeader,
-        file: i64,
-        name: &[u8],
-        read_only: bool,
-    ) -> Result {
-        check_new_name(name)?;
+    /// The subvolume whose top the calling process has open as `file`.
+    fn subvolume_of_open_file(&self, header: &InHeader, file: i64) -> Result<RootId> {
         let number = self.number_of_open_file(header.pid, file)?;
         let infos = self.fs.subvolumes().map_err(|error| errno(&error))?;
-        let source = infos
-            .iter()
-            .map(|info| info.id)
-            .find(|root| self.shown_number(InodeId::root_of(*root)) == number)
-            .ok_or(Errno::INVAL)?;
-        // What was stored to a map is with the kernel.
-        self.bring_back_subvolume(source)?;
-        self.fs
-            .snapshot(source, dir, name, &SnapshotOptions { read_only })
-            .map_err(|error| errno(&error))?;
-        self.forget_name(dir, name);
-        Ok(())
+        let mut roots = infos.iter().map(|info| info.id);
+        roots.find(|root| self.shown_number(InodeId::root_of(*root)) == number).ok_or(Errno::INVAL)
     }
+}
+
+/// Whether the kernel has to write first what it holds of files.
+pub(crate) fn waits_for_kernel(command: u32) -> bool {
+    matches!(command, SNAPSHOT | SNAPSHOT_V2 | SET_FLAGS)
 }
 
 /// Whether it is durable when it is answered.

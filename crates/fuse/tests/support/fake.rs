@@ -24,6 +24,7 @@ pub const FLUSH: u32 = 25;
 pub const INIT: u32 = 26;
 pub const READDIR: u32 = 28;
 pub const CREATE: u32 = 35;
+pub const IOCTL: u32 = 39;
 pub const FALLOCATE: u32 = 43;
 pub const LSEEK: u32 = 46;
 pub const INVAL_INODE: i32 = 2;
