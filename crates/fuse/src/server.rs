@@ -351,9 +351,9 @@ impl Server {
             queue_threads.join()
         });
         threads.into_iter().for_each(ubtrfs_rt::Service::join);
-        result?;
         // What the kernel was waited for is over.
         self.handed.wait();
+        result?;
         queue_failure.map_or(Ok(()), |errno| Err(ServeError::Transport(errno)))
     }
 
