@@ -219,7 +219,8 @@ fn block_device_is_held_by_the_kernel_and_synced_with_it() {
     let device = LoopDevice::attach(&place.image, false);
     let image = std::mem::replace(&mut place.image, device.path().to_owned());
     let kind = |place: &Place| {
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let table = fs::read("/proc/self/mountinfo").unwrap();
+        let table = String::from_utf8_lossy(&table);
         let source = format!(" {} ", place.image.display());
         let line = table.lines().find(|line| line.contains(&source)).map(str::to_owned);
         line.map(|line| line.contains(" - fuseblk.ubtrfs "))

@@ -48,7 +48,8 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
     let Some(mut mounted) = Mounted::new() else { return };
     let top = mounted.directory.clone();
     let (server, _) = mounted.server.as_ref().unwrap();
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let table = fs::read("/proc/self/mountinfo").unwrap();
+    let table = String::from_utf8_lossy(&table);
     let line = table.lines().find(|line| line.contains(top.to_str().unwrap())).unwrap();
     server.set_device(line.split(' ').nth(2).unwrap());
     let done = |path: &Path, number, pack: &str, words: &str| {
