@@ -231,6 +231,21 @@ def by_fd(p,size):
     finally: os.close(fd)
 def emptied(p,size): os.close(os.open(p,os.O_WRONLY|os.O_TRUNC))
 def as_is(p,size): os.truncate(p,size)
+keep=lambda fd: libc.fallocate(fd,1,ctypes.c_long(0),ctypes.c_long(1<<20))
+def synced(p):
+    fd=os.open(p,os.O_RDWR); os.fsync(fd); os.close(fd)
+# What is allocated behind the end goes in any case.
+for had in 1,4096,5000:
+    for size in had,had+1:
+        for call in as_is,by_fd:
+            p='a'
+            with open(p,'wb') as f: f.write(b'x'*had); f.flush(); keep(f.fileno())
+            synced(p); blocks=os.stat(p).st_blocks
+            os.utime(p,(1,1)); before=os.stat(p); time.sleep(0.01)
+            e(call,p,size)
+            after=os.stat(p); synced(p)
+            out('allocated',had,size,call.__name__,blocks,os.stat(p).st_blocks,after.st_mtime==1,after.st_ctime_ns==before.st_ctime_ns)
+            os.unlink(p)
 for had in 0,1,5000:
     for size in 0,1,5000,9000:
         for call in as_is,by_fd,emptied:

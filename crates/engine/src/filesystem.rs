@@ -502,6 +502,15 @@ impl Filesystem {
         self.inner.core.check_writable()
     }
 
+    /// As [`Filesystem::check_writable`], in a subvolume.
+    ///
+    /// # Errors
+    /// As there, and `ReadOnly` where the subvolume is; `NotFound` where there is none.
+    pub fn check_subvolume_writable(&self, root: RootId) -> Result<()> {
+        self.check_writable()?;
+        self.inner.files.names().check_writable(&self.inner.core, root)
+    }
+
     /// Cleans the orphans of subvolumes that were looked at since, to be changed. That of which it
     /// fails is not tried again.
     fn clean_noted_orphans(&self) -> Result<(), (RootId, Error)> {

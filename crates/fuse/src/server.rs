@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
@@ -128,6 +128,8 @@ pub struct Server {
     /// Where to tell the kernel what it did not ask for.
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
+    /// The mount was seen to be read-only; it may be taken for that until then.
+    pub(crate) read_only_until: Mutex<Option<Instant>>,
     /// The kernel may know inodes whose flags promise more than the mount does.
     pub(crate) has_synced: AtomicBool,
     device: OnceLock<String>,
@@ -217,6 +219,7 @@ impl Server {
             options,
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
+            read_only_until: Mutex::new(None),
             has_synced: AtomicBool::new(false),
             device: OnceLock::new(),
             ends: Arc::default(),
@@ -351,9 +354,9 @@ impl Server {
             queue_threads.join()
         });
         threads.into_iter().for_each(ubtrfs_rt::Service::join);
-        // What the kernel was waited for is over.
-        self.handed.wait();
         result?;
+        // What the kernel was waited for is over. Where nobody serves it any more it may not be, ever.
+        self.handed.wait();
         queue_failure.map_or(Ok(()), |errno| Err(ServeError::Transport(errno)))
     }
 

@@ -18,6 +18,22 @@ impl<F: FileSystem> OpenFile<F> {
         let size = AddressSpace::<F>::io_range(size, 0)?.start;
         self.space.truncate(size)
     }
+
+    /// Drops the space that was allocated beyond the end of a file that ends at `size`, as [`OpenFile::truncate()`] does, and changes nothing
+    /// else. Returns whether the file ends there; where it does not, nothing is done.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn drop_beyond(&self, size: FileOffset) -> Result<bool, F::Error> {
+        let space = &self.space;
+        let from = FileRange::from(size.round_down(space.block_bytes));
+        let _locked = space.states.lock(from, LockMode::Exclusive);
+        if space.size() != size {
+            return Ok(false);
+        }
+        space.filesystem.set_size(&space.inode, size, Beyond::Dropped)?;
+        Ok(true)
+    }
 }
 
 impl<F: FileSystem> AddressSpace<F> {

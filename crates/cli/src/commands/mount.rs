@@ -290,7 +290,7 @@ impl Wanted {
         let default = ServeOptions::default();
         ServeOptions {
             looking: self.looking.unwrap_or(default.looking),
-            notes_access: self.notes_access,
+            notes_access: self.notes_access && !self.read_only,
             leaves_directories: self.leaves_directories,
             fake_root: self.fake_root.then(me),
             writeback: self.writeback,

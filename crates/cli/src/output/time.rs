@@ -4,10 +4,12 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use rustix::fs::OFlags;
 use ubtrfs_rt::Time;
 
 use crate::live;
@@ -89,7 +91,10 @@ fn zone() -> TimeZone {
 /// what is none of these, and the machine's time zone where it is not set.
 fn zone_of(said: Option<&OsStr>) -> TimeZone {
     let file_of = |path: &Path| {
-        let file = File::open(path).ok().filter(|file| {
+        // The name is the caller's: it may be a pipe's, which who opens it would wait at.
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+        let file = File::options().read(true).custom_flags(flags).open(path);
+        let file = file.ok().filter(|file| {
             file.metadata().is_ok_and(|about| about.is_file() && about.len() <= ZONE_BYTES_MAX)
         });
         let mut bytes = Vec::new();
@@ -166,6 +171,11 @@ mod tests {
         ] {
             assert_eq!(at(said), format!("2024-07-03 {expected}"), "{said}");
         }
+        // Who looked for what is in it waited for somebody to write it: at a mount, the thread that takes commands.
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(at(pipe.to_str().unwrap()), "2024-07-03 09:46:40.000000000 +0000");
         let file = Path::new(ZONES).join("Asia/Kolkata");
         if file.exists() {
             for said in ["Asia/Kolkata", ":Asia/Kolkata", file.to_str().unwrap()] {

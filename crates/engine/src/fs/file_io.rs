@@ -109,7 +109,7 @@ impl IoInode {
             has_placed: AtomicBool::new(false),
             has_outline_promise: AtomicBool::new(false),
             is_outlined: AtomicBool::new(false),
-            has_nothing_behind: AtomicBool::new(false),
+            has_nothing_behind: AtomicBool::new(fs.has_no_holes()),
             flags: AtomicU64::new(inode.flags),
             inner: std::sync::Arc::downgrade(&fs.inner),
             sequence: MappingSequence::new(),

@@ -20,7 +20,7 @@ use crate::txn::Reservation;
 impl Filesystem {
     /// Drops it of an open file that is about to be changed, once.
     pub(super) fn drop_left_behind(&self, io: &IoInode) -> Result<()> {
-        if self.has_no_holes() || io.has_nothing_behind.load(Ordering::Acquire) {
+        if io.has_nothing_behind.load(Ordering::Acquire) {
             return Ok(());
         }
         let _lock = self.inner.files.lock_data(io.id);

@@ -431,13 +431,15 @@ impl DataFile {
         self.record_times()
     }
 
-    /// As [`DataFile::truncate`], but where it ends there already: that is no change, and moves no time.
-    /// So truncate(2) does in Linux, where ftruncate(2) is as that.
+    /// As [`DataFile::truncate`], but where it ends there already no time moves: only space that was
+    /// allocated beyond goes. So truncate(2) does in Linux, where ftruncate(2) is as that.
     ///
     /// # Errors
     /// As there.
     pub fn resize(&self, size: FileOffset) -> Result<()> {
-        if size == self.open.size() { self.check_change(true) } else { self.truncate(size) }
+        self.check_change(true)?;
+        Space::io_range(size, 0)?;
+        if self.open.drop_beyond(size)? { Ok(()) } else { self.truncate(size) }
     }
 
     /// As [`OpenFile::zero_range`].
