@@ -411,9 +411,17 @@ fn reading_a_mount_that_has_become_read_only_changes_nothing() {
     std::fs::create_dir(top.join("dir")).unwrap();
     std::fs::write(top.join("dir/file"), b"data").unwrap();
     std::os::unix::fs::symlink("dir/file", top.join("link")).unwrap();
+    for noted in ["remount,ro", "remount,bind,ro"] {
+        std::fs::write(top.join(noted), b"data").unwrap();
+    }
     place.umount();
     for how in ["remount,ro", "remount,bind,ro"] {
         place.mount(&["-o", "relatime"]);
+        // Whoever answers has found it writable before.
+        let unread = generation();
+        std::fs::read(top.join(how)).unwrap();
+        place.done(&["filesystem", "sync"], &[top]);
+        assert_ne!(generation(), unread, "{how}");
         let output = Command::new("mount").args(["-i", "-o", how]).arg(top).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         let before = generation();

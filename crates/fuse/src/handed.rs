@@ -7,9 +7,6 @@
 //!
 //! Serving ends when all have been done ([`Handed::wait`]): nothing is changed after that, and nobody holds the filesystem.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use rustix::io::Errno;
 use ubtrfs_engine::InodeId;
 use ubtrfs_rt::{Arc, Condvar, Mutex};
 
@@ -71,14 +68,13 @@ impl Server {
         let begun = self.beside.run(move || {
             note_thread_answers();
             let mut answer = Answer::with_room(size_of::<IoctlOut>());
-            let done = catch_unwind(AssertUnwindSafe(|| {
+            let bytes = answer.finish_with(unique, |answer| {
                 let request = request.as_request();
-                server.subvolume_ioctl(id, command, request, Patience::Endless, &mut answer)
-            }));
-            let result = done.unwrap_or(Err(Errno::IO));
+                server.subvolume_ioctl(id, command, request, Patience::Endless, answer)
+            });
             // Who waits for the end may close what is served.
             drop(server);
-            let _ = send_answer(&*transport, answer.finish(unique, result));
+            let _ = send_answer(&*transport, bytes);
             drop(transport);
             drop(counted);
         });

@@ -1,5 +1,7 @@
 //! Taking requests apart and putting answers together.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -189,6 +191,18 @@ impl Answer {
         self.with_header(unique, error)
     }
 
+    /// As [`Answer::finish`], of what `put` puts in. Where that panics it is an error: who asks would wait for ever, and so would who
+    /// unmounts, if it ended the thread.
+    pub(crate) fn finish_with(
+        &mut self,
+        unique: u64,
+        put: impl FnOnce(&mut Self) -> Result,
+    ) -> &[u8] {
+        self.clear();
+        let result = catch_unwind(AssertUnwindSafe(|| put(self))).unwrap_or(Err(Errno::IO));
+        self.finish(unique, result)
+    }
+
     /// What was put in, as a message that nobody asked for.
     pub(crate) fn finish_notification(&mut self, code: i32) -> &[u8] {
         self.with_header(0, code)
@@ -222,6 +236,18 @@ mod tests {
         assert!(Request::parse(&bytes[..39]).is_none());
         bytes[0] = 39;
         assert!(Request::parse(&bytes).is_none());
+    }
+
+    /// A panic ended the thread, and who asked waited for ever.
+    #[test]
+    fn request_whose_answer_panics_is_answered() {
+        let mut answer = Answer::with_room(0);
+        let bytes = answer.finish_with(5, |answer| {
+            answer.put(&1_u64);
+            panic!("as wanted")
+        });
+        let error = (-5_i32).to_ne_bytes();
+        assert_eq!(bytes, [&[16, 0, 0, 0][..], &error, &5_u64.to_ne_bytes()].concat());
     }
 
     #[test]

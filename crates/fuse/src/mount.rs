@@ -1,6 +1,7 @@
 //! Mounting and unmounting.
 
 use std::ffi::{CString, OsString};
+use std::fs::File;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -218,6 +220,35 @@ fn mount_as_user(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
 /// Whether a filesystem with this device number, as `/proc/self/mountinfo` shows it, may be written nowhere where this process sees it.
 pub(crate) fn is_read_only(device: &str) -> bool {
     is_read_only_in(&table_of("self"), device)
+}
+
+/// [`is_read_only`] for who asks often: the table, of which reading takes as long as it is, is read when it has changed.
+#[derive(Debug, Default)]
+pub(crate) struct ReadOnlyWatch {
+    table: Option<File>,
+    is_read_only: bool,
+}
+
+impl ReadOnlyWatch {
+    /// As [`is_read_only`].
+    pub(crate) fn is_read_only(&mut self, device: &str) -> bool {
+        let has_changed = match &self.table {
+            Some(table) => {
+                // So it says of each change once, proc_pid_mounts(5); also where nothing is wrong.
+                let mut table = [PollFd::new(table, PollFlags::PRI)];
+                poll(&mut table, Some(&Timespec::default())).map_or(true, |ready| ready > 0)
+            }
+            None => {
+                // Changes count from here on. Without it each look is a new one.
+                self.table = File::open("/proc/self/mountinfo").ok();
+                true
+            }
+        };
+        if has_changed {
+            self.is_read_only = is_read_only(device);
+        }
+        self.is_read_only
+    }
 }
 
 /// As [`is_read_only`], for a process: in the mount of this number, or, where that is not told, wherever the process sees the filesystem.

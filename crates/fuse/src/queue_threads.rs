@@ -2,40 +2,25 @@
 //!
 //! The pool outlives the queues: a queue may hand something over until it ends, and ends only when that was answered.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use rustix::io::Errno;
 use ubtrfs_rt::{Arc, Service};
 
 use crate::leader::{Length, length_of};
-use crate::message::{Answer, Request, Result};
+use crate::message::{Answer, Request};
 use crate::server::Server;
 use crate::transport::{Answers, Queues, Transport};
 
 impl Answers for Server {
     fn answer_to<'a>(&self, request: Request<'_>, memory: &'a mut Answer) -> &'a [u8] {
-        finish_answer(request.header.unique, memory, |answer| {
-            self.count_and_answer(request, answer)
+        // What waits for no answer does not come by queues.
+        memory.finish_with(request.header.unique, |answer| {
+            self.count_and_answer(request, answer).unwrap_or(Err(Errno::NOSYS))
         })
     }
 
     fn takes_long(&self, request: Request<'_>) -> bool {
         length_of(request.header.opcode) == Length::Long || self.waits_for_kernel(request)
     }
-}
-
-/// The whole answer to a request, of what `answer` puts into `memory`.
-fn finish_answer(
-    unique: u64,
-    memory: &mut Answer,
-    answer: impl FnOnce(&mut Answer) -> Option<Result>,
-) -> &[u8] {
-    memory.clear();
-    // Who asks would wait for ever, and so would who unmounts, if a panic ended the thread.
-    let answered = catch_unwind(AssertUnwindSafe(|| answer(&mut *memory)));
-    // What waits for no answer does not come by queues.
-    let result = answered.map_or(Err(Errno::IO), |result| result.unwrap_or(Err(Errno::NOSYS)));
-    memory.finish(unique, result)
 }
 
 /// Threads that answer what comes by queues.
@@ -95,24 +80,5 @@ impl QueueThreads {
         self.queues.end_pool();
         self.pool.into_iter().for_each(Service::join);
         self.queues.failure()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A panic ended the thread, and who asked waited for ever.
-    #[test]
-    fn request_whose_answer_panics_is_answered() {
-        let mut memory = Answer::with_room(0);
-        let answer = finish_answer(5, &mut memory, |answer| {
-            answer.put(&1_u64);
-            panic!("as wanted")
-        });
-        assert_eq!(
-            answer,
-            [&[16, 0, 0, 0][..], &(-5_i32).to_ne_bytes(), &5_u64.to_ne_bytes()].concat()
-        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
@@ -128,8 +128,8 @@ pub struct Server {
     /// Where to tell the kernel what it did not ask for.
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
-    /// The mount was seen to be read-only; it may be taken for that until then.
-    pub(crate) read_only_until: Mutex<Option<Instant>>,
+    /// Whether the mount was read-only as the table of mounts last changed.
+    pub(crate) read_only_watch: Mutex<mount::ReadOnlyWatch>,
     /// The kernel may know inodes whose flags promise more than the mount does.
     pub(crate) has_synced: AtomicBool,
     device: OnceLock<String>,
@@ -219,7 +219,7 @@ impl Server {
             options,
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
-            read_only_until: Mutex::new(None),
+            read_only_watch: Mutex::default(),
             has_synced: AtomicBool::new(false),
             device: OnceLock::new(),
             ends: Arc::default(),

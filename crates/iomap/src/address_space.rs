@@ -555,7 +555,9 @@ impl<F: FileSystem> AddressSpace<F> {
         let range = self.range_of(&blocks);
         let dropped_bytes = self.states.convert_counting(range, clean, StateBits::DELALLOC);
         self.cache.usage().subtract_dirty(dropped_bytes);
-        self.unlist_if_clean(&mut pages);
+        if dropped_bytes > 0 {
+            self.unlist_if_clean(&mut pages);
+        }
         (pages, dropped_bytes)
     }
 }

@@ -11,7 +11,8 @@ use crate::report::{Content, Piece, Segment};
 pub struct FiemapFlags {
     /// LAST: no extent of the file comes after it.
     pub is_last: bool,
-    /// DELALLOC, and so UNKNOWN: it has no place yet.
+    /// DELALLOC, and so UNKNOWN: it has no place yet. So is what is written over data that has one, where Linux's btrfs tells the old
+    /// place, which does not have what the file reads as.
     pub is_delalloc: bool,
     /// UNWRITTEN: reads as zeros.
     pub is_unwritten: bool,

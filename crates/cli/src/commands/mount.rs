@@ -89,7 +89,7 @@ Options for -o, as of mount(8):
                        an error (no space) shows when it is synced or closed, holes are not told,
                        and commands that change files are refused at the directory
   sync, dirsync        each change is durable when it returns; with dirsync those of names and
-                       attributes
+                       attributes. chattr +S and +D ask the same of a file or directory
   noatime              the time of access of what is read stays (the default)
   relatime             it is noted after a change, and once a day; not of what the kernel has
                        in its memory, which is read without this process

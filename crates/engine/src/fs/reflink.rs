@@ -64,12 +64,13 @@ impl Filesystem {
         // Before anybody has to wait.
         self.flush_file(source)?;
         self.flush_file(target)?;
+        // Nobody makes the source longer or shorter either, where it is all of it.
+        let reach = start..end.unwrap_or(FARTHEST);
+        let unwritten = shared_range(&reach, start);
         let mut source_space = None;
         loop {
             source_space = source_space.or_else(|| self.inner.open_files.find(source));
             let other = source_space.as_deref().filter(|_| source != target);
-            // Nobody makes it longer or shorter either, where it is all of it.
-            let unwritten = shared_range(&(start..end.unwrap_or(FARTHEST)), start);
             // Who writes the source does so before the clone or behind it. Of two files the one that comes first is locked first.
             let lock = || other.map(|space| space.states().lock(unwritten, LockMode::Shared));
             let locked_first = if source < target { lock() } else { None };
@@ -91,16 +92,13 @@ impl Filesystem {
             };
             // What is refused is so before anything is thrown away.
             let locks = self.inner.files.lock_both(source, target);
-            if let Some(end) = end {
-                Clone::checked(self, source, &(start..end), target, target_offset)?;
-                if start == end {
-                    return Ok(());
-                }
-            } else {
-                Clone::checked(self, source, &(start..start), target, target_offset)?;
-            }
+            let known = start..end.unwrap_or(start);
+            Clone::checked(self, source, &known, target, target_offset)?;
             drop(locks);
-            let replaced = shared_range(&(start..end.unwrap_or(FARTHEST)), target_offset);
+            if end == Some(start) {
+                return Ok(());
+            }
+            let replaced = shared_range(&reach, target_offset);
             // All of a file goes to the beginning of another, where there is nothing before it that the file could grow over.
             let size_min = end.map_or(ubtrfs_iomap::FileOffset::ZERO, |_| replaced.end);
             let beside = (source == target).then_some(unwritten);

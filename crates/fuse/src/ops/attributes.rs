@@ -1,7 +1,5 @@
 //! `stat`, `chmod`, `chown`, `utimes`, `truncate`, `statfs`.
 
-use std::time::{Duration, Instant};
-
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use ubtrfs_engine::{Inode, InodeId, Reservation, SetAttributes};
@@ -29,8 +27,6 @@ const OF_WRITES: u32 = fattr::MTIME | fattr::CTIME | fattr::FH;
 const OF_NO_CHANGE: u32 = fattr::CTIME | fattr::FH | fattr::LOCKOWNER | fattr::KILL_SUIDGID;
 /// Items that a change of attributes changes at most: the inode, and access control lists.
 const ATTRIBUTE_ITEMS: u64 = 3;
-/// For so long a mount that is read-only is taken to stay so.
-const READ_ONLY_FOR: Duration = Duration::from_secs(1);
 /// An access is noted after so long in any case.
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
@@ -196,21 +192,11 @@ impl Server {
         if !is_due || self.fs.check_subvolume_writable(id.root).is_err() {
             return;
         }
-        // It may have become so; looked at last, as it takes longer than all else here.
-        if !self.has_become_read_only() {
+        // The mount may have become so.
+        if !self.device().is_some_and(|device| self.read_only_watch.lock().is_read_only(device)) {
             let handle = self.fs.begin(Reservation::items(1));
             let _ = handle.and_then(|mut handle| handle.set_access_time(id, now));
         }
-    }
-
-    /// As [`Server::is_mounted_read_only`], for what need not be exact: where it is, the system is not asked again at each request.
-    fn has_become_read_only(&self) -> bool {
-        if self.read_only_until.lock().is_some_and(|until| Instant::now() < until) {
-            return true;
-        }
-        let is_read_only = self.is_mounted_read_only();
-        *self.read_only_until.lock() = is_read_only.then(|| Instant::now() + READ_ONLY_FOR);
-        is_read_only
     }
 
     /// Who writes to a file that runs with its owner's rights takes those from it.
