@@ -87,8 +87,10 @@ enum LeafEdit {
 
 fn leaf_edit() -> impl Strategy<Value = LeafEdit> {
     let len = prop_oneof![3 => 0..80usize, 1 => 0..1500usize];
+    // Few numbers meet again, and beside one another.
+    let number = prop_oneof![0..8u16, any::<u16>()];
     prop_oneof![
-        6 => (any::<u16>(), len.clone(), any::<u8>())
+        6 => (number, len.clone(), any::<u8>())
             .prop_map(|(number, len_bytes, fill)| LeafEdit::Insert { number, len_bytes, fill }),
         2 => (any::<usize>(), 0..5usize)
             .prop_map(|(first, count)| LeafEdit::Remove { first, count }),
@@ -161,28 +163,28 @@ impl Leaves {
     }
 
     fn insert(&mut self, number: u16, len_bytes: usize, fill: u8) {
-        // The halves of the number space keep the order over both leaves.
-        let boundary = self
-            .right_model
-            .first()
-            .map_or(u16::MAX, |(key, _)| u16::try_from(key.objectid.0).expect("made from a u16"));
-        let lowest = self.left_model.last().map_or(0, |(key, _)| {
-            u16::try_from(key.objectid.0).expect("made from a u16").saturating_add(1)
-        });
-        if (self.on_right && number < lowest) || (!self.on_right && number >= boundary) {
+        // Keys are above one another over both leaves.
+        let key = key(number);
+        let disordered = if self.on_right {
+            self.left_model.last().is_some_and(|(last, _)| *last >= key)
+        } else {
+            self.right_model.first().is_some_and(|(first, _)| *first <= key)
+        };
+        if disordered {
             return;
         }
         let (leaf, model) = self.current();
-        let Err(slot) = leaf.search(&key(number)) else { return };
-        assert_eq!(slot, model.partition_point(|(other, _)| *other < key(number)));
+        let Err(slot) = leaf.search(&key) else { return };
+        assert_eq!(slot, model.partition_point(|(other, _)| *other < key));
         if leaf.free_bytes() < ITEM_BYTES + len_bytes {
             return;
         }
-        leaf.insert(slot, key(number), len_bytes).fill(fill);
-        model.insert(slot, (key(number), vec![fill; len_bytes]));
+        leaf.insert(slot, key, len_bytes).fill(fill);
+        model.insert(slot, (key, vec![fill; len_bytes]));
     }
 
     fn change(&mut self, edit: &LeafEdit) {
+        let boundary = self.right_model.first().filter(|_| !self.on_right).map(|(key, _)| *key);
         let (leaf, model) = self.current();
         if model.is_empty() {
             return;
@@ -216,6 +218,10 @@ impl Leaves {
             LeafEdit::SetKey { slot } => {
                 let slot = slot % model.len();
                 let next = Key { offset: model[slot].0.offset + 1, ..model[slot].0 };
+                // No two items have one key: 65,536 numbers met that once in hundreds of runs.
+                if model.get(slot + 1).map(|(key, _)| *key).or(boundary) == Some(next) {
+                    return;
+                }
                 leaf.set_key(slot, next);
                 model[slot].0 = next;
             }
