@@ -126,8 +126,8 @@ impl Op {
                     model.write_until(*id, data.offset, &data.bytes(), progress);
                 }
                 Self::Truncate { id, .. } => model.truncate_until(*id, progress),
-                Self::CloneRange(copied) | Self::CopyRange(copied) | Self::DedupeRange(copied) => {
-                    model.copy_until(copied, progress)
+                Self::CloneRange(copied) | Self::CopyRange(copied) => {
+                    model.copy_until(copied, progress);
                 }
                 _ => unreachable!("{} has no borders", self.name()),
             }
@@ -141,9 +141,6 @@ impl Op {
         let Some((start, end)) = self.changed_range(before) else { return Vec::new() };
         let sector = before.limits().sector_bytes;
         let mut borders = vec![Progress::Begun];
-        if matches!(self, Self::DedupeRange(_)) {
-            return borders;
-        }
         let first = (start / sector + 1) * sector;
         let sectors = (0..).map(|number| first + number * sector).take_while(|at| *at < end);
         borders.extend(sectors.map(Progress::UpTo));
@@ -158,11 +155,7 @@ impl Op {
     fn changed_range(&self, before: &Model) -> Option<(u64, u64)> {
         let has_range = matches!(
             self,
-            Self::Write { .. }
-                | Self::Truncate { .. }
-                | Self::CloneRange(_)
-                | Self::DedupeRange(_)
-                | Self::CopyRange(_)
+            Self::Write { .. } | Self::Truncate { .. } | Self::CloneRange(_) | Self::CopyRange(_)
         );
         if !has_range || self.on_model(&mut before.clone(), None).is_err() {
             return None;
@@ -175,7 +168,7 @@ impl Op {
             }
             // From the end on; what is longer then has a hole, which is one step.
             Self::Truncate { id, size_bytes } => Some((*size_bytes, len(id).max(*size_bytes))),
-            Self::CloneRange(copied) | Self::DedupeRange(copied) | Self::CopyRange(copied) => {
+            Self::CloneRange(copied) | Self::CopyRange(copied) => {
                 let Copied { source, range, target_offset, .. } = copied;
                 let count = range.end.min(len(source)).saturating_sub(range.start);
                 Some((*target_offset, target_offset + count))
