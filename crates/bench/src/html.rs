@@ -149,7 +149,13 @@ mod tests {
         table.push(vec![Cell::text("kernel <1>"), Cell::Seconds(3.0)]);
         table.note("a note");
         let machine = Machine::look();
-        let report = Report { date: "today".to_owned(), machine, tables: vec![table] };
+        let report = Report {
+            date: "today".to_owned(),
+            arguments: "some --rounds 7".to_owned(),
+            commit: "abcdef".to_owned(),
+            machine,
+            tables: vec![table],
+        };
         let page = report.to_html();
         for part in [
             "Things &amp; more",
@@ -157,6 +163,8 @@ mod tests {
             "<svg",
             "a note",
             "today",
+            "some --rounds 7",
+            "abcdef",
             "tr class=\"ours\"",
         ] {
             assert!(page.contains(part), "{part}");

@@ -43,6 +43,14 @@ impl Machine {
     }
 }
 
+/// The state of the checkout that the command was started in, as `git describe` names it; empty where it is in none.
+pub(crate) fn commit() -> String {
+    let output =
+        std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output();
+    let output = output.ok().filter(|output| output.status.success());
+    output.map_or_else(String::new, |out| String::from_utf8_lossy(&out.stdout).trim().to_owned())
+}
+
 /// Processes that wanted to run, over the last minute.
 pub(crate) fn load() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -203,6 +203,10 @@ impl fmt::Display for Table {
 pub struct Report {
     /// When it began, UTC.
     pub date: String,
+    /// What was asked for: the arguments of `ubtrfs-bench`.
+    pub arguments: String,
+    /// The state of the source, as `git describe` names it where the command was started; empty where that is no checkout.
+    pub commit: String,
     /// Where.
     pub machine: Machine,
     /// In the order they were made.
@@ -215,23 +219,33 @@ impl Report {
         #[derive(Serialize)]
         struct Json<'a> {
             date: &'a str,
+            arguments: &'a str,
+            commit: &'a str,
             machine: &'a Machine,
             tables: Vec<Value>,
         }
         let tables = self.tables.iter().map(Table::to_json).collect();
-        serde_json::to_value(Json { date: &self.date, machine: &self.machine, tables })
-            .expect("numbers and strings are JSON")
+        serde_json::to_value(Json {
+            date: &self.date,
+            arguments: &self.arguments,
+            commit: &self.commit,
+            machine: &self.machine,
+            tables,
+        })
+        .expect("numbers and strings are JSON")
     }
 }
 
 impl fmt::Display for Report {
-    /// The machine; the tables are printed as they are made.
+    /// What was run and where; the tables are printed as they are made.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let machine = &self.machine;
         write!(
             f,
-            "{}; {} cores ({}), {} GiB; Linux {}; btrfs-progs {}; load {:.1} at the start, {:.1} at the \
+            "ubtrfs-bench {}; at {}; {}; {} cores ({}), {} GiB; Linux {}; btrfs-progs {}; load {:.1} at the start, {:.1} at the \
              end; a bare system call {:.0} ns",
+            self.arguments,
+            if self.commit.is_empty() { "an unknown commit" } else { &self.commit },
             self.date,
             machine.core_count,
             machine.processor,

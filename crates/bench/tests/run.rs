@@ -10,6 +10,7 @@ const SCALE: &str = "0.001";
 const BEFORE: &str = "ubtrfs, before: no hint, ranges locked in the tree";
 const LOCKED: &str = "ubtrfs, ranges locked in the tree";
 const NO_HINT: &str = "ubtrfs, no hint";
+const DEFAULT: &str = "ubtrfs, default cache";
 
 /// What a run left.
 struct Run {
@@ -83,14 +84,16 @@ fn judge_seek(run: &Run) {
         let rows = run.rows("seek").iter().filter(|row| row["who"] == name);
         rows.map(|row| row["extents"].as_u64().unwrap()).collect()
     };
-    for name in ["ubtrfs", NO_HINT] {
+    for name in ["ubtrfs", DEFAULT, NO_HINT, BEFORE, LOCKED] {
         assert_eq!(extents_of(name), [1, 1, 4, 16, 66, 131], "{name}");
     }
-    for name in [BEFORE, LOCKED] {
-        assert_eq!(extents_of(name), [1, 1, 4, 16], "{name}");
-        let walked = run.row("seek", &[who(name), ("extents", 16.into())]);
+    for (name, extents) in [BEFORE, LOCKED].iter().zip([16, 66, 131]) {
+        let walked = run.row("seek", &[who(name), ("extents", extents.into())]);
         assert!(walked["seek_delalloc_ns"].as_f64().unwrap() > 0.0, "{walked}");
         assert!(walked["copy_delalloc_ms"].is_null() && walked["seek_synced_ns"].is_null());
+    }
+    for row in run.rows("seek").iter().filter(|row| row["copy_delalloc_ms"].is_number()) {
+        assert_eq!(row["without_a_place"], row["extents"], "{row}");
     }
     for row in run.rows("seek").iter().filter(|row| row["who"] == "ubtrfs") {
         for (column, value) in row.as_object().unwrap() {
@@ -133,7 +136,6 @@ fn judge_seek(run: &Run) {
 }
 
 fn judge_zeroing(run: &Run) {
-    const DEFAULT: &str = "ubtrfs, default cache";
     const BEFORE: &str = "ubtrfs, before: written back first";
     for rounds in [5, 17, 50_u64] {
         for name in ["ubtrfs", DEFAULT, BEFORE] {
@@ -162,14 +164,15 @@ fn judge_zeroing(run: &Run) {
 }
 
 fn judge_sequential(run: &Run) {
-    let jobs = ["plain", "plain", "copy", "copy", "zstd:1"];
+    let (by_64, by_4) = ("plain by 64 KiB", "plain by 4 KiB");
+    let jobs = ["plain", "plain", by_64, by_64, by_4, by_4, "copy", "copy", "zstd:1"];
     let rows = run.rows("sequential");
     assert!(rows.iter().map(|row| &row["job"]).eq(&jobs), "{rows:?}");
     for row in rows {
         assert!(row["write_s"].as_f64().unwrap() > 0.0 && row["read_s"].as_f64().unwrap() > 0.0);
         assert_eq!(row["device_writes"].is_null(), row["who"] == "plain file", "{row}");
     }
-    for job in ["plain", "copy", "zstd:1"] {
+    for job in ["plain", "copy", "zstd:1", by_64, by_4] {
         let count = |done: &str, column: &str| {
             let told = [("job", job.into()), who("ubtrfs"), what(done)];
             run.count("sequential_counts", &told, column)
@@ -212,7 +215,7 @@ fn judge_texts(run: &Run) {
     }
     let notes = tables[0]["notes"].to_string();
     for told in
-        ["Of 16 extents (0.1 MiB) they have the walk with delalloc alone", "mounted is missing"]
+        ["20 seeks at each tenth of the file", "131 extents, ubtrfs, before", "mounted is missing"]
     {
         assert!(notes.contains(told), "{told}: {notes}");
     }
@@ -221,6 +224,13 @@ fn judge_texts(run: &Run) {
     let printed = run.stdout.lines().filter(|line| line.starts_with('|')).count();
     assert_eq!(printed, row_count + 2 * names.len());
 
+    // What was asked for, without the paths that were, and where the source stood.
+    let arguments = "seek zeroing sequential --rounds 1 --scale 0.001 --vs none";
+    assert_eq!(run.figures["arguments"], arguments);
+    let commit = run.figures["commit"].as_str().unwrap();
+    for text in [&run.stdout, &run.page] {
+        assert!(text.contains(&format!("ubtrfs-bench {arguments}; at ")) && text.contains(commit));
+    }
     assert!(run.page.starts_with("<!doctype html>") && run.page.ends_with("</html>\n"));
     assert!(run.page.matches("<svg").count() >= 5);
     assert_eq!(run.page.matches("<svg").count(), run.page.matches("</svg>").count());

@@ -26,6 +26,15 @@ const NAME: &str = "data";
 /// Extents that one FIEMAP tells.
 const FIEMAP_EXTENTS: usize = 1000;
 
+/// What one FIEMAP tells.
+pub(super) struct Told {
+    pub(super) extents: u64,
+    /// Of those, how many have no place yet.
+    pub(super) delalloc: u64,
+    /// Where the last of them ends, unless it is the last one of the file.
+    pub(super) next: Option<u64>,
+}
+
 /// A file that is open.
 pub(super) trait Data {
     /// Writes all of `bytes` at `at`.
@@ -45,9 +54,8 @@ pub(super) trait Data {
         true
     }
 
-    /// How many extents one FIEMAP tells from `at` on, and where the last of them ends; `None` behind the
-    /// last one of the file.
-    fn fiemap(&self, at: u64) -> Result<(u64, Option<u64>)>;
+    /// What one FIEMAP tells from `at` on.
+    fn fiemap(&self, at: u64) -> Result<Told>;
 
     fn truncate(&self, size: u64) -> Result<()>;
 
@@ -223,11 +231,15 @@ impl Data for Engine {
         Ok(self.file.seek_hole(FileOffset::new(at))?.bytes())
     }
 
-    fn fiemap(&self, at: u64) -> Result<(u64, Option<u64>)> {
+    fn fiemap(&self, at: u64) -> Result<Told> {
         let range = FileRange::from(FileOffset::new(at));
         let extents = self.file.fiemap(range, FIEMAP_EXTENTS, FiemapSync::AsIs)?;
         let next = extents.last().filter(|last| !last.flags.is_last);
-        Ok((extents.len() as u64, next.map(|last| last.range.end.bytes())))
+        Ok(Told {
+            extents: extents.len() as u64,
+            delalloc: extents.iter().filter(|extent| extent.flags.is_delalloc).count() as u64,
+            next: next.map(|last| last.range.end.bytes()),
+        })
     }
 
     fn truncate(&self, size: u64) -> Result<()> {
@@ -304,6 +316,7 @@ struct FiemapExtent {
 
 const FS_IOC_FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FIEMAP_EXTENT_LAST: u32 = 1;
+const FIEMAP_EXTENT_DELALLOC: u32 = 4;
 /// As `linux/magic.h` names it.
 const FUSE_SUPER_MAGIC: rustix::fs::FsWord = 0x6573_5546;
 
@@ -344,7 +357,7 @@ impl Data for System {
         about.is_ok_and(|about| about.f_type != FUSE_SUPER_MAGIC)
     }
 
-    fn fiemap(&self, at: u64) -> Result<(u64, Option<u64>)> {
+    fn fiemap(&self, at: u64) -> Result<Told> {
         use std::os::fd::AsRawFd;
         let empty = FiemapExtent {
             logical: 0,
@@ -369,10 +382,14 @@ impl Data for System {
         if result != 0 {
             return Err(Error::io("FIEMAP")(std::io::Error::last_os_error()));
         }
-        let count = request.mapped_extents as usize;
-        let last = request.extents[..count].last();
-        let next = last.filter(|last| last.flags & FIEMAP_EXTENT_LAST == 0);
-        Ok((count as u64, next.map(|last| last.logical + last.length)))
+        let extents = &request.extents[..request.mapped_extents as usize];
+        let with = |flag: u32| extents.iter().filter(move |extent| extent.flags & flag != 0);
+        let next = extents.last().filter(|last| last.flags & FIEMAP_EXTENT_LAST == 0);
+        Ok(Told {
+            extents: extents.len() as u64,
+            delalloc: with(FIEMAP_EXTENT_DELALLOC).count() as u64,
+            next: next.map(|last| last.logical + last.length),
+        })
     }
 
     fn truncate(&self, size: u64) -> Result<()> {

@@ -120,7 +120,7 @@ pub enum Phase {
     Store,
     /// Looks at what was stored.
     Look,
-    /// Makes the file and walks it as long as it is delalloc.
+    /// Makes the file and walks parts of it as long as it is delalloc.
     Walk,
     /// Asks for the next data and hole at places that are known.
     Places,
@@ -294,6 +294,9 @@ pub(crate) struct Args {
     /// A mechanism to turn off
     #[arg(long, value_enum)]
     ablate: Option<Ablate>,
+    /// What one call writes or reads of a file, from its beginning to its end
+    #[arg(long, value_name = "KIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    chunk_kib: u32,
     /// The file is compressed, by zstd of this level
     #[arg(long, value_name = "LEVEL")]
     compress: Option<i32>,
@@ -459,7 +462,7 @@ mod tests {
             }
         }
         let walked = job(&format!("seek {path}/walk 100 --phase walk")).unwrap();
-        assert_eq!(walked.all("seek, delalloc").next().unwrap().count, 201);
+        assert_eq!(walked.all("seek, delalloc").next().unwrap().count, 200);
         let sought = job(&format!("seek {path}/places 100 --phase places")).unwrap();
         assert_eq!(sought.count("seek", "told"), Some(200));
         for ablate in ["hint", "lock", "seek"] {
@@ -492,6 +495,8 @@ mod tests {
             for phase in ["make", "look", "random"] {
                 job(&format!("sequential {place} 3 --phase {phase}")).unwrap();
             }
+            let looked = job(&format!("sequential {place} 3 --phase look --chunk-kib 64")).unwrap();
+            assert_eq!(looked.all("read").next().unwrap().count, 48);
         }
     }
 

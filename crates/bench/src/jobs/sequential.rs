@@ -6,7 +6,7 @@ use super::data::{Data, with_file, with_plain_file};
 use super::{Args, Outcome, Phase, Timing, require, timed};
 use crate::error::{Error, Result};
 
-/// What one call writes or reads.
+/// What one call of a copy writes or reads, and of the rest unless it is told otherwise.
 const CHUNK: usize = 1 << 20;
 /// Text that repeats after so much: further than any compression looks back.
 const TEXT: usize = 64 << 20;
@@ -17,7 +17,7 @@ const BLOCK: usize = 4096;
 const RANDOM_MIB: u64 = 64;
 const RANDOM_READS: u64 = 100_000;
 
-/// With [`Phase::Make`] a new file of `count` MiB is written and made durable; with [`Phase::Look`] it is read, with
+/// With [`Phase::Make`] a new file of `count` MiB is written, by so much a call, and made durable; with [`Phase::Look`] it is read, with
 /// [`Phase::Random`] by blocks and after its beginning was read once. With [`Phase::Into`] it is made by copying a plain
 /// file, with [`Phase::Out`] copied to one; both durable.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
@@ -34,24 +34,31 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let text = Prng::new(1).text(TEXT);
     match args.phase {
-        Phase::Make => with_file(args, true, |file| write(args.count, &text, file)),
-        Phase::Look => with_file(args, false, |file| read(args.count, &text, file)),
+        Phase::Make => with_file(args, true, |file| write(args, &text, file)),
+        Phase::Look => with_file(args, false, |file| read(args, &text, file)),
         Phase::Random => with_file(args, false, |file| random(args.count, file)),
         _ => Err(Error::Input { what: "no such phase of sequential".to_owned() }),
     }
 }
 
-fn chunk(text: &[u8], number: u64) -> &[u8] {
-    let chunks = (TEXT / CHUNK) as u64;
-    let start = usize::try_from(number % chunks).expect("a remainder") * CHUNK;
-    &text[start..start + CHUNK]
+/// What one call takes, and how many calls the file takes.
+fn calls(args: &Args) -> (usize, u64) {
+    let chunk = args.chunk_kib as usize * 1024;
+    (chunk, args.count * CHUNK as u64 / chunk as u64)
 }
 
-fn write(count: u64, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
+/// What the file has from `at` on, where as much begins.
+fn text_at(text: &[u8], at: u64, len: usize) -> &[u8] {
+    let start = usize::try_from(at % TEXT as u64).expect("a remainder");
+    &text[start..start + len]
+}
+
+fn write(args: &Args, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let (written, ()) = timed(|| {
-        (0..count).try_for_each(|number| file.write(number * CHUNK as u64, chunk(text, number)))
-    })?;
+    let (chunk, count) = calls(args);
+    let places = || (0..count).map(|number| number * chunk as u64);
+    let (written, ()) =
+        timed(|| places().try_for_each(|at| file.write(at, text_at(text, at, chunk))))?;
     let (synced, ()) = timed(|| file.fsync())?;
     outcome.timings.push(Timing::new("write", count, written + synced));
     outcome.timings.push(Timing::new("fsync", 1, synced));
@@ -59,13 +66,14 @@ fn write(count: u64, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn read(count: u64, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
+fn read(args: &Args, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let mut buffer = vec![0; CHUNK];
+    let (chunk, count) = calls(args);
+    let mut buffer = vec![0; chunk];
     let (spent, ()) = timed(|| {
-        (0..count).try_for_each(|number| {
-            require(file.read(number * CHUNK as u64, &mut buffer)? == CHUNK)?;
-            let expected = chunk(text, number);
+        (0..count).map(|number| number * chunk as u64).try_for_each(|at| {
+            require(file.read(at, &mut buffer)? == chunk)?;
+            let expected = text_at(text, at, chunk);
             // At some places only: to compare all would be the larger part of the work.
             require(buffer.iter().step_by(4099).eq(expected.iter().step_by(4099)))
         })

@@ -84,8 +84,8 @@ pub(super) fn theirs(
     context: &Context<'_>,
     kernel: Kernel,
     options: &str,
-    job: &str,
-    count: u64,
+    (job, count): (&str, u64),
+    arguments: &[&str],
     phases: &[&str],
 ) -> Result<Kept> {
     let image = context.scratch.absent("image")?;
@@ -95,6 +95,7 @@ pub(super) fn theirs(
         on_mount(kernel, &image, options, |path| {
             let mut command = context.job(job);
             command.arg(path).arg(count.to_string()).args(["--system", "--phase", phase]);
+            command.args(arguments);
             kept.add(&mut command)
         })?;
     }

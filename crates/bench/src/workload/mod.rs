@@ -214,7 +214,18 @@ pub fn run(
         tables.extend(made);
     }
     machine.load_at_end = machine::load();
-    Ok(Report { date, machine, tables })
+    let arguments = arguments(workloads, options);
+    Ok(Report { date, arguments, commit: machine::commit(), machine, tables })
+}
+
+/// What decides what is measured; no paths.
+fn arguments(workloads: &[Workload], options: &Options) -> String {
+    let mut words: Vec<_> = workloads.iter().map(|workload| workload.name().to_owned()).collect();
+    words.push(format!("--rounds {} --scale {}", options.round_count, options.scale));
+    if !options.with_kernel {
+        words.push("--vs none".to_owned());
+    }
+    words.join(" ")
 }
 
 fn now() -> String {

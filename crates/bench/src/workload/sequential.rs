@@ -1,5 +1,5 @@
-//! A large file written and read from its beginning to its end: beside a plain file where the image lies, and the
-//! kernel's filesystems; and compressed.
+//! A large file written and read from its beginning to its end, by calls of several sizes: beside a plain file where the image lies,
+//! and the kernel's filesystems; and compressed.
 
 use std::path::{Path, PathBuf};
 
@@ -19,11 +19,13 @@ const PLAIN: &str = "plain file";
 const SHARE_OF_PLAIN_MIN: f64 = 0.8;
 const TIMES_KERNEL_ZSTD_MIN: f64 = 1.5;
 const PHASES: [&str; 2] = ["make", "look"];
+/// Names of jobs, and KiB a call.
+const SMALLER_CALLS: [(&str, &str); 2] = [("plain by 64 KiB", "64"), ("plain by 4 KiB", "4")];
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     let mib = context.scaled(MIB);
     let title = format!(
-        "sequential: {mib} MiB of text written by 1 MiB and made durable, then read after reopening; on {}, {} rounds",
+        "sequential: {mib} MiB of text written by 1 MiB, or as told, and made durable, then read after reopening; on {}, {} rounds",
         context.scratch.kind(),
         context.options.round_count,
     );
@@ -41,15 +43,31 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         ("peak_bytes", "peak MiB"),
     ];
     let mut table = Table::new("sequential", title, &columns);
-    let plain = measure(context, mib, "", &[])?;
-    let packed = measure(context, mib, "compress=zstd:1", &["--compress", "1"])?;
+    let plain = measure(context, mib, "", &[], &[])?;
+    let packed = measure(context, mib, "compress=zstd:1", &["--compress", "1"], &[])?;
     let copied = copies(context, mib)?;
     push(&mut table, "plain", mib, &plain);
+    // What a call takes decides whether what is written goes by memory: whole MiB behind what memory keeps do not.
+    let mut by_parts = Vec::new();
+    for (job, chunk) in SMALLER_CALLS {
+        let series = measure(context, mib, "", &[], &["--chunk-kib", chunk])?;
+        push(&mut table, job, mib, &series);
+        by_parts.push((job, series));
+    }
     push(&mut table, "copy", mib, &copied);
     push(&mut table, "zstd:1", mib, &packed);
     table.charts = ["write", "read"].map(|what| chart(what, mib, &plain, &packed)).to_vec();
     note(context, &mut table, &plain, &packed, &copied);
-    let series = [("plain", &plain), ("copy", &copied), ("zstd:1", &packed)];
+    for (job, series) in &by_parts {
+        let shares = ["write", "read"].map(|what| {
+            let goal = format!("{what}, {job}, against a plain file");
+            let share = times(series, PLAIN, what)?;
+            Some(verdict_at_least(&goal, share, SHARE_OF_PLAIN_MIN, "times as fast"))
+        });
+        table.note(shares.into_iter().flatten().collect::<Vec<_>>().join(" "));
+    }
+    let mut series = vec![("plain", &plain), ("copy", &copied), ("zstd:1", &packed)];
+    series.extend(by_parts.iter().map(|(job, series)| (*job, series)));
     Ok(vec![table, counts(&series)])
 }
 
@@ -123,34 +141,36 @@ fn measure<'a>(
     context: &'a Context<'_>,
     mib: u64,
     options: &'a str,
-    arguments: &'a [&'a str],
+    ours: &'a [&'a str],
+    all: &'a [&'a str],
 ) -> Result<Vec<Series<Kept>>> {
     let add = move |phase: &str, job: &mut std::process::Command| {
-        job.args(["--phase", phase]).args(arguments);
+        job.args(["--phase", phase]).args(ours).args(all);
     };
     let mut contestants =
         vec![Contestant::new(OURS, move || files::ours(context, "sequential", mib, add, &PHASES))];
     if options.is_empty() {
-        contestants.push(Contestant::new(PLAIN, move || plain_file(context, mib)));
+        contestants.push(Contestant::new(PLAIN, move || plain_file(context, mib, all)));
     }
     for kernel in files::kernels(context) {
         if !options.is_empty() && kernel == Kernel::Xfs {
             continue;
         }
         contestants.push(Contestant::new(kernel.name(), move || {
-            files::theirs(context, kernel, options, "sequential", mib, &PHASES)
+            files::theirs(context, kernel, options, ("sequential", mib), all, &PHASES)
         }));
     }
     alternate(contestants, context.options.round_count)
 }
 
 /// The same calls on a file that lies where the images do.
-fn plain_file(context: &Context<'_>, mib: u64) -> Result<Kept> {
+fn plain_file(context: &Context<'_>, mib: u64, all: &[&str]) -> Result<Kept> {
     let directory = new_directory(context, "plain")?;
     let mut kept = Kept::on_touched_memory(mib);
     for phase in PHASES {
         let mut command = context.job("sequential");
         command.arg(&directory).arg(mib.to_string()).args(["--system", "--phase", phase]);
+        command.args(all);
         kept.add(&mut command)?;
     }
     std::fs::remove_dir_all(&directory).map_err(Error::io("remove a directory"))?;
@@ -159,6 +179,12 @@ fn plain_file(context: &Context<'_>, mib: u64) -> Result<Kept> {
 
 fn seconds(series: &Series<Kept>, what: &str) -> f64 {
     series.median(|run| run.outcome.wall_s(what))
+}
+
+/// How many times as fast as another ours is.
+fn times(series: &[Series<Kept>], who: &str, what: &str) -> Option<f64> {
+    let other = series.iter().find(|one| one.name == who)?;
+    Some(seconds(other, what) / seconds(&series[0], what))
 }
 
 fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {
@@ -208,10 +234,6 @@ fn note(
     packed: &[Series<Kept>],
     copied: &[Series<Kept>],
 ) {
-    let times = |series: &[Series<Kept>], who: &str, what: &str| {
-        let other = series.iter().find(|one| one.name == who)?;
-        Some(seconds(other, what) / seconds(&series[0], what))
-    };
     let mut verdicts = Vec::new();
     for what in ["write", "read"] {
         let goal = format!("{what} against a plain file");

@@ -72,7 +72,7 @@ fn measure(context: &Context<'_>, rounds: u64) -> Result<Vec<Series<Kept>>> {
     }
     for kernel in files::kernels(context) {
         contestants.push(Contestant::new(kernel.name(), move || {
-            files::theirs(context, kernel, "", "zeroing", rounds, &["make"])
+            files::theirs(context, kernel, "", ("zeroing", rounds), &[], &["make"])
         }));
     }
     alternate(contestants, context.options.round_count)
@@ -207,7 +207,7 @@ fn store(context: &Context<'_>) -> Result<Table> {
         push_store(&mut table, files::MOUNTED, &run)?;
     }
     for kernel in files::kernels(context) {
-        let run = files::theirs(context, kernel, "", "zeroing", 1, &phases)?;
+        let run = files::theirs(context, kernel, "", ("zeroing", 1), &[], &phases)?;
         push_store(&mut table, kernel.name(), &run)?;
     }
     Ok(table)
