@@ -545,6 +545,7 @@ impl Filesystem {
     /// # Errors
     /// `Aborted`, with its first cause: the medium then holds the last commit.
     pub fn commit(&self) -> Result<()> {
+        self.store_written_anew();
         match self.clean_noted_orphans() {
             Ok(()) => {}
             Err((_, error @ Error::Aborted { .. })) => return Err(error),

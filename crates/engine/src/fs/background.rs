@@ -104,6 +104,7 @@ impl Filesystem {
     ) -> Result<()> {
         let core = &self.inner.core;
         self.write_back_old();
+        self.store_written_anew();
         core.commit_unless_held()?;
         if !options.cleans_deleted {
             return Ok(());

@@ -28,6 +28,7 @@ use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Time};
 
 use super::inode::{Inode, InodeId};
+use super::replaced::Cut;
 use super::state::DataChange;
 use super::stored::Stored;
 use crate::data::append::{Target, extent_key};
@@ -71,6 +72,8 @@ pub struct IoInode {
     is_outlined: AtomicBool,
     /// No data lies behind its end on the medium: see [`Filesystem::drop_left_behind`].
     pub(super) has_nothing_behind: AtomicBool,
+    /// Whether it is written anew: see [`super::replaced`].
+    pub(super) cut: Cut,
     /// The inode's flags.
     flags: AtomicU64,
     /// When it was last written in memory; `None` once the inode says so.
@@ -110,6 +113,7 @@ impl IoInode {
             has_outline_promise: AtomicBool::new(false),
             is_outlined: AtomicBool::new(false),
             has_nothing_behind: AtomicBool::new(fs.has_no_holes()),
+            cut: Cut::default(),
             flags: AtomicU64::new(inode.flags),
             inner: std::sync::Arc::downgrade(&fs.inner),
             sequence: MappingSequence::new(),

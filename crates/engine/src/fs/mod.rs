@@ -29,6 +29,7 @@ pub(crate) mod read_pieces;
 mod reflink;
 mod remove;
 pub(crate) mod rename;
+mod replaced;
 pub(crate) mod snapshot;
 pub(crate) mod state;
 mod statfs;

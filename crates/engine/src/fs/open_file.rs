@@ -20,6 +20,7 @@ use super::age_clock::AgeClock;
 use super::entry::check_flags;
 use super::file_io::{FileIo, IoInode};
 use super::inode::{Inode, InodeId};
+use super::replaced::WrittenAnew;
 use super::state::FileState;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, OpenOptions};
@@ -40,6 +41,7 @@ pub(crate) struct OpenFiles {
     pub(super) lost: Mutex<Option<Error>>,
     /// Whether some of what is dirty may take less space than was promised to it.
     pub(super) may_take_less: AtomicBool,
+    pub(super) written_anew: WrittenAnew,
     age_clock: AgeClock,
 }
 
@@ -76,6 +78,7 @@ impl OpenFiles {
             spaces: Mutex::default(),
             placing: RwLock::default(),
             may_take_less: AtomicBool::new(false),
+            written_anew: WrittenAnew::default(),
             age_clock: AgeClock::default(),
             lost: Mutex::default(),
         }
@@ -83,10 +86,15 @@ impl OpenFiles {
 
     /// The file, if it is open or dirty.
     pub(crate) fn find(&self, id: InodeId) -> Option<Arc<Space>> {
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.is_none_open() {
             return None;
         }
         self.spaces.lock().get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Whether no file is open or dirty.
+    pub(super) fn is_none_open(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
     }
 
     /// Gives up what is dirty: the filesystem is closed.
@@ -95,7 +103,7 @@ impl OpenFiles {
     }
 
     fn all(&self) -> Vec<Arc<Space>> {
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.is_none_open() {
             return Vec::new();
         }
         self.spaces.lock().values().filter_map(Weak::upgrade).collect()
@@ -382,7 +390,9 @@ impl DataFile {
         self.check_change(offset < self.open.size())?;
         Space::io_range(offset, bytes.len() as u64)?;
         self.note(bytes);
-        self.open.write(offset, bytes)
+        let written = self.open.write(offset, bytes);
+        self.fs.note_written(self.open.space());
+        written
     }
 
     /// As [`DataFile::write`], of what was written to a cache above this one before: who wrote was allowed to, so that the file
@@ -394,7 +404,9 @@ impl DataFile {
         self.check_change(false)?;
         Space::io_range(offset, bytes.len() as u64)?;
         self.note(bytes);
-        self.open.write(offset, bytes)
+        let written = self.open.write(offset, bytes);
+        self.fs.note_written(self.open.space());
+        written
     }
 
     /// As [`OpenFile::append`].
@@ -405,7 +417,9 @@ impl DataFile {
         self.check_change(false)?;
         self.open.space().check_append(bytes.len() as u64)?;
         self.note(bytes);
-        self.open.append(bytes)
+        let appended = self.open.append(bytes);
+        self.fs.note_written(self.open.space());
+        appended
     }
 
     /// As [`OpenFile::direct_write`].
@@ -427,7 +441,11 @@ impl DataFile {
         self.check_change(true)?;
         Space::io_range(size, 0)?;
         self.note_now();
+        let had_contents = self.open.size() > FileOffset::ZERO;
         self.open.truncate(size)?;
+        if had_contents && size == FileOffset::ZERO {
+            self.fs.note_cut(self.open.space());
+        }
         self.record_times()
     }
 
@@ -575,7 +593,9 @@ impl MappedFile<'_> {
     pub fn store(&self, at: FileOffset, bytes: &[u8]) -> Result<()> {
         self.file.check_change(true)?;
         self.file.note(bytes);
-        self.range.store(at, bytes)
+        let stored = self.range.store(at, bytes);
+        self.file.fs.note_written(self.file.open.space());
+        stored
     }
 
     /// As [`MappedRange::fault_for_read`].

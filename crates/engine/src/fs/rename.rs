@@ -36,7 +36,8 @@ impl Filesystem {
     /// Gives what is named `from_name` in `from` the name `to_name` in `to`, all at once: after a
     /// crash it has one of the two. A directory moves with all below it, a subvolume also into
     /// another. Two names of one file stay as they are. The calling thread must hold no handle.
-    /// Durable with the next commit.
+    /// Durable with the next commit. Where a file with contents loses its name, what memory has of that which takes it is on the
+    /// medium before: a crash leaves the old contents or the new ones.
     ///
     /// # Errors
     /// `NotFound`, `ReadOnly`, `NotPermitted`, `Exists`, `TooLong`, `Limit`; `OtherSubvolume` for
@@ -68,6 +69,7 @@ impl Filesystem {
         to_name: &[u8],
         mode: RenameMode,
     ) -> Result<Option<InodeId>> {
+        self.store_before_replacing((from, from_name), (to, to_name), mode);
         let mut handle = self.begin(Reservation::rename())?;
         let (old, new) = (Place { dir: from, name: from_name }, Place { dir: to, name: to_name });
         let whiteout = NewInode::new(WHITEOUT_MODE, handle.txn.now());
@@ -86,6 +88,7 @@ impl Filesystem {
         to_name: &[u8],
         whiteout: &NewInode,
     ) -> Result<Option<InodeId>> {
+        self.store_before_replacing((from, from_name), (to, to_name), RenameMode::Whiteout);
         let mut handle = self.begin(Reservation::rename())?;
         let (old, new) = (Place { dir: from, name: from_name }, Place { dir: to, name: to_name });
         let whiteout = NewInode { mode: WHITEOUT_MODE, inherit: Inherit::Nothing, ..*whiteout };

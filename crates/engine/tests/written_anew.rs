@@ -1,0 +1,110 @@
+//! Files that are written in place of what they were, and not synced: after a crash there is the old or the new, whoever commits between.
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use common::full::{create, make, open, read};
+use ubtrfs_engine::{BackgroundOptions, DataFile, Filesystem, RenameMode};
+use ubtrfs_iomap::FileOffset;
+
+const OLD: &[u8] = &[1; 600_000];
+const NEW: &[u8] = &[2; 500_000];
+const START: FileOffset = FileOffset::ZERO;
+
+type Commit = fn(&Filesystem, &DataFile);
+
+/// Commits of which nobody that writes the file knows.
+const COMMITS: [(&str, Commit); 3] = [
+    ("commit", |fs, _| fs.commit().unwrap()),
+    ("by time", |fs, _| {
+        let options = BackgroundOptions {
+            commit_every: Duration::from_secs(30),
+            ..BackgroundOptions::default()
+        };
+        fs.background_step(&options).unwrap();
+    }),
+    ("fsync of another", |_, other| {
+        other.write(START, b"x").unwrap();
+        other.fsync().unwrap();
+    }),
+];
+
+/// What the image holds now, as a crash of the process would leave it.
+fn after_crash(image: &Path, name: &[u8]) -> Vec<u8> {
+    let copy = image.with_extension("copy");
+    std::fs::copy(image, &copy).unwrap();
+    let fs = open(&copy);
+    let id = fs.lookup(fs.top_level(), name).unwrap();
+    read(&fs, id)
+}
+
+fn synced(fs: &Filesystem, name: &str) -> DataFile {
+    let file = create(fs, name, 0).unwrap();
+    file.write(START, OLD).unwrap();
+    file.fsync().unwrap();
+    file
+}
+
+/// The file was empty, as long as its data was in memory only: for half a minute.
+#[test]
+fn file_that_takes_the_name_of_another_has_its_contents_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 256 << 20);
+    for (what, commit) in COMMITS {
+        for mode in [RenameMode::Replace, RenameMode::Whiteout] {
+            let fs = open(&image);
+            let name = format!("{what} {mode:?}");
+            let [new, other] = ["new", "other"].map(|word| format!("{word} {name}"));
+            let (top, other) = (fs.top_level(), create(&fs, &other, 0).unwrap());
+            drop(synced(&fs, &name));
+            create(&fs, &new, 0).unwrap().write(START, NEW).unwrap();
+            fs.rename(top, new.as_bytes(), top, name.as_bytes(), mode).unwrap();
+            commit(&fs, &other);
+            assert!(after_crash(&image, name.as_bytes()) == NEW, "{name}");
+        }
+    }
+}
+
+/// As `> file` does it.
+#[test]
+fn file_that_was_cut_to_nothing_has_its_new_contents_with_the_next_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 256 << 20);
+    for (what, commit) in COMMITS {
+        let fs = open(&image);
+        let other = create(&fs, &format!("other, {what}"), 0).unwrap();
+        let file = synced(&fs, what);
+        file.truncate(START).unwrap();
+        file.write(START, NEW).unwrap();
+        commit(&fs, &other);
+        assert!(after_crash(&image, what.as_bytes()) == NEW, "{what}");
+        // What goes on being written, too.
+        file.write(FileOffset::new(NEW.len() as u64), OLD).unwrap();
+        drop(file);
+        commit(&fs, &other);
+        assert!(after_crash(&image, what.as_bytes()) == [NEW, OLD].concat(), "{what}");
+    }
+}
+
+/// Nothing is written for files that are only new, or only changed: that is for who syncs them.
+#[test]
+fn files_that_replace_nothing_wait_for_their_writeback() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 256 << 20);
+    let fs = open(&image);
+    let (top, changed) = (fs.top_level(), synced(&fs, "changed"));
+    changed.write(START, NEW).unwrap();
+    let new = create(&fs, "new", 0).unwrap();
+    new.write(START, NEW).unwrap();
+    fs.rename(top, b"new", top, b"newer", RenameMode::Replace).unwrap();
+    drop(create(&fs, "empty", 0).unwrap());
+    fs.rename(top, b"newer", top, b"empty", RenameMode::Replace).unwrap();
+    fs.commit().unwrap();
+    assert_eq!(fs.unstored_bytes(new.id()), 503_808, "still dirty");
+    assert!(after_crash(&image, b"changed") == OLD);
+}
