@@ -165,17 +165,20 @@ pub enum Error {
     },
     /// Somebody else wrote the superblock while it was open here.
     #[error(
-        "{device}: the superblock changed while it was open here (generation {have}, \
-         expected {expect}): something else writes to it; nothing was written, open it again \
-         when the other has finished"
+        "{device}: the superblock changed while it was open here ({}): something else has written to \
+         it; {}",
+        name_change(*.have, *.expect),
+        name_overlap(*.has_written)
     )]
     SuperblockChanged {
         /// The device's name.
         device: String,
-        /// The generation found.
-        have: Generation,
+        /// The generation found; `None` where there is no superblock any more.
+        have: Option<Generation>,
         /// The generation last read or written here.
         expect: Generation,
+        /// Something was written here since it was last compared, and may lie over what the other wrote.
+        has_written: bool,
     },
     /// Another program has the image or device open.
     #[error("{device}: in use: {holder}; close it there first")]
@@ -237,6 +240,26 @@ fn name_found(found: Option<&str>, at: PhysicalAddr) -> String {
     match found {
         Some(found) => format!("it is {found}"),
         None => format!("no btrfs magic number at offset {at}"),
+    }
+}
+
+fn name_change(have: Option<Generation>, expect: Generation) -> String {
+    match have {
+        Some(have) => format!("generation {have}, expected {expect}"),
+        None => format!("there is none, expected generation {expect}"),
+    }
+}
+
+fn name_overlap(has_written: bool) -> &'static str {
+    match has_written {
+        false => {
+            "nothing was written over that, what was not committed here is lost; open it again when \
+             the other has finished"
+        }
+        true => {
+            "what was written here in the moment since it was last compared may lie over that, what \
+             was not committed here is lost; check it when the other has finished, before it is used"
+        }
     }
 }
 

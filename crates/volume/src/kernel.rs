@@ -4,8 +4,9 @@
 //! of a btrfs mount do not show in the mount table except for one. So both are followed through
 //! sysfs: image to loop devices and their partitions, btrfs filesystem to its devices.
 //!
-//! This is a look at one moment, at open and then now and again while it is written: the kernel may mount an image that a server
-//! still brings to its end. A mount that comes between is met by the check of the superblock before each commit.
+//! This is a look at one moment, at open and then now and again while it is written: the kernel may mount an image that is open here. A
+//! mount that has come and gone between is told by the superblock that it leaves, which is compared after each look and before each
+//! commit.
 //!
 //! 1. No filesystem is asked for anything: a loop device or a mount may be of a file on one that does not answer, or on one that this
 //!    process serves, whose threads all wait for the commit that looks here. So what is told of others is compared by the name that the

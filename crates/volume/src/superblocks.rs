@@ -10,7 +10,8 @@
 //!    from one that was missing.
 //!    A device that a cut left behind gets the superblock that it lacks, durably, before any newer one is
 //!    written.
-//! 3. Before anything is written, each primary must be the one last read or written here.
+//! 3. Each primary must be the one last read or written here: [`crate::volume`] compares them, before a commit and now and again while
+//!    anything is written.
 
 use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
@@ -141,23 +142,34 @@ fn unsupported(what: String) -> Result<()> {
     Err(Error::Unsupported { what })
 }
 
-/// Refuses to go on where the primary is not the one last seen.
-pub(crate) fn check_unchanged(device: &dyn Device, seen: Option<Seen>) -> Result<()> {
-    let Some(seen) = seen else { return Ok(()) };
+/// A primary superblock that somebody else wrote.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Change {
+    pub(crate) device: String,
+    /// `None` where it is no superblock any more.
+    pub(crate) have: Option<Generation>,
+    pub(crate) expect: Generation,
+}
+
+/// What the primary is, if not the one last seen.
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn change(device: &dyn Device, seen: Option<Seen>) -> Result<Option<Change>> {
+    let Some(seen) = seen else { return Ok(None) };
     let have = match read_copy(device, SUPERBLOCK_OFFSETS[0]) {
-        Ok(superblock) => Seen::of(&superblock),
-        // Overwritten by something that is no superblock: changed as well.
-        Err(Error::Corrupt(_)) => Seen { generation: Generation(0), csum: [0; CSUM_FIELD_BYTES] },
+        Ok(superblock) => Some(Seen::of(&superblock)),
+        Err(Error::Corrupt(_)) => None,
         Err(error) => return Err(error),
     };
-    if have == seen {
-        return Ok(());
+    if have == Some(seen) {
+        return Ok(None);
     }
-    Err(Error::SuperblockChanged {
+    Ok(Some(Change {
         device: device.name(),
-        have: have.generation,
+        have: have.map(|have| have.generation),
         expect: seen.generation,
-    })
+    }))
 }
 
 /// Which copies of the superblock a device of that length has: the primary, and those that end

@@ -1,9 +1,11 @@
 //! A filesystem's devices and chunks together.
 //!
-//! Lock order: `members`, then `map`, then `superblock`; none is held during I/O.
+//! Lock order: `members`, then `map`, then `superblock`, then a member's `seen`; none but `seen` is held during I/O, which is that of the
+//! superblock.
 
 mod open;
 mod read;
+mod watch;
 
 use std::collections::BTreeMap;
 
@@ -20,6 +22,7 @@ use crate::device::Device;
 use crate::error::{Error, Op, Result};
 use crate::stats::{Counters, DeviceStats};
 use crate::superblocks::{self, Seen};
+use watch::Watch;
 
 /// How a volume is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -44,6 +47,7 @@ pub struct Volume {
     superblock: RwLock<Box<Superblock>>,
     /// All devices have the last superblock.
     is_caught_up: AtomicBool,
+    watch: Watch,
 }
 
 /// A device of the filesystem, there or missing.
@@ -54,7 +58,8 @@ struct Member {
     item: Mutex<DevItem>,
     /// The item as of the last superblock.
     durable_item: Mutex<DevItem>,
-    /// The primary superblock as last read or written; `None` before that.
+    /// The primary superblock as last read or written; `None` before that, and where writing it failed. Locked while it is written, and
+    /// while it is compared.
     seen: Mutex<Option<Seen>>,
     counters: Counters,
 }
@@ -187,10 +192,10 @@ impl Volume {
     ///
     /// # Errors
     /// `NoChunk` when no single chunk holds the range; `ReadOnly`; `MissingDevice` when no copy of
-    /// a part is on a device that is there; `Io`, which is counted: some copies may be written.
+    /// a part is on a device that is there; `MountedByKernel` and `SuperblockChanged`, with nothing of this
+    /// written; `Io`, which is counted: some copies may be written.
     pub fn write_vectored(&self, at: LogicalAddr, bufs: &[&[u8]]) -> Result<()> {
-        self.check_writable()?;
-        self.catch_up_first()?;
+        let _writing = self.begin_write()?;
         let runs = self.runs(at, bufs.iter().map(|buf| buf.len() as u64).sum())?;
         let mut gathered: SmallVec<[&[u8]; 16]> = SmallVec::new();
         for run in &runs {
@@ -211,7 +216,6 @@ impl Volume {
         for place in &run.copies {
             let member = self.member(place.devid)?;
             let Some(device) = &member.device else { continue };
-            device.check_unused()?;
             device.write_vectored_at(place.at, pieces).map_err(|source| {
                 Counters::add(&member.counters.write);
                 io_error(&**device, Op::Write, place.at, source)
@@ -229,15 +233,13 @@ impl Volume {
     /// anything.
     ///
     /// # Errors
-    /// `NoChunk`, `ReadOnly` or `Io`.
+    /// `NoChunk`, `ReadOnly` or `Io`; `MountedByKernel` and `SuperblockChanged`, with nothing done.
     pub fn discard(&self, at: LogicalAddr, len_bytes: u64) -> Result<()> {
-        self.check_writable()?;
-        self.catch_up_first()?;
+        let _writing = self.begin_write()?;
         for run in self.runs(at, len_bytes)? {
             for place in &run.copies {
                 let member = self.member(place.devid)?;
                 if let Some(device) = &member.device {
-                    device.check_unused()?;
                     device
                         .discard(place.at, run.len_bytes)
                         .map_err(|source| io_error(&**device, Op::Discard, place.at, source))?;
@@ -267,16 +269,14 @@ impl Volume {
     /// The caller has flushed everything that it reaches.
     ///
     /// # Errors
-    /// `SuperblockChanged` when a primary is not as last read or written here; nothing is written
-    /// then. `ReadOnly`; `Io`: the filesystem on the medium is then the old or the new one.
+    /// `SuperblockChanged` when a primary is not as last read or written here, and `MountedByKernel`; no
+    /// superblock is written then. `ReadOnly`; `Io`: the filesystem on the medium is then the old or the new one.
     pub fn write_superblocks(&self, superblock: &Superblock) -> Result<()> {
         self.check_writable()?;
+        self.check_ours()?;
+        self.catch_up_first()?;
         let members = self.present_members();
         let devices = || members.iter().filter_map(|m| Some((m, m.device.as_deref()?)));
-        for (member, device) in devices() {
-            device.check_unused()?;
-            superblocks::check_unchanged(device, *member.seen.lock())?;
-        }
         let own = |member: &Member| {
             let mut own = *superblock;
             own.dev_item = *member.item.lock();
@@ -285,7 +285,6 @@ impl Volume {
         let counted = |member: &Member, result: Result<Seen>| {
             result.inspect_err(|_| Counters::add(&member.counters.write))
         };
-        self.catch_up_first()?;
         for (member, device) in devices() {
             let own = own(member);
             for at in superblocks::copies(own.dev_item.total_bytes.get()).skip(1) {
@@ -296,8 +295,12 @@ impl Volume {
             self.flush()?;
         }
         for (member, device) in devices() {
-            let written = superblocks::write_copy(device, &own(member), SUPERBLOCK_OFFSETS[0]);
-            *member.seen.lock() = Some(counted(member, written)?);
+            let own = own(member);
+            let mut seen = member.seen.lock();
+            let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0]);
+            // Where that failed it is the old one, or this, or neither, of our own making.
+            *seen = written.as_ref().ok().copied();
+            counted(member, written)?;
         }
         **self.superblock.write() = *superblock;
         self.note_durable_items();
@@ -334,15 +337,15 @@ impl Volume {
         let mut is_behind = false;
         for member in members {
             let Some(device) = member.device.as_deref() else { continue };
-            let seen = *member.seen.lock();
+            let own = Superblock { dev_item: *member.durable_item.lock(), ..last };
+            let mut seen = member.seen.lock();
             if seen.is_none_or(|seen| seen.generation >= generation) {
                 continue;
             }
-            superblocks::check_unchanged(device, seen)?;
-            let own = Superblock { dev_item: *member.durable_item.lock(), ..last };
+            self.check_seen(device, *seen)?;
             let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0])
                 .inspect_err(|_| Counters::add(&member.counters.write));
-            *member.seen.lock() = Some(written?);
+            *seen = Some(written?);
             is_behind = true;
         }
         if is_behind { self.flush() } else { Ok(()) }
@@ -396,9 +399,10 @@ impl Volume {
     /// Changes the length of an image file, and of its device item.
     ///
     /// # Errors
-    /// `NoDevice`; `MissingDevice`; `Io` where the length is fixed.
+    /// `NoDevice`; `MissingDevice`; `Io` where the length is fixed; `MountedByKernel` and `SuperblockChanged`.
     pub fn resize_device(&self, devid: DeviceId, len_bytes: u64) -> Result<()> {
         self.check_writable()?;
+        self.check_ours()?;
         let member = self.member(devid)?;
         let device = member.device.as_ref().ok_or_else(|| self.missing_error(&member))?;
         device

@@ -2,9 +2,11 @@
 
 mod common;
 
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use common::{LoopDevice, Mount, judge_kernel_mount, mkfs, run, run_with};
+use ubtrfs_ondisk::{DeviceId, LogicalAddr};
 use ubtrfs_volume::{Device, Error, FileDevice, OpenMode, Result, Volume, VolumeOptions, Window};
 
 fn open(path: &Path, mode: OpenMode) -> Result<FileDevice> {
@@ -229,6 +231,21 @@ fn open_of_the_partition_beside_the_mounted_one_is_allowed() {
     run("partx", &["--delete", disk.path.to_str().unwrap()]);
 }
 
+/// The volume of an image that is opened for writing, and a place in it.
+fn open_volume(images: &[PathBuf]) -> (Volume, LogicalAddr, Vec<u8>) {
+    let devices = common::open_devices(images, OpenMode::ReadWrite);
+    let volume = Volume::open(devices, &VolumeOptions::default()).unwrap();
+    let at = volume.chunks().first().unwrap().start;
+    let mut bytes = vec![0; 4096];
+    volume.read(at, &mut bytes, &|_| Ok(())).unwrap();
+    (volume, at, bytes)
+}
+
+/// It looks now and again only.
+fn pause() {
+    std::thread::sleep(std::time::Duration::from_millis(100));
+}
+
 /// `umount` of a mount through FUSE returns while its server still writes, and the kernel was then let mount the image: both wrote to
 /// the same free space, as a loop device is kept out by no lock, and only the next superblock told.
 #[test]
@@ -236,26 +253,146 @@ fn write_to_an_image_that_the_kernel_mounted_meanwhile_is_refused() {
     if !judge_kernel_mount() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let images = mkfs(dir.path(), 1, &[]).unwrap();
-    let devices = common::open_devices(&images, OpenMode::ReadWrite);
-    let volume = Volume::open(devices, &VolumeOptions::default()).unwrap();
-    let at = volume.chunks().first().unwrap().start;
-    let mut bytes = vec![0; 4096];
-    volume.read(at, &mut bytes, &|_| Ok(())).unwrap();
-    volume.write(at, &bytes).unwrap();
-    let mount = Mount::new("loop", &images[0], dir.path().join("mount"));
-    // It looks now and again only.
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    let refused = [
-        volume.write(at, &bytes),
-        volume.discard(at, 4096),
-        volume.write_superblocks(&volume.superblock()),
-    ];
-    for result in refused {
-        assert!(matches!(result, Err(Error::MountedByKernel { .. })), "{result:?}");
+    for options in ["loop", "loop,ro"] {
+        let dir = tempfile::tempdir().unwrap();
+        let images = mkfs(dir.path(), 1, &[]).unwrap();
+        let (volume, at, bytes) = open_volume(&images);
+        volume.write(at, &bytes).unwrap();
+        let mount = Mount::new(options, &images[0], dir.path().join("mount"));
+        pause();
+        let refused = [
+            volume.write(at, &bytes),
+            volume.discard(at, 4096),
+            volume.write_superblocks(&volume.superblock()),
+        ];
+        for result in refused {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::MountedByKernel { .. }), "{options}: {error}");
+        }
+        drop(mount);
+        let written = volume.write(at, &bytes);
+        match options {
+            // It wrote nothing.
+            "loop,ro" => written.unwrap(),
+            _ => {
+                let error = written.unwrap_err();
+                assert!(matches!(error, Error::SuperblockChanged { .. }), "{error}");
+                drop(volume);
+                let (volume, at, bytes) = open_volume(&images);
+                volume.write(at, &bytes).unwrap();
+                volume.write_superblocks(&volume.superblock()).unwrap();
+            }
+        }
     }
-    drop(mount);
-    let written = volume.write(at, &bytes);
-    assert!(written.is_ok(), "{written:?}");
+}
+
+/// Only who has an image mounted now was looked for: what the kernel had written and committed by then was written over, and the
+/// superblock, which was compared when all else was written, told of it too late.
+#[test]
+fn write_to_an_image_that_the_kernel_wrote_to_meanwhile_is_refused_and_writes_nothing() {
+    if !judge_kernel_mount() {
+        return;
+    }
+    type Change = fn(&Volume, LogicalAddr) -> Result<()>;
+    let changes: [(&str, Change); 5] = [
+        ("write", |volume, at| volume.write(at, &[0x5a; 4096])),
+        ("discard", |volume, at| volume.discard(at, 4096)),
+        ("resize", |volume, _| volume.resize_device(DeviceId(1), 600 << 20)),
+        ("look", |volume, _| volume.check_ours()),
+        ("superblocks", |volume, _| volume.write_superblocks(&volume.superblock())),
+    ];
+    for count in [1, 2] {
+        let dir = tempfile::tempdir().unwrap();
+        let images = mkfs(dir.path(), count, &["-m", ["dup", "raid1"][count - 1]]).unwrap();
+        for (name, change) in changes {
+            let (volume, at, _) = open_volume(&images);
+            let loops: Vec<LoopDevice> =
+                images.iter().map(|image| LoopDevice::new(image, &[])).collect();
+            for device in &loops {
+                run("btrfs", &["device", "scan", device.path.to_str().unwrap()]);
+            }
+            let mount = Mount::new("rw", &loops[0].path, dir.path().join("mount"));
+            std::fs::write(mount.point.join(name), name).unwrap();
+            drop(mount);
+            for device in &loops {
+                run("btrfs", &["device", "scan", "--forget", device.path.to_str().unwrap()]);
+            }
+            drop(loops);
+            pause();
+            // Whatever is done to a file moves its times.
+            let state_of = |image: &PathBuf| {
+                let metadata = std::fs::metadata(image).unwrap();
+                (metadata.len(), metadata.modified().unwrap(), metadata.ctime_nsec())
+            };
+            let states = || images.iter().map(state_of).collect::<Vec<_>>();
+            let before = states();
+            for _ in 0..2 {
+                let error = change(&volume, at).unwrap_err();
+                let is_told = matches!(error, Error::SuperblockChanged { has_written: false, .. });
+                assert!(is_told, "{count} devices, {name}: {error}");
+                assert_eq!(states(), before, "{count} devices, {name}");
+            }
+            // What was refused once is not taken for want of a look.
+            assert!(volume.write(at, &[0; 4096]).is_err());
+            assert_eq!(states(), before, "{count} devices, {name}");
+        }
+    }
+}
+
+/// Where something was written since the last look, nobody knows what it lies over.
+#[test]
+fn write_after_another_wrote_tells_whether_something_may_be_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 1, &[]) else { return };
+    for has_written in [false, true] {
+        let (volume, at, bytes) = open_volume(&images);
+        volume.write(at, &bytes).unwrap();
+        if !has_written {
+            volume.check_ours().unwrap();
+        }
+        // As the kernel does, past all that is locked.
+        let image = std::fs::File::options().read(true).write(true).open(&images[0]).unwrap();
+        let mut superblock = vec![0; 4096];
+        image.read_exact_at(&mut superblock, 64 << 10).unwrap();
+        image.write_all_at(&[0; 4096], 64 << 10).unwrap();
+        pause();
+        let error = volume.write(at, &bytes).unwrap_err();
+        let text = error.to_string();
+        match error {
+            Error::SuperblockChanged { have: None, has_written: told, .. } => {
+                assert_eq!(told, has_written, "{text}");
+            }
+            _ => panic!("{text}"),
+        }
+        assert_eq!(text.contains("nothing was written over that"), !has_written, "{text}");
+        assert_eq!(text.contains("may lie over that"), has_written, "{text}");
+        // It is not to be trusted any more, though it is as it was.
+        image.write_all_at(&superblock, 64 << 10).unwrap();
+        pause();
+        assert!(matches!(volume.write(at, &bytes), Err(Error::SuperblockChanged { .. })));
+    }
+}
+
+/// Threads that write while others write the superblocks take none of these for somebody else's.
+#[test]
+fn writes_beside_superblocks_of_the_same_volume_are_not_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 1, &[]) else { return };
+    let (volume, at, bytes) = open_volume(&images);
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while begun.elapsed().as_secs() < 2 {
+                    volume.write(at, &bytes).unwrap();
+                    volume.check_ours().unwrap();
+                }
+            });
+        }
+        let mut superblock = volume.superblock();
+        while begun.elapsed().as_secs() < 2 {
+            superblock.generation += 1;
+            volume.write_superblocks(&superblock).unwrap();
+        }
+    });
 }

@@ -4,7 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use rustix::fs::FallocateFlags;
 use smallvec::SmallVec;
@@ -18,9 +17,6 @@ use crate::{lock, partition};
 
 /// Buffers in one system call, the kernel's limit.
 const IOV_COUNT_MAX: usize = 1024;
-
-/// How long others are not looked for, in milliseconds: to look takes as long as some writes.
-const LOOK_AGAIN_MS: u64 = 50;
 
 /// Bytes that are looked through at a time.
 const SCAN_BYTES: usize = 1 << 20;
@@ -71,9 +67,6 @@ pub struct FileDevice {
     is_end_known: bool,
     is_block_device: bool,
     read_only: bool,
-    opened: Instant,
-    /// When others were last looked for, in milliseconds since it was opened.
-    looked_at_ms: AtomicU64,
 }
 
 impl FileDevice {
@@ -116,8 +109,6 @@ impl FileDevice {
             is_end_known: true,
             is_block_device,
             read_only,
-            opened: Instant::now(),
-            looked_at_ms: AtomicU64::new(0),
         };
         device.narrow(window, matches!(mode, OpenMode::CreateNew { .. }))?;
         let purpose = if read_only { Purpose::Read } else { Purpose::Write };
@@ -290,20 +281,17 @@ impl Device for FileDevice {
         }
     }
 
+    fn is_shareable(&self) -> bool {
+        !self.read_only
+    }
+
     /// A loop device is kept out by no lock on the file. A block device is claimed, or shown by a mount that keeps others out.
     fn check_unused(&self) -> Result<()> {
         if self.is_block_device || self.read_only {
             return Ok(());
         }
-        let now_ms = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let last_ms = self.looked_at_ms.load(Ordering::Relaxed);
-        if now_ms.saturating_sub(last_ms) < LOOK_AGAIN_MS {
-            return Ok(());
-        }
         let range = self.start_bytes..self.start_bytes.saturating_add(self.len_bytes());
-        kernel::check_unused(&self.file, &self.path, range, Purpose::Write)?;
-        self.looked_at_ms.store(now_ms, Ordering::Relaxed);
-        Ok(())
+        kernel::check_unused(&self.file, &self.path, range, Purpose::Write)
     }
 
     fn yield_claim(&self) {

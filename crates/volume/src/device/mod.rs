@@ -70,8 +70,12 @@ pub trait Device: Send + Sync + Debug {
         true
     }
 
-    /// Refuses where somebody else, whom no lock keeps out, writes to what it lies on by now. Asked before each write, so it
-    /// looks now and again only.
+    /// Whether somebody whom no lock keeps out may come to write to what it lies on. Who writes then looks for that now and again.
+    fn is_shareable(&self) -> bool {
+        false
+    }
+
+    /// Refuses where somebody else, whom no lock keeps out, has what it lies on by now. It takes as long as some writes.
     ///
     /// # Errors
     /// `MountedByKernel`.

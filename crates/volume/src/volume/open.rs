@@ -8,6 +8,7 @@ use ubtrfs_ondisk::verify::{self, Geometry};
 use ubtrfs_ondisk::{Corruption, CsumType, DeviceId, Generation, Reason, Uuid};
 use ubtrfs_rt::{Arc, AtomicBool, RwLock};
 
+use super::watch::Watch;
 use super::{Member, Volume, VolumeOptions};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -38,6 +39,7 @@ impl Volume {
             map: RwLock::default(),
             superblock: RwLock::new(newest.clone()),
             is_caught_up: AtomicBool::new(false),
+            watch: Watch::new(found.iter().any(|(device, _)| device.is_shareable())),
         };
         for (device, superblock) in found {
             verify::superblock(&superblock)?;
@@ -58,6 +60,7 @@ impl Volume {
     /// `Corrupt` when the superblock's sizes or checksum are impossible; `ReadOnly`.
     pub fn create(devices: Vec<Arc<dyn Device>>, superblock: Superblock) -> Result<Self> {
         let geometry = geometry_of(&superblock)?;
+        let watch = Watch::new(devices.iter().any(|device| device.is_shareable()));
         let mut members = BTreeMap::new();
         for (devid, device) in (1..).zip(devices) {
             if device.is_read_only() {
@@ -80,6 +83,7 @@ impl Volume {
             map: RwLock::default(),
             superblock: RwLock::new(Box::new(superblock)),
             is_caught_up: AtomicBool::new(true),
+            watch,
         })
     }
 
