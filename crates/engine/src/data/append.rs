@@ -362,15 +362,9 @@ fn release(core: &Core, regions: &[Region<'_>], promise: DataPromise) {
 }
 
 fn write(core: &Core, regions: &[Region<'_>]) -> Result<()> {
-    let volume = core.roots.store.volume();
     for region in regions {
-        match region.units.as_slice() {
-            [only] => volume.write(region.start, only.disk)?,
-            units => {
-                let slices: SmallVec<[&[u8]; 16]> = units.iter().map(|unit| unit.disk).collect();
-                volume.write_vectored(region.start, &slices)?;
-            }
-        }
+        let slices: SmallVec<[&[u8]; 16]> = region.units.iter().map(|unit| unit.disk).collect();
+        core.write_data(region.start, &slices)?;
     }
     Ok(())
 }

@@ -391,9 +391,8 @@ impl<'f> Job<'f> {
             let into = mapping.extent_offset + (part.offset - mapping.offset.0);
             places.push((LogicalAddr(mapping.disk_bytenr.0 + into), mapping.kind));
         }
-        let volume = core.roots.store.volume();
         for (part, (at, _)) in parts.iter().zip(&places) {
-            volume.write_vectored(*at, &part.buffers)?;
+            core.write_data(*at, &part.buffers)?;
         }
         let _change = self.io.change(fs);
         let geometry = core.roots.store.geometry();

@@ -107,8 +107,10 @@ impl Core {
         self.alloc.remove_unused(&self.roots, generation)?;
         self.settle(generation)?;
         let mut superblock = self.next_superblock(generation)?;
-        self.write_blocks()?;
         let volume = self.roots.store.volume();
+        // What is free here is another's where somebody has committed meanwhile.
+        volume.check_ours()?;
+        self.write_blocks()?;
         volume.flush()?;
         superblock.generation = generation.0.into();
         volume.write_superblocks(&superblock)?;

@@ -1,4 +1,4 @@
-//! Writing the dirty blocks: sealed, in address order, neighbours in one request.
+//! Writing the dirty blocks: sealed, in address order, neighbours in one request. And file data, as it comes.
 
 use ubtrfs_ondisk::LogicalAddr;
 use ubtrfs_ondisk::block::Block;
@@ -54,6 +54,19 @@ impl Core {
             self.roots.store.insert(block);
         }
         Ok(())
+    }
+
+    /// Writes file data. Where somebody else has written to the filesystem nothing here is worth keeping, and it stops.
+    ///
+    /// # Errors
+    /// The volume's; `Aborted`.
+    pub(crate) fn write_data(&self, at: LogicalAddr, buffers: &[&[u8]]) -> Result<()> {
+        match self.roots.store.volume().write_vectored(at, buffers) {
+            Err(error @ ubtrfs_volume::Error::SuperblockChanged { .. }) => {
+                Err(self.abort(error.into()))
+            }
+            written => Ok(written?),
+        }
     }
 
     fn write_sorted(&self, blocks: &[Arc<Block>]) -> Result<()> {

@@ -96,6 +96,35 @@ fn commit_whose_nth_request_fails_aborts_and_leaves_the_last_state() {
     assert!(failures > 20, "{failures}");
 }
 
+/// The superblock was compared when the tree blocks had been written: over those of whoever had committed meanwhile, who has taken the
+/// same free space.
+#[test]
+fn commit_after_another_committed_aborts_and_writes_nothing() {
+    let mut random = Prng::of_test(32);
+    let device = Arc::new(RecordingDevice::new(64 << 20));
+    let fs = mkfs_on(&device, &MkfsOptions::default());
+    insert(&fs, key(1, 0), &random.bytes(200));
+    fs.commit().unwrap();
+    insert(&fs, key(2, 0), &random.bytes(200));
+    let other = open_on(Arc::clone(&device) as Arc<dyn Device>);
+    for at in 0..300 {
+        insert(&other, key(3, at), &random.bytes(200));
+    }
+    other.commit().unwrap();
+    let model = contents(&other);
+    drop(other);
+    let count = device.recording().event_count();
+    for _ in 0..2 {
+        let error = fs.commit().unwrap_err();
+        let Error::Aborted { first_cause, .. } = &error else { panic!("{error}") };
+        assert!(first_cause.to_string().contains("something else has written to it"), "{error}");
+        assert_eq!(device.recording().event_count(), count);
+    }
+    assert!(matches!(fs.begin(Reservation::items(1)), Err(Error::Aborted { .. })));
+    drop(fs);
+    assert!(contents(&open_on(device)) == model);
+}
+
 /// A thread that waited for a commit which then failed went on with the failed transaction, in the
 /// moment before the filesystem was marked as aborted, and could commit it half done.
 #[test]
