@@ -172,7 +172,9 @@ impl Appender {
         if self.tail.held_bytes < BATCH_BYTES && self.tail.held_extents < BATCH_EXTENTS_MAX {
             return Ok(());
         }
-        let _lock = self.fs.inner.files.lock_data(self.tail.id);
+        let files = &self.fs.inner.files;
+        let _lock = files.lock_data(self.tail.id);
+        let _csums = files.fixed_csums.fix(self.tail.id);
         let mut handle = self.fs.begin_step(self.tail.reservation())?;
         self.tail.check_unchanged(&handle)?;
         self.tail.place(&mut handle)
@@ -194,7 +196,9 @@ impl Appender {
         if self.tail.is_placed() {
             return Ok(());
         }
-        let _lock = self.fs.inner.files.lock_data(self.tail.id);
+        let files = &self.fs.inner.files;
+        let _lock = files.lock_data(self.tail.id);
+        let _csums = files.fixed_csums.fix(self.tail.id);
         let mut handle = self.fs.begin_step(self.tail.reservation())?;
         self.tail.check_unchanged(&handle)?;
         self.tail.finish(&mut handle)

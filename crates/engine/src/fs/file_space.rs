@@ -53,12 +53,11 @@ impl Filesystem {
         if beyond == Beyond::Dropped && self.cut_locked(io, size, u64::MAX)? {
             return Ok(());
         }
-        let inode = self.disk_inode(io.id)?;
-        if size <= inode.size_bytes {
+        let mut locked = Locked::of_open(self, io.id)?;
+        if size <= locked.inode.size_bytes {
             return Ok(());
         }
         // Inline data is all that a file has.
-        let mut locked = Locked::of_open(self, inode);
         if size > locked.write_options()?.max_inline_bytes as u64 {
             locked.outline_as_promised(io)?;
         }
@@ -260,8 +259,7 @@ impl Filesystem {
         if !is_hole {
             return Ok(end);
         }
-        let inode = self.disk_inode(io.id)?;
-        let mut locked = Locked::of_open(self, inode);
+        let mut locked = Locked::of_open(self, io.id)?;
         locked.outline_as_promised(io)?;
         let target = io.target(locked.inode.has_csums());
         let hole = range.start..end;

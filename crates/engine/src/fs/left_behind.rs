@@ -24,7 +24,7 @@ impl Filesystem {
             return Ok(());
         }
         let _lock = self.inner.files.lock_data(io.id);
-        Locked::of_open(self, self.disk_inode(io.id)?).drop_left_behind()?;
+        Locked::of_open(self, io.id)?.drop_left_behind()?;
         io.has_nothing_behind.store(true, Ordering::Release);
         Ok(())
     }

@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::acl::ACCESS_XATTR;
 use super::entry::check_flags;
+use super::fixed_csums::CsumsLock;
 use super::inode::{Inode, InodeId};
 use super::remove::orphan_key;
 use super::state::{Names, timespec, touch};
@@ -454,8 +455,8 @@ impl Handle<'_> {
     ///
     /// # Errors
     /// `NotFound`, `ReadOnly`, `NotPermitted`; `InvalidArgument` for flags that are not known, that
-    /// would say of data that is there that it has checksums, or none, or that a symbolic link cannot
-    /// have: IMMUTABLE and APPEND.
+    /// would say of data that is there, or is just written or shared, that it has checksums, or none, or
+    /// that a symbolic link cannot have: IMMUTABLE and APPEND.
     pub fn set_attributes(&mut self, id: InodeId, attributes: &SetAttributes) -> Result<()> {
         let (transid, now) = (self.txn.generation().0, self.txn.now());
         let inode = self.fs.inode(id)?;
@@ -470,6 +471,10 @@ impl Handle<'_> {
         if inode.nlink == 0 {
             self.check_not_going(&mut names, id)?;
         }
+        let _csums = match attributes.flags {
+            Some(flags) => lock_csums(fs, &mut names, &inode, flags)?,
+            None => None,
+        };
         let acl = match attributes.mode {
             Some(mode) => self.acl_with_mode(id, mode)?,
             None => None,
@@ -598,12 +603,40 @@ fn check_new_flags(inode: &Inode, new: u64) -> Result<()> {
     if inode.file_type() == FileType::Symlink && pinned != 0 {
         return invalid(format!("the flags {pinned:#x} of {}, a symbolic link", inode.id));
     }
-    let changed = inode.flags ^ new;
-    let is_file = inode.file_type() == FileType::Regular;
-    if is_file && inode.size_bytes > 0 && changed & (flags::NODATASUM | flags::NODATACOW) != 0 {
-        return invalid(format!("whether {} has checksums, as it has data", inode.id));
-    }
     Ok(())
+}
+
+/// Keeps data from a file as long as its flags are changed, if that changes whether it has checksums.
+///
+/// # Errors
+/// `InvalidArgument` where it has data, or somebody is just giving it some.
+fn lock_csums<'a>(
+    fs: &'a Filesystem,
+    names: &mut Names,
+    inode: &Inode,
+    new_flags: u64,
+) -> Result<Option<CsumsLock<'a>>> {
+    if inode.file_type() != FileType::Regular {
+        return Ok(None);
+    }
+    let id = inode.id;
+    let (size, old_flags) = match names.held_mut(id) {
+        Some(held) => (held.item.size.get(), held.item.flags.get()),
+        None => fs.tree_inode(id).map(|inode| (inode.size_bytes, inode.flags))?,
+    };
+    if (old_flags ^ new_flags) & (flags::NODATASUM | flags::NODATACOW) == 0 {
+        return Ok(None);
+    }
+    let locked = fs.inner.files.fixed_csums.lock(id);
+    // Memory has more than the medium before that is written, and less while it is cut off there, which may fail.
+    let in_memory = fs.inner.open_files.find(id).map_or(0, |space| space.size().bytes());
+    match locked.filter(|_| size == 0 && in_memory == 0) {
+        None => {
+            let what = format!("whether {id} has checksums, as it has data");
+            Err(Error::InvalidArgument { what })
+        }
+        locked => Ok(locked),
+    }
 }
 
 pub(super) fn check_directory(id: InodeId, item: &InodeItem) -> Result<()> {

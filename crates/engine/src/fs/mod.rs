@@ -16,6 +16,7 @@ mod entry;
 pub(crate) mod file;
 mod file_io;
 mod file_space;
+mod fixed_csums;
 mod held_subvolumes;
 pub(crate) mod inode;
 mod left_behind;

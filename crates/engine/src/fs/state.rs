@@ -27,6 +27,7 @@ use ubtrfs_rt::{
 };
 use zerocopy::IntoBytes;
 
+use super::fixed_csums::FixedCsums;
 use super::inode::InodeId;
 use super::xattr;
 use crate::data::csum::PendingCsums;
@@ -60,6 +61,7 @@ pub(crate) struct FileState {
     /// Odd while the extents of a file of that number are being replaced; more after each time.
     data_changes: Box<[AtomicU64]>,
     pub(crate) csums: Arc<PendingCsums>,
+    pub(super) fixed_csums: FixedCsums,
     pub(crate) decoded: Arc<DecodedCache>,
     /// Bytes of file data that are dirty in memory and will have items.
     delalloc_bytes: AtomicU64,
@@ -95,6 +97,7 @@ impl Default for FileState {
             data_locks: std::array::from_fn(|_| Mutex::new(())),
             data_changes: (0..DATA_CHANGE_COUNT).map(|_| AtomicU64::new(0)).collect(),
             csums: Arc::default(),
+            fixed_csums: FixedCsums::default(),
             decoded: Arc::default(),
             delalloc_bytes: AtomicU64::new(0),
             page_cache: OnceLock::new(),

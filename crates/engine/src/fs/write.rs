@@ -20,6 +20,7 @@ use ubtrfs_rt::Arc;
 
 use super::entry::check_flags;
 use super::file_io::{FileIo, IoInode, MappingChange};
+use super::fixed_csums::CsumsFixed;
 use super::inode::{Inode, InodeId};
 use super::state::{DataChange, timespec, touch};
 use super::xattr::COMPRESSION_XATTR;
@@ -51,6 +52,7 @@ pub(super) struct Locked<'a> {
     pub(super) keeps_times: bool,
     /// What memory has of it, if it is open.
     space: Option<Arc<AddressSpace<FileIo>>>,
+    _csums: CsumsFixed<'a>,
 }
 
 /// While it lives, a file's extents are being changed.
@@ -150,7 +152,8 @@ impl<'a> Locked<'a> {
 
     /// A regular file that stays as it is while the caller holds its data lock.
     pub(super) fn for_reading(fs: &'a Filesystem, id: InodeId) -> Result<Self> {
-        let inode = fs.disk_inode(id)?;
+        let file = Self::of_open(fs, id)?;
+        let inode = &file.inode;
         match inode.file_type() {
             FileType::Regular => {}
             FileType::Directory => return Err(Error::IsDirectory { what: id.to_string() }),
@@ -163,15 +166,16 @@ impl<'a> Locked<'a> {
                 .expect(format!("at most {FILE_BYTES_MAX}"))
                 .into());
         }
-        Ok(Self::of_open(fs, inode))
+        Ok(file)
     }
 
-    /// The file of `inode`, whatever its flags say: for who has it open already.
-    pub(super) fn of_open(fs: &'a Filesystem, inode: Inode) -> Self {
-        let id = inode.id;
+    /// The file, whatever its flags say: for who has it open already.
+    pub(super) fn of_open(fs: &'a Filesystem, id: InodeId) -> Result<Self> {
+        let csums = fs.inner.files.fixed_csums.fix(id);
+        let inode = fs.disk_inode(id)?;
         let target = Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() };
         let space = fs.inner.open_files.find(id);
-        Self {
+        Ok(Self {
             fs,
             inode,
             target,
@@ -179,7 +183,8 @@ impl<'a> Locked<'a> {
             promise: DataPromise::None,
             keeps_times: false,
             space,
-        }
+            _csums: csums,
+        })
     }
 
     /// Begins a change of its extents.

@@ -17,6 +17,7 @@ use ubtrfs_ondisk::{FileOffset, LogicalAddr};
 use ubtrfs_rt::Arc;
 
 use super::file_io::{FileIo, IoInode};
+use super::fixed_csums::CsumsFixed;
 use super::inode::{Inode, time_of};
 use super::state::{timespec, touch};
 use super::stored::Stored;
@@ -86,6 +87,7 @@ struct Job<'a> {
     grows: Grows,
     /// The file in memory, if the data comes from there: it may end elsewhere by now.
     space: Option<Arc<AddressSpace<FileIo>>>,
+    _csums: CsumsFixed<'a>,
 }
 
 impl Filesystem {
@@ -255,6 +257,7 @@ fn len_of(parts: &[Part<'_>]) -> u64 {
 
 impl<'f> Job<'f> {
     fn new(fs: &'f Filesystem, io: &'f IoInode, size: u64, from: From) -> Result<Self> {
+        let csums = fs.inner.files.fixed_csums.fix(io.id);
         let inode = fs.disk_inode(io.id)?;
         let options = fs.write_options_of(&inode)?;
         let target = io.target(inode.has_csums());
@@ -262,7 +265,8 @@ impl<'f> Job<'f> {
             From::Memory => fs.inner.open_files.find(io.id),
             From::Caller => None,
         };
-        Ok(Self { fs, io, inode, target, options, size, from, grows: Grows::Yes, space })
+        let grows = Grows::Yes;
+        Ok(Self { fs, io, inode, target, options, size, from, grows, space, _csums: csums })
     }
 
     /// Writes parts of one kind, all or none. The promise for them is used up.
@@ -459,7 +463,7 @@ impl<'f> Job<'f> {
             return Ok(());
         }
         let _lock = self.fs.inner.files.lock_data(self.io.id);
-        let mut locked = Locked::of_open(self.fs, self.fs.disk_inode(self.io.id)?);
+        let mut locked = Locked::of_open(self.fs, self.io.id)?;
         locked.outline_as_promised(self.io)
     }
 
