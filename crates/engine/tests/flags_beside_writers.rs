@@ -137,3 +137,32 @@ fn whether_a_file_has_checksums_stays_while_another_is_cloned_into_it() {
     }
     judge(&image);
 }
+
+/// Flags were set as they had been read, with one more. What had been allocated between was not known as such any more: data that had been taken
+/// into that space on a full filesystem was to have space of its own, and was lost.
+#[test]
+fn flags_read_before_an_allocation_and_set_after_it_leave_its_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 128 << 20);
+    let fs = open(&image);
+    let mut random = Prng::new(8);
+    let file = create(&fs, "file", 0).unwrap();
+    let id = file.id();
+    let flags_seen = fs.inode(id).unwrap().flags;
+    file.allocate(at(0), 64 << 10, Reach::Stays).unwrap();
+    fill(&fs, &mut random);
+    let bytes = noise(&mut random, 64 << 10);
+    assert_eq!(file.write(at(0), &bytes).unwrap(), bytes.len());
+    set_flags(&fs, id, flags_seen | flags::NOATIME).unwrap();
+    file.fsync().unwrap();
+    assert_eq!(fs.inode(id).unwrap().flags, flags::NOATIME | flags::PREALLOC);
+    // Nor is it given to who has nothing allocated.
+    let other = create(&fs, "other", flags::PREALLOC | flags::NODUMP).unwrap();
+    assert_eq!(other.inode().unwrap().flags, flags::NODUMP);
+    drop((file, other, fs));
+    let fs = open(&image);
+    assert_eq!(read(&fs, id), bytes);
+    drop(fs);
+    judge(&image);
+}

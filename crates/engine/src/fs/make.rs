@@ -101,7 +101,8 @@ pub struct SetAttributes {
     pub ctime: Option<Time>,
     /// Birth.
     pub otime: Option<Time>,
-    /// Bits of [`ubtrfs_ondisk::inode::flags`], all of them.
+    /// Bits of [`ubtrfs_ondisk::inode::flags`], all of them but PREALLOC: that says what space the file has,
+    /// and stays as it is.
     pub flags: Option<u64>,
 }
 
@@ -482,6 +483,7 @@ impl Handle<'_> {
         if let Some(acl) = &acl {
             self.put_xattr(id, ACCESS_XATTR, acl)?;
         }
+        let mut flags_now = None;
         let changed = self.change_inode_under(&mut names, id, |item| {
             touch(item, transid, now);
             if let Some(mode) = attributes.mode {
@@ -494,8 +496,11 @@ impl Handle<'_> {
             if let Some(gid) = attributes.gid {
                 item.gid = gid.into();
             }
-            if let Some(flags) = attributes.flags {
+            if let Some(new) = attributes.flags {
+                // Who read the flags before may not have seen what was allocated since.
+                let flags = new & !flags::PREALLOC | item.flags.get() & flags::PREALLOC;
                 item.flags = flags.into();
+                flags_now = Some(flags);
             }
             let times = [
                 (attributes.atime, &mut item.atime),
@@ -510,7 +515,7 @@ impl Handle<'_> {
             }
         });
         changed.map_err(|error| if acl.is_some() { self.txn.abort(error) } else { error })?;
-        if let Some(flags) = attributes.flags {
+        if let Some(flags) = flags_now {
             fs.note_flags(id, flags);
         }
         if attributes.mtime.is_some() {

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::Subcommand;
 use serde::Serialize;
-use ubtrfs_engine::{InodeId, Reservation, SetAttributes};
+use ubtrfs_engine::{InodeId, Reservation};
 use ubtrfs_ondisk::InodeNo;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
@@ -222,7 +222,7 @@ impl SetArgs {
     }
 }
 
-/// The attribute, and the flags that go with it, as Linux sets them.
+/// The attribute; the engine sets the flags that go with it, as Linux does.
 fn set_compression(edit: &Edit<'_>, id: InodeId, path: &[u8], value: &[u8]) -> Result<()> {
     let image = edit.image();
     let inode = image.inode(id, path)?;
@@ -241,26 +241,12 @@ fn set_compression(edit: &Edit<'_>, id: InodeId, path: &[u8], value: &[u8]) -> R
             .at_name(path)
             .at_path(image.path()));
     }
-    let set = match value {
-        b"" => 0,
-        b"none" | b"no" => flags::NOCOMPRESS,
-        b"zlib" | b"lzo" | b"zstd" => flags::COMPRESS,
-        _ => {
-            return Err(
-                Failure::usage("compression", "zlib, lzo, zstd and none are known").at_name(value)
-            );
-        }
-    };
-    let kept = inode.flags & !(flags::COMPRESS | flags::NOCOMPRESS);
-    let attributes = SetAttributes { flags: Some(kept | set), ..SetAttributes::default() };
-    let has = image.filesystem().xattr(id, COMPRESSION);
-    let has = has.map_err(|error| image.failure("reading", path, error))?.is_some();
+    if !matches!(value, b"" | b"none" | b"no" | b"zlib" | b"lzo" | b"zstd") {
+        return Err(
+            Failure::usage("compression", "zlib, lzo, zstd and none are known").at_name(value)
+        );
+    }
     edit.under_handle("setting compression", path, Reservation::items(4), |handle| {
-        handle.set_attributes(id, &attributes)?;
-        match (value.is_empty(), has) {
-            (true, true) => handle.remove_xattr(id, COMPRESSION),
-            (true, false) => Ok(()),
-            (false, _) => handle.set_xattr(id, COMPRESSION, value),
-        }
+        handle.set_xattr(id, COMPRESSION, value)
     })
 }
