@@ -20,7 +20,16 @@ const BLOCK: u64 = 4096;
 /// Makes the file longer.
 type Grow = fn(&Filesystem, InodeId);
 
-const WAYS: [(&str, Grow); 14] = [
+const WAYS: [(&str, Grow); 17] = [
+    ("truncate where it ends, dirty, with space behind", |fs, id| {
+        dirty_end_before_space(fs, id, 100).truncate(at((1 << 20) + 100)).unwrap();
+    }),
+    ("resize where it ends, dirty, with space behind", |fs, id| {
+        dirty_end_before_space(fs, id, 100).resize(at((1 << 20) + 100)).unwrap();
+    }),
+    ("truncate to less, dirty, with space behind", |fs, id| {
+        dirty_end_before_space(fs, id, 8192).truncate(at((1 << 20) + 100)).unwrap();
+    }),
     ("clone, closed", |fs, id| clone_behind(fs, id)),
     ("truncate to less than in memory", |fs, id| {
         let file = fs.open_data(id).unwrap();
@@ -98,6 +107,14 @@ fn create(fs: &Filesystem, name: &[u8], bits: u64) -> InodeId {
     id
 }
 
+/// The file with so much written far behind its end, and space allocated behind that.
+fn dirty_end_before_space(fs: &Filesystem, id: InodeId, len: usize) -> DataFile {
+    let file = fs.open_data(id).unwrap();
+    file.allocate(at(2 << 20), 65_536, Reach::Stays).unwrap();
+    file.write(at(1 << 20), &vec![2; len]).unwrap();
+    file
+}
+
 /// Clones a block of another file to behind the end.
 fn clone_behind(fs: &Filesystem, id: InodeId) {
     let disk = ubtrfs_ondisk::FileOffset;
@@ -114,7 +131,8 @@ fn cut(fs: Filesystem, array: &SimArray) -> SimArray {
 
 /// A file was cut off inside of a block, and the power went after the commit that said so, before the zeros behind the end were
 /// written: nobody sees what lies there. Then the file became longer, and the power went after the commit of that, again before the
-/// block was written: what had been cut off was shown.
+/// block was written: what had been cut off was shown. Later so where space was dropped behind a new end that was not written yet: it
+/// was told at once where the file ends.
 #[test]
 fn what_was_cut_off_stays_away_whatever_makes_the_file_longer_and_whenever_the_power_goes() {
     for (kind, bits) in [("plain", 0), ("in place", flags::NODATACOW | flags::NODATASUM)] {

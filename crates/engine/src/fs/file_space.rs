@@ -22,12 +22,23 @@ impl Filesystem {
     /// medium needs no change there: writeback says where it ends.
     pub(super) fn set_file_size(&self, io: &IoInode, size: u64, beyond: Beyond) -> Result<()> {
         // Shorter than in memory, it may be longer than on the medium.
-        if let Some(space) = self.inner.open_files.find(io.id)
-            && !self.ends_dirty(io, size)
-        {
-            space.flush_old_tail(ubtrfs_iomap::FileOffset::new(size))?;
+        let flush_old_tail = || match self.inner.open_files.find(io.id) {
+            Some(space) => space.flush_old_tail(ubtrfs_iomap::FileOffset::new(size)),
+            None => Ok(()),
+        };
+        let was_dirty = self.ends_dirty(io, size);
+        if !was_dirty {
+            flush_old_tail()?;
         }
-        let _lock = self.inner.files.lock_data(io.id);
+        let mut lock = self.inner.files.lock_data(io.id);
+        let is_dirty = self.ends_dirty(io, size);
+        if was_dirty && !is_dirty {
+            // On its way by now, and what must be there before it may not be.
+            drop(lock);
+            flush_old_tail()?;
+            lock = self.inner.files.lock_data(io.id);
+        }
+        let _lock = lock;
         if beyond == Beyond::Dropped && size <= self.sectorsize_bytes() {
             // Nothing is behind the first block, in memory neither: nothing makes that move.
             io.give_outline_promise_back(&self.inner.core);
@@ -35,7 +46,14 @@ impl Filesystem {
         let medium = io.medium(self)?;
         let end = size.next_multiple_of(self.sectorsize_bytes());
         let has_beyond = beyond == Beyond::Dropped && medium.extents_end > end;
-        if !has_beyond && (size == medium.size || size > medium.size && self.ends_dirty(io, size)) {
+        if size > medium.size && is_dirty {
+            // It ends no further before the block where it will is there, and the one where it does.
+            if has_beyond {
+                self.cut_locked(io, size, u64::MAX)?;
+            }
+            return Ok(());
+        }
+        if !has_beyond && size == medium.size {
             return Ok(());
         }
         self.set_locked_size(io, size, beyond, DataPromise::None)
