@@ -593,3 +593,43 @@ fn file_does_not_grow_over_what_was_cut_off_where_zeros_cannot_be_written() {
     drop((file, fs));
     judge(&image);
 }
+
+/// What was given back of free space counted as given back by data that goes where its file has space, wherever there was some: who wanted
+/// the space was refused it, until that was written.
+#[test]
+fn space_given_back_beside_data_that_has_its_place_is_there_for_others() {
+    for with_placed in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        make(&image, 128 << 20);
+        let fs = open(&image);
+        let mut random = Prng::new(8);
+        let placed = create(&fs, "placed", 0).unwrap();
+        placed.allocate(at(0), 64 << 10, Reach::Stays).unwrap();
+        let spare = spare_blocks(&fs, &mut random, 8);
+        let filler = fill(&fs, &mut random);
+        let [first, second] = ["first", "second"].map(|name| create(&fs, name, 0).unwrap());
+        give_back(&fs, spare);
+        let bytes = noise(&mut random, 64 << 10);
+        let wanted = &bytes[..8 * BLOCK as usize];
+        assert_eq!(first.write(at(0), wanted).unwrap(), wanted.len());
+        if with_placed {
+            assert_eq!(placed.write(at(0), &bytes).unwrap(), bytes.len());
+        }
+        assert!(matches!(second.write(at(0), wanted), Err(Error::NoSpace { .. })));
+        first.truncate(at(0)).unwrap();
+        let written = second.write(at(0), wanted);
+        assert!(
+            matches!(written, Ok(count) if count == wanted.len()),
+            "{with_placed}: {written:?}"
+        );
+        fs.sync().unwrap();
+        fs.drop_clean_data();
+        assert_eq!(read(&fs, second.id()), wanted);
+        if with_placed {
+            assert_eq!(read(&fs, placed.id()), bytes);
+        }
+        drop((placed, filler, first, second, fs));
+        judge(&image);
+    }
+}

@@ -5,9 +5,10 @@
 //! with one spends it: what has its space is promised no more, and is again when that is released.
 //!
 //! Data that goes where its file has space already is counted apart: nothing is kept free for it, which
-//! matters most where groups are mixed and metadata would lack it. Who gives a promise back does not know
-//! of which kind it was, so the sum of both is exact, and what is kept free never less than was promised:
-//! the other kind is taken back first, and the free space spent first.
+//! matters most where groups are mixed and metadata would lack it. Who gives a promise back says of which kind
+//! it was ([`Promised`]). Of a file that has dirty data of both kinds nobody knows; so the sum of both is
+//! exact, and what is kept free never less than was promised: there places are taken back first, and the
+//! free space spent first.
 
 use super::{Allocator, Class, State};
 use crate::btree::Roots;
@@ -22,6 +23,15 @@ pub(crate) enum DataPromise {
     Given,
 }
 
+/// What a promise was of that is taken back: of that kind first, and of the other where that is not enough.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Promised {
+    /// Free space.
+    Space,
+    /// Space that the file has; or either, of who does not know.
+    Place,
+}
+
 impl State {
     /// Bytes of its groups that data must leave.
     pub(super) fn kept_from_data(&self, nodesize_bytes: u64, promise: DataPromise) -> u64 {
@@ -34,7 +44,7 @@ impl State {
         metadata.saturating_add(freeing).saturating_add(self.promised_data_bytes)
     }
 
-    /// Counts space that was taken for what was promised.
+    /// Counts space that was taken for what was promised, or is promised no more.
     pub(super) fn spend_promise(&mut self, len_bytes: u64) {
         let spent = len_bytes.min(self.promised_data_bytes);
         self.promised_data_bytes -= spent;
@@ -106,9 +116,12 @@ impl Allocator {
         self.state().placed_bytes += len_bytes;
     }
 
-    /// Takes a promise back, of either kind.
-    pub(crate) fn take_back_data(&self, len_bytes: u64) {
+    /// Takes a promise back.
+    pub(crate) fn take_back_data(&self, len_bytes: u64, promised: Promised) {
         let mut state = self.state();
+        if promised == Promised::Space {
+            return state.spend_promise(len_bytes);
+        }
         let placed = len_bytes.min(state.placed_bytes);
         state.placed_bytes -= placed;
         state.promised_data_bytes = state.promised_data_bytes.saturating_sub(len_bytes - placed);
@@ -119,7 +132,8 @@ impl Allocator {
 mod tests {
     use super::*;
 
-    /// Who gives a promise back does not say of which kind it was.
+    /// Who does not know of which kind a promise was takes none of space back too early. Who knew did not say so: where another file's
+    /// data had its place, what was given back of free space stayed promised, and others were refused it.
     #[test]
     fn promises_of_both_kinds_are_all_taken_back_and_none_of_space_too_early() {
         let runtime = ubtrfs_rt::Arc::new(ubtrfs_rt::Runtime::simulated(1));
@@ -139,9 +153,14 @@ mod tests {
             assert_eq!(counts(), (8192, 12_288));
         };
         promise();
-        core.alloc.take_back_data(4096);
+        core.alloc.take_back_data(4096, Promised::Place);
         assert_eq!(counts(), (8192, 8192));
-        core.alloc.take_back_data(16_384);
+        core.alloc.take_back_data(16_384, Promised::Place);
+        assert_eq!(counts(), (0, 0));
+        promise();
+        core.alloc.take_back_data(4096, Promised::Space);
+        assert_eq!(counts(), (4096, 12_288));
+        core.alloc.take_back_data(16_384, Promised::Space);
         assert_eq!(counts(), (0, 0));
         promise();
         let handle = fs.begin(crate::Reservation::items(0)).unwrap();
@@ -151,7 +170,7 @@ mod tests {
         core.alloc.release_data(start, len, DataPromise::Given);
         assert_eq!(counts(), (12_288, 8192));
         drop(handle);
-        core.alloc.take_back_data(20_480);
+        core.alloc.take_back_data(20_480, Promised::Place);
         assert_eq!(counts(), (0, 0));
     }
 }

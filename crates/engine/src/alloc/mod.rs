@@ -56,7 +56,7 @@ use crate::btree::{BlockPtr, Roots, Store};
 use crate::error::{Error, Result};
 use block_group::BlockGroup;
 use chunk::DeviceSpace;
-pub(crate) use data_space::DataPromise;
+pub(crate) use data_space::{DataPromise, Promised};
 use delayed_ref::{DelayedRefs, ExtentKind, Queued};
 use space_info::SpaceInfo;
 pub(crate) use space_info::{Class, bytes_of_frees, bytes_of_refs};

@@ -9,6 +9,7 @@ use ubtrfs_rt::RwLockWriteGuard;
 
 use super::file_io::IoInode;
 use super::writeback::split_buffers;
+use crate::alloc::Promised;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
@@ -21,7 +22,7 @@ struct PieceMax {
 }
 
 /// A piece that has its promise.
-struct Promised<'a> {
+struct PromisedPiece<'a> {
     range: FileRange,
     /// Of one that goes where the file has its space.
     alone: Option<RwLockWriteGuard<'a, ()>>,
@@ -47,7 +48,11 @@ impl Filesystem {
             let (_, behind) = split_buffers(run.buffers, done_bytes);
             let (buffers, _) = split_buffers(&behind, piece.range.len_bytes());
             let part = WritebackRun { range: piece.range, buffers: &buffers, size: run.size };
-            let (written_bytes, result) = self.write_front(io, &part);
+            let promised = match piece.alone {
+                Some(_) => Promised::Place,
+                None => Promised::Space,
+            };
+            let (written_bytes, result) = self.write_front(io, &part, promised);
             done_bytes += written_bytes;
             match result {
                 Ok(()) => {}
@@ -65,21 +70,21 @@ impl Filesystem {
         io: &IoInode,
         rest: FileRange,
         max: &mut PieceMax,
-    ) -> Result<Promised<'_>> {
+    ) -> Result<PromisedPiece<'_>> {
         loop {
             let range = front_of(rest, max.new_bytes);
             match self.promise_data(range.len_bytes()) {
-                Ok(()) => return Ok(Promised { range, alone: None }),
+                Ok(()) => return Ok(PromisedPiece { range, alone: None }),
                 Err(Error::NoSpace { .. }) => {}
                 Err(error) => return Err(error),
             }
             let placed = front_of(rest, max.placed_bytes);
             if let Some((alone, range)) = self.lock_places(io, placed)? {
-                return Ok(Promised { range, alone: Some(alone) });
+                return Ok(PromisedPiece { range, alone: Some(alone) });
             }
             let len_bytes = range.len_bytes();
             let error = match self.with_less_dirty(len_bytes, || self.promise_data(len_bytes)) {
-                Ok(()) => return Ok(Promised { range, alone: None }),
+                Ok(()) => return Ok(PromisedPiece { range, alone: None }),
                 Err(error @ Error::NoSpace { .. }) => error,
                 Err(error) => return Err(error),
             };
@@ -89,7 +94,7 @@ impl Filesystem {
 
     /// Shortens the next pieces, after there was no space for the items of one. Returns false where that
     /// was as short as can be.
-    fn has_shortened(&self, piece: &Promised<'_>, max: &mut PieceMax) -> bool {
+    fn has_shortened(&self, piece: &PromisedPiece<'_>, max: &mut PieceMax) -> bool {
         let Some(half) = self.half(piece.range) else { return false };
         match piece.alone {
             Some(_) => max.placed_bytes = half,

@@ -31,6 +31,7 @@ use super::inode::{Inode, InodeId};
 use super::replaced::Cut;
 use super::state::DataChange;
 use super::stored::Stored;
+use crate::alloc::Promised;
 use crate::data::append::{Target, extent_key};
 use crate::data::drop_range;
 use crate::data::file_extent::{self, ExtentWalk, ExtentsOf};
@@ -65,6 +66,8 @@ pub struct IoInode {
     is_gone: AtomicBool,
     /// Whether dirty data, or a mapping that is about to get some, counts on the space that the file has.
     pub(super) has_placed: AtomicBool,
+    /// Whether it ever did.
+    has_had_placed: AtomicBool,
     /// Whether a block is promised, beside what is dirty, for inline data that must move to an extent when something behind it is
     /// written: see [`FileIo::promise_outline`].
     has_outline_promise: AtomicBool,
@@ -110,6 +113,7 @@ impl IoInode {
             medium: Mutex::new(None),
             is_gone: AtomicBool::new(false),
             has_placed: AtomicBool::new(false),
+            has_had_placed: AtomicBool::new(false),
             has_outline_promise: AtomicBool::new(false),
             is_outlined: AtomicBool::new(false),
             has_nothing_behind: AtomicBool::new(fs.has_no_holes()),
@@ -283,7 +287,8 @@ impl IoInode {
     /// The data is not inline any more, or of no concern.
     pub(super) fn give_outline_promise_back(&self, core: &Core) {
         if self.take_outline_promise() {
-            core.alloc.take_back_data(core.roots.store.geometry().sectorsize_bytes as u64);
+            let len_bytes = core.roots.store.geometry().sectorsize_bytes as u64;
+            core.alloc.take_back_data(len_bytes, Promised::Space);
         }
     }
 
@@ -291,7 +296,15 @@ impl IoInode {
     pub(super) fn keep_outline_promise(&self, fs: &Filesystem) {
         if self.has_outline_promise.swap(true, Ordering::AcqRel) {
             // Another came meanwhile.
-            fs.inner.core.alloc.take_back_data(fs.sectorsize_bytes());
+            fs.inner.core.alloc.take_back_data(fs.sectorsize_bytes(), Promised::Space);
+        }
+    }
+
+    /// What was promised to what is dirty of it, as far as that is known.
+    pub(super) fn promised(&self) -> Promised {
+        match self.has_had_placed.load(Ordering::Acquire) {
+            true => Promised::Place,
+            false => Promised::Space,
         }
     }
 
@@ -395,7 +408,7 @@ impl FileIo {
             fs.inner.open_files.may_take_less.store(true, Ordering::Relaxed);
         }
         let mapping = inode.mapping_at(fs, &mut inode.place.lock(), at);
-        self.reserved(fs, range, mapping)
+        self.reserved(fs, range, mapping, Promised::Space)
     }
 
     /// The first block of a file that is no longer may lie inline, or come to, as long as memory has it end there. What comes behind it
@@ -468,9 +481,10 @@ impl FileIo {
                 continue;
             }
             inode.has_placed.store(true, Ordering::Release);
+            inode.has_had_placed.store(true, Ordering::Release);
             fs.inner.core.alloc.promise_placed_data(len_bytes);
             fs.inner.files.add_delalloc(len_bytes);
-            let mut mapping = self.reserved(fs, range, Ok(mapping))?;
+            let mut mapping = self.reserved(fs, range, Ok(mapping), Promised::Place)?;
             mapping.flags.is_placed = true;
             return Ok(mapping);
         }
@@ -482,11 +496,12 @@ impl FileIo {
         fs: &Filesystem,
         range: FileRange,
         mapping: Result<Mapping>,
+        promised: Promised,
     ) -> Result<Mapping> {
         let len_bytes = range.len_bytes();
-        let mut mapping = mapping.inspect_err(|_| fs.take_back_data(len_bytes))?;
+        let mut mapping = mapping.inspect_err(|_| fs.take_back_data(len_bytes, promised))?;
         mapping.range.end = mapping.range.end.min(range.end);
-        fs.take_back_data(len_bytes - mapping.range.intersection(range).len_bytes());
+        fs.take_back_data(len_bytes - mapping.range.intersection(range).len_bytes(), promised);
         Ok(mapping.reserved())
     }
 }
@@ -585,7 +600,7 @@ impl FileSystem for FileIo {
             };
             let mut left = &runs[index..];
             if !passes {
-                core.alloc.take_back_data(stored.missing_bytes(&left[..1]));
+                core.alloc.take_back_data(stored.missing_bytes(&left[..1]), inode.promised());
                 left = &left[1..];
             }
             files.add_delalloc(stored.missing_bytes(left));
@@ -614,9 +629,9 @@ impl FileSystem for FileIo {
         }
     }
 
-    fn unreserve(&self, _: &IoInode, len_bytes: u64) {
+    fn unreserve(&self, inode: &IoInode, len_bytes: u64) {
         if let Ok(fs) = self.fs() {
-            fs.take_back_data(len_bytes);
+            fs.take_back_data(len_bytes, inode.promised());
         }
     }
 
@@ -638,7 +653,7 @@ impl FileSystem for FileIo {
     fn check_space(&self, _inode: &IoInode, len_bytes: u64) -> Result<()> {
         let fs = self.fs()?;
         fs.with_less_dirty(len_bytes, || fs.promise_data(len_bytes))?;
-        fs.inner.core.alloc.take_back_data(len_bytes);
+        fs.inner.core.alloc.take_back_data(len_bytes, Promised::Space);
         Ok(())
     }
 
@@ -744,9 +759,9 @@ impl Filesystem {
     }
 
     /// Takes back what was promised to dirty data.
-    fn take_back_data(&self, len_bytes: u64) {
+    fn take_back_data(&self, len_bytes: u64, promised: Promised) {
         if len_bytes > 0 {
-            self.inner.core.alloc.take_back_data(len_bytes);
+            self.inner.core.alloc.take_back_data(len_bytes, promised);
             self.inner.files.subtract_delalloc(len_bytes);
         }
     }

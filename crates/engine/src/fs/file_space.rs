@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::file_io::IoInode;
 use super::write::{Locked, STEP_EXTENTS_MAX};
-use crate::alloc::DataPromise;
+use crate::alloc::{DataPromise, Promised};
 use crate::data::append::PLAIN_EXTENT_BYTES_MAX;
 use crate::data::drop_range::{self, drop_range};
 use crate::data::file_extent::{ExtentWalk, MappingKind};
@@ -226,7 +226,7 @@ impl Filesystem {
                 Err(error) => break Err(error),
             }
         };
-        self.inner.core.alloc.take_back_data(promised_bytes);
+        self.inner.core.alloc.take_back_data(promised_bytes, Promised::Space);
         result
     }
 

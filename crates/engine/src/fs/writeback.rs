@@ -22,7 +22,7 @@ use super::inode::{Inode, time_of};
 use super::state::{timespec, touch};
 use super::stored::Stored;
 use super::write::Locked;
-use crate::alloc::DataPromise;
+use crate::alloc::{DataPromise, Promised};
 use crate::data::append::{self, Grows, Target, Written};
 use crate::data::drop_range::{self, drop_range};
 use crate::data::file_extent::{ExtentWalk, Mapping, MappingKind};
@@ -82,6 +82,8 @@ struct Job<'a> {
     /// Where the file ended in memory when this began.
     size: u64,
     from: From,
+    /// What it was promised.
+    promised: Promised,
     /// What is placed may become part of the extent before. Not where it may have to be placed again: then that would be cut, and give
     /// no space back.
     grows: Grows,
@@ -113,13 +115,13 @@ impl Filesystem {
         stored: &mut Stored,
     ) -> Result<()> {
         let Some(last) = runs.last() else { return Ok(()) };
-        let mut job = Job::new(self, io, last.size.bytes(), From::Memory)?;
+        let mut job = Job::new(self, io, last.size.bytes(), From::Memory, io.promised())?;
         job.grows = grows;
         if let [only] = runs
             && stored.within(only.range).next().is_none()
             && job.write_inline(only)?
         {
-            self.inner.core.alloc.take_back_data(only.range.len_bytes());
+            self.inner.core.alloc.take_back_data(only.range.len_bytes(), job.promised);
             return Ok(());
         }
         let mut parts = job.split_in_place(runs, stored)?;
@@ -146,15 +148,20 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Writes a run of a caller's from its front on, and maps it. Space is promised for it; none of it is
+    /// Writes a run of a caller's from its front on, and maps it. Space is promised for it, or its place; none of it is
     /// afterwards. Returns how many bytes were written, and what kept it from the rest, of which nothing
     /// is mapped.
-    pub(super) fn write_front(&self, io: &IoInode, run: &WritebackRun<'_>) -> (u64, Result<()>) {
+    pub(super) fn write_front(
+        &self,
+        io: &IoInode,
+        run: &WritebackRun<'_>,
+        promised: Promised,
+    ) -> (u64, Result<()>) {
         let mut done_bytes = 0;
-        let result = self.write_front_counted(io, run, &mut done_bytes);
+        let result = self.write_front_counted(io, run, promised, &mut done_bytes);
         let left_bytes = run.range.len_bytes() - done_bytes;
         if left_bytes > 0 {
-            self.inner.core.alloc.take_back_data(left_bytes);
+            self.inner.core.alloc.take_back_data(left_bytes, promised);
         }
         (done_bytes, result)
     }
@@ -163,12 +170,13 @@ impl Filesystem {
         &self,
         io: &IoInode,
         run: &WritebackRun<'_>,
+        promised: Promised,
         done_bytes: &mut u64,
     ) -> Result<()> {
-        let job = Job::new(self, io, run.size.bytes(), From::Caller)?;
+        let job = Job::new(self, io, run.size.bytes(), From::Caller, promised)?;
         if job.write_inline(run)? {
             *done_bytes = run.range.len_bytes();
-            self.inner.core.alloc.take_back_data(*done_bytes);
+            self.inner.core.alloc.take_back_data(*done_bytes, promised);
             return Ok(());
         }
         let parts = job.split_in_place(std::slice::from_ref(run), &Stored::default())?;
@@ -256,7 +264,13 @@ fn len_of(parts: &[Part<'_>]) -> u64 {
 }
 
 impl<'f> Job<'f> {
-    fn new(fs: &'f Filesystem, io: &'f IoInode, size: u64, from: From) -> Result<Self> {
+    fn new(
+        fs: &'f Filesystem,
+        io: &'f IoInode,
+        size: u64,
+        from: From,
+        promised: Promised,
+    ) -> Result<Self> {
         let csums = fs.inner.files.fixed_csums.fix(io.id);
         let inode = fs.disk_inode(io.id)?;
         let options = fs.write_options_of(&inode)?;
@@ -265,15 +279,27 @@ impl<'f> Job<'f> {
             From::Memory => fs.inner.open_files.find(io.id),
             From::Caller => None,
         };
-        let grows = Grows::Yes;
-        Ok(Self { fs, io, inode, target, options, size, from, grows, space, _csums: csums })
+        Ok(Self {
+            fs,
+            io,
+            inode,
+            target,
+            options,
+            size,
+            from,
+            promised,
+            grows: Grows::Yes,
+            space,
+            _csums: csums,
+        })
     }
 
     /// Writes parts of one kind, all or none. The promise for them is used up.
     fn write_parts(&self, parts: &[Part<'_>]) -> Result<()> {
         let stays = parts.first().is_some_and(|part| part.stays) && self.write_in_place(parts)?;
         let spent_bytes = if stays { 0 } else { self.write_new(parts)? };
-        self.fs.inner.core.alloc.take_back_data(len_of(parts).saturating_sub(spent_bytes));
+        let unspent_bytes = len_of(parts).saturating_sub(spent_bytes);
+        self.fs.inner.core.alloc.take_back_data(unspent_bytes, self.promised);
         Ok(())
     }
 
