@@ -140,9 +140,13 @@ impl Filesystem {
             // space of its own, which nobody promised.
             parts.iter().for_each(|part| stored.add(part.file_range()));
         }
-        // What was inline may have been written over instead.
+        // What was inline may have been written over instead. As long as memory has no more than the first block, the promise is of who is
+        // about to write behind it, and that may become inline again before.
         let core = &self.inner.core;
-        if io.has_outline_promise() && !drop_range::is_inline(core, &job.target).unwrap_or(true) {
+        if io.has_outline_promise()
+            && job.size_now(0) > self.sectorsize_bytes()
+            && !drop_range::is_inline(core, &job.target).unwrap_or(true)
+        {
             io.give_outline_promise_back(core);
         }
         Ok(())
