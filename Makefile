@@ -22,12 +22,14 @@ explore:
 	scripts/explore
 
 # Two million random operations on open files beside arrays, and the stale-data race, 100,000 rounds of each
-# kind of file; then failing writes of many runs. It fails without the judges, and where less was done.
+# kind of file; threads beside each other, 10,000 rounds of each; then failing writes of many runs. It fails without the judges, and
+# where less was done.
 .PHONY: io-suite
 io-suite: export UBTRFS_REQUIRE_ORACLES = 1
 io-suite:
 	scripts/setup test
-	UBTRFS_IOMAP_SEEDS=140 UBTRFS_RACE_ROUNDS=100000 UBTRFS_IOMAP_OPERATIONS_MIN=2000000 \
+	UBTRFS_IOMAP_SEEDS=140 UBTRFS_RACE_ROUNDS=100000 UBTRFS_IOMAP_CONCURRENT_ROUNDS=10000 \
+		UBTRFS_IOMAP_OPERATIONS_MIN=2000000 \
 		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2
 	UBTRFS_WRITE_FAILURES=1000 \
 		cargo test --release -p ubtrfs-engine --test file_write_failures -- --test-threads 2

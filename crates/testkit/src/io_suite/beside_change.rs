@@ -2,7 +2,8 @@
 
 use ubtrfs_iomap::{CacheOptions, FiemapExtent, FiemapSync, FileOffset, FileRange, Reach};
 
-use super::concurrency::{beside, disturb};
+use super::concurrency::{beside, concurrent_rounds, disturb};
+use super::counts::{Count, Running, count};
 use super::{DataFile, Harness, judge_files, little_memory, walk};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
@@ -93,6 +94,7 @@ fn look<F: DataFile>(file: &F, random: &mut Prng, block: u64) {
 pub fn fiemap_and_seek_beside_change_hold_to_what_stays<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
+    let _running = Running::new();
     for options in [CacheOptions::default(), little_memory(4096)] {
         let mut harness = make(options);
         let block = harness.block_bytes();
@@ -103,7 +105,7 @@ pub fn fiemap_and_seek_beside_change_hold_to_what_stays<H: Harness>(
         for group in 0..=GROUPS {
             disturber.write(data(group, block).start, &vec![1; part_len]).unwrap();
         }
-        let rounds = 40 * H::SEEDS;
+        let rounds = concurrent_rounds::<H>(40);
         let work = |thread: u64| {
             let file = harness.open(&inode);
             let mut random = Prng::new(thread);
@@ -132,6 +134,7 @@ pub fn fiemap_and_seek_beside_change_hold_to_what_stays<H: Harness>(
                     file.punch_hole(changing(group, block).start, PART_BLOCKS * block).unwrap();
                 }
             }
+            count(Count::ConcurrentRounds, rounds);
         };
         beside(4, work, |round| disturb(&harness, &inode, &disturber, round));
         drop(disturber);

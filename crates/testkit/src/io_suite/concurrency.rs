@@ -4,9 +4,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ubtrfs_iomap::{CacheOptions, FiemapSync, FileOffset, FileRange};
 
+use super::counts::{Count, Running, asked, count};
 use super::{DataFile, Harness, contents, judge_files, little_memory};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
+
+/// Threads that count their rounds in all tests of the suite: of appends 3, beside truncation 3, of several files 3, and
+/// beside change twice 4.
+pub(super) const COUNTING_THREADS: u64 = 17;
+
+/// What each thread of such a test does: `each` times the number of seeds, or as often as UBTRFS_IOMAP_CONCURRENT_ROUNDS says.
+pub(super) fn concurrent_rounds<H: Harness>(each: u64) -> u64 {
+    asked("UBTRFS_IOMAP_CONCURRENT_ROUNDS").unwrap_or(each * H::SEEDS)
+}
 
 /// Runs `work` in threads, and `trouble` in one more until they are done.
 pub(super) fn beside(threads: u64, work: impl Fn(u64) + Sync, trouble: impl Fn(u64) + Sync) {
@@ -86,7 +96,9 @@ pub fn reads_and_writes_are_atomic_to_each_other<H: Harness>(make: impl Fn(Cache
 /// If it is not so.
 pub fn appends_of_threads_are_all_there_and_whole<H: Harness>(make: impl Fn(CacheOptions) -> H) {
     const RECORD: usize = 1000;
-    let records = usize::try_from(15 * H::SEEDS).unwrap();
+    let _running = Running::new();
+    let rounds = concurrent_rounds::<H>(15);
+    let records = usize::try_from(rounds).unwrap();
     let mut harness = make(little_memory(4096));
     let inode = harness.create();
     let disturber = harness.open(&inode);
@@ -98,6 +110,7 @@ pub fn appends_of_threads_are_all_there_and_whole<H: Harness>(make: impl Fn(Cach
             assert_eq!(len, RECORD);
             assert_eq!(offset.bytes() % 1000, 0);
         }
+        count(Count::ConcurrentRounds, rounds);
     };
     beside(3, work, |round| disturb(&harness, &inode, &disturber, round));
     disturber.fsync().unwrap();
@@ -123,12 +136,13 @@ pub fn reads_beside_truncation_and_holes_see_bytes_or_zeros<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
     const SIZE: u64 = 24 * 4096;
+    let _running = Running::new();
     let expected =
         |offset: u64, generation: u8| u8::try_from(offset % 100).unwrap() * 2 + 2 - generation % 2;
     let mut harness = make(little_memory(4096));
     let inode = harness.create();
     let disturber = harness.open(&inode);
-    let rounds = 25 * H::SEEDS;
+    let rounds = concurrent_rounds::<H>(25);
     let work = |thread: u64| {
         let file = harness.open(&inode);
         let mut random = Prng::new(thread);
@@ -170,6 +184,7 @@ pub fn reads_beside_truncation_and_holes_see_bytes_or_zeros<H: Harness>(
                 file.fiemap(range(0, SIZE), 100, FiemapSync::AsIs).unwrap();
             }
         }
+        count(Count::ConcurrentRounds, rounds);
     };
     beside(3, work, |round| disturb(&harness, &inode, &disturber, round));
     let before = contents(&disturber);
@@ -195,13 +210,15 @@ fn check(bytes: &[u8], start: u64, expected: impl Fn(u64, u8) -> u8) {
 pub fn files_that_share_a_small_cache_keep_their_bytes<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
+    let _running = Running::new();
+    let rounds = concurrent_rounds::<H>(30);
     let mut harness = make(little_memory(4096));
     let inodes: Vec<H::Inode> = (0..3).map(|_| harness.create()).collect();
     let work = |thread: u64| {
         let file = harness.open(&inodes[usize::try_from(thread).unwrap()]);
         let mut random = Prng::new(thread);
         let mut model = vec![0; 64 * 4096];
-        for _ in 0..30 * H::SEEDS {
+        for _ in 0..rounds {
             let start = random.below(60 * 4096);
             let len = usize::try_from(random.below(3 * 4096)).unwrap();
             let from = usize::try_from(start).unwrap();
@@ -215,6 +232,7 @@ pub fn files_that_share_a_small_cache_keep_their_bytes<H: Harness>(
         }
         let bytes = contents(&file);
         assert!(bytes == model[..bytes.len()]);
+        count(Count::ConcurrentRounds, rounds);
     };
     beside(3, work, |round| harness.background_pass(round * 1000));
     judge_files(&mut harness, &inodes);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ubtrfs_iomap::CacheOptions;
 
 use super::Harness;
+use super::concurrency::COUNTING_THREADS;
 
 /// What is counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,9 +30,11 @@ pub enum Count {
     RaceFlushes,
     /// Those in which the block was on its way to the medium when the file was cut.
     RacesMet,
+    /// Rounds of each thread of the tests that have several.
+    ConcurrentRounds,
 }
 
-const KINDS: [Count; 9] = [
+const KINDS: [Count; 10] = [
     Count::Operations,
     Count::Crashes,
     Count::FailuresInjected,
@@ -41,6 +44,7 @@ const KINDS: [Count; 9] = [
     Count::RaceRounds,
     Count::RaceFlushes,
     Count::RacesMet,
+    Count::ConcurrentRounds,
 ];
 
 static COUNTS: [AtomicU64; KINDS.len()] = [const { AtomicU64::new(0) }; KINDS.len()];
@@ -112,6 +116,9 @@ pub fn zz_counts_of_all_tests_are_what_was_asked_for<H: Harness>(_: impl Fn(Cach
         (Count::RaceFlushes, counted(Count::RaceRounds) / 2),
         (Count::RacesMet, counted(Count::RaceRounds) / 1000),
     ];
+    if let Some(rounds) = asked("UBTRFS_IOMAP_CONCURRENT_ROUNDS") {
+        least.push((Count::ConcurrentRounds, rounds * COUNTING_THREADS));
+    }
     if let Some(rounds) = asked("UBTRFS_RACE_ROUNDS") {
         least.push((Count::RaceRounds, rounds * H::RACES));
     }
