@@ -459,6 +459,11 @@ fn random_operations_on_files_written_in_place_same_as_arrays() {
 }
 
 #[test]
+fn reads_and_writes_of_files_written_in_place_are_atomic_to_each_other() {
+    io_suite::reads_and_writes_are_atomic_to_each_other(EngineHarness::in_place);
+}
+
+#[test]
 fn truncate_of_files_written_in_place_against_flush_leaves_no_stale_bytes() {
     io_suite::truncate_against_flush_and_reclaim_leaves_no_stale_bytes(EngineHarness::in_place);
 }

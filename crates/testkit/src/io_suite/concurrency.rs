@@ -9,9 +9,9 @@ use super::{DataFile, Harness, contents, judge_files, little_memory};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
 
-/// Threads that count their rounds in all tests of the suite: of appends 3, beside truncation 3, of several files 3, and
-/// beside change twice 4.
-pub(super) const COUNTING_THREADS: u64 = 17;
+/// Threads that count their rounds in all tests of the suite: of writes and reads twice 6, of appends 3, beside truncation 3, of
+/// several files 3, and beside change twice 4.
+pub(super) const COUNTING_THREADS: u64 = 29;
 
 /// What each thread of such a test does: `each` times the number of seeds, or as often as UBTRFS_IOMAP_CONCURRENT_ROUNDS says.
 pub(super) fn concurrent_rounds<H: Harness>(each: u64) -> u64 {
@@ -57,37 +57,57 @@ pub(super) fn disturb<H: Harness>(harness: &H, inode: &H::Inode, file: &H::File,
     }
 }
 
-/// Each write fills a range with one value, with ends inside of blocks; a read finds one value only.
+/// Each write fills a range with one value; a read finds one value only. Both are done through memory and past it, with ends on blocks,
+/// and inside of them, where what is to go past memory goes through it.
 ///
 /// # Panics
 /// If it is not so.
 pub fn reads_and_writes_are_atomic_to_each_other<H: Harness>(make: impl Fn(CacheOptions) -> H) {
-    let mut harness = make(little_memory(4096));
-    let rounds = 20 * H::SEEDS;
-    let inode = harness.create();
-    let file = harness.open(&inode);
-    // More than fits into memory, so that each read misses somewhere.
-    let (start, len) = (2048, 24 * 4096);
-    file.write(at(start), &vec![1; len]).unwrap();
-    let work = |thread: u64| {
-        // One open file for two threads, and one for each other.
-        let own = harness.open(&inode);
-        let file: &H::File = if thread < 2 { &file } else { &own };
-        for round in 0..rounds {
-            if thread.is_multiple_of(2) {
-                let value = u8::try_from((thread * rounds + round) % 255 + 1).unwrap();
-                assert_eq!(file.write(at(start), &vec![value; len]).unwrap(), len);
-            } else {
-                let mut bytes = vec![0; len];
-                assert_eq!(file.read(at(start), &mut bytes).unwrap(), len);
-                assert!(bytes.iter().all(|byte| *byte == bytes[0] && *byte != 0), "torn");
+    let _running = Running::new();
+    for start in [2048, 4096] {
+        let mut harness = make(little_memory(4096));
+        let rounds = concurrent_rounds::<H>(20);
+        let inode = harness.create();
+        let file = harness.open(&inode);
+        // More than fits into memory, so that each read misses somewhere.
+        let len = 24 * 4096;
+        file.write(at(start), &vec![1; len]).unwrap();
+        let work = |thread: u64| {
+            // One open file for two threads, and one for each other.
+            let own = harness.open(&inode);
+            let file: &H::File = if thread < 2 { &file } else { &own };
+            let is_direct = thread >= 4;
+            for round in 0..rounds {
+                if thread.is_multiple_of(2) {
+                    let value = u8::try_from((thread * rounds + round) % 255 + 1).unwrap();
+                    let bytes = vec![value; len];
+                    let written = match is_direct {
+                        true => file.direct_write(at(start), &bytes),
+                        false => file.write(at(start), &bytes),
+                    };
+                    assert_eq!(written.unwrap(), len);
+                } else {
+                    let mut bytes = vec![0; len];
+                    let read = match is_direct {
+                        true => file.direct_read(at(start), &mut bytes),
+                        false => file.read(at(start), &mut bytes),
+                    };
+                    assert_eq!(read.unwrap(), len);
+                    let other = bytes.iter().position(|byte| *byte != bytes[0]);
+                    assert!(bytes[0] != 0, "nothing, from {start} on");
+                    assert!(
+                        other.is_none(),
+                        "torn at {other:?} from {start} on, direct: {is_direct}"
+                    );
+                }
             }
-        }
-    };
-    beside(4, work, |round| disturb(&harness, &inode, &file, round));
-    file.fsync().unwrap();
-    drop(file);
-    judge_files(&mut harness, &[inode]);
+            count(Count::ConcurrentRounds, rounds);
+        };
+        beside(6, work, |round| disturb(&harness, &inode, &file, round));
+        file.fsync().unwrap();
+        drop(file);
+        judge_files(&mut harness, &[inode]);
+    }
 }
 
 /// Nothing is lost, torn or written over.
