@@ -459,6 +459,14 @@ fn random_operations_on_files_written_in_place_same_as_arrays() {
 }
 
 #[test]
+fn mapped_access_of_threads_to_other_kinds_of_files_is_exact() {
+    for make in [EngineHarness::in_place, EngineHarness::compressed, EngineHarness::with_hole_items]
+    {
+        io_suite::mapped_access_of_threads_beside_truncation_and_holes_is_exact(make);
+    }
+}
+
+#[test]
 fn reads_and_writes_of_files_written_in_place_are_atomic_to_each_other() {
     io_suite::reads_and_writes_are_atomic_to_each_other(EngineHarness::in_place);
 }

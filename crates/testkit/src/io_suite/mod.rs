@@ -18,6 +18,7 @@ mod content;
 mod counts;
 mod file;
 mod limits;
+mod mapped;
 mod memory;
 mod model;
 mod random;
@@ -35,6 +36,7 @@ pub use concurrency::*;
 pub use counts::{Count, Running, count, counted, zz_counts_of_all_tests_are_what_was_asked_for};
 pub use file::{DataFile, contents, is_on_its_way, walk};
 pub use limits::*;
+pub use mapped::*;
 pub use memory::MemoryHarness;
 pub use random::*;
 pub use seek::*;
@@ -245,6 +247,7 @@ macro_rules! io_suite_tests {
             reads_beside_truncation_and_holes_see_bytes_or_zeros
             files_that_share_a_small_cache_keep_their_bytes
             fiemap_and_seek_beside_change_hold_to_what_stays
+            mapped_access_of_threads_beside_truncation_and_holes_is_exact
             random_operations_same_as_arrays
             random_operations_with_little_memory_same_as_arrays
             random_operations_where_clean_folios_go_at_once_same_as_arrays
