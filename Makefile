@@ -23,11 +23,14 @@ explore:
 
 # Two million random operations on open files beside arrays, and the stale-data race, 100,000 rounds of each
 # kind of file; threads beside each other, 10,000 rounds of each; then failing writes of many runs. It fails without the judges, and
-# where less was done.
+# where less was done. IO_SEED is the first seed of the random operations.
 .PHONY: io-suite
+IO_SEED ?= 0
 io-suite: export UBTRFS_REQUIRE_ORACLES = 1
+io-suite: export UBTRFS_IOMAP_FIRST_SEED = $(IO_SEED)
 io-suite:
 	scripts/setup test
+	@echo "random operations from seed $(IO_SEED) on"
 	UBTRFS_IOMAP_SEEDS=140 UBTRFS_RACE_ROUNDS=100000 UBTRFS_IOMAP_CONCURRENT_ROUNDS=10000 \
 		UBTRFS_IOMAP_OPERATIONS_MIN=2000000 \
 		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2

@@ -8,6 +8,7 @@ use ubtrfs_iomap::CacheOptions;
 
 use super::Harness;
 use super::concurrency::COUNTING_THREADS;
+use super::random::first_seed;
 
 /// What is counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,7 +106,8 @@ pub fn zz_counts_of_all_tests_are_what_was_asked_for<H: Harness>(_: impl Fn(Cach
     let said: Vec<String> =
         KINDS.iter().map(|kind| format!("{kind:?} {}", counted(*kind))).collect();
     // Not by println, whose text is kept back when a test passes.
-    let _ = writeln!(std::io::stderr(), "COUNTS: {}", said.join(", "));
+    let (first, said) = (first_seed(), said.join(", "));
+    let _ = writeln!(std::io::stderr(), "COUNTS, of random runs from seed {first} on: {said}");
     let Some(min) = asked("UBTRFS_IOMAP_OPERATIONS_MIN") else { return };
     // About half of what chance makes of so many steps.
     let mut least = vec![

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! where `MyHarness::new` makes an empty filesystem with the [`CacheOptions`] that it is given. Random runs print their
-//! seed; `UBTRFS_IOMAP_SEEDS` asks for more of them, `UBTRFS_IOMAP_CONCURRENT_ROUNDS` for so many rounds of
+//! seed; `UBTRFS_IOMAP_SEEDS` asks for more of them, `UBTRFS_IOMAP_FIRST_SEED` for others, `UBTRFS_IOMAP_CONCURRENT_ROUNDS` for so many rounds of
 //! each thread where there are several, and `UBTRFS_IOMAP_OPERATIONS_MIN` fails a test run that did less.
 
 mod allocate;

@@ -377,9 +377,18 @@ impl<H: Harness> Run<H> {
     }
 }
 
-/// `UBTRFS_IOMAP_SEEDS` asks for more than those that each test run has time for.
-fn seeds<H: Harness>() -> std::ops::Range<u64> {
-    0..asked("UBTRFS_IOMAP_SEEDS").unwrap_or(H::SEEDS)
+/// The first seed of each random test: other runs than the last time, by `UBTRFS_IOMAP_FIRST_SEED`.
+pub(super) fn first_seed() -> u64 {
+    asked("UBTRFS_IOMAP_FIRST_SEED").unwrap_or(0)
+}
+
+/// The seeds of each random test; `UBTRFS_IOMAP_SEEDS` asks for more than those that each test run has time for.
+///
+/// # Panics
+/// If the environment asks for what is no number.
+pub fn seeds<H: Harness>() -> std::ops::Range<u64> {
+    let first = first_seed();
+    first..first + asked("UBTRFS_IOMAP_SEEDS").unwrap_or(H::SEEDS)
 }
 
 /// For every other seed, what is long enough goes past memory from two blocks on.
