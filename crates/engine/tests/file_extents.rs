@@ -5,7 +5,8 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{fiemap_flag_names, judge, open_for_writing};
+use common::filefrag::{self, Extent};
+use common::{judge, open_for_writing};
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, Reservation, SetAttributes,
     SnapshotOptions, mkfs,
@@ -18,68 +19,12 @@ use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
 
 const KIB: u64 = 1024;
 
-/// An extent: where it begins in the file and on the medium, its length, and its flags by name.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Extent {
-    logical: u64,
-    physical: Option<u64>,
-    len_bytes: u64,
-    flags: Vec<String>,
-}
-
 fn at(offset: u64) -> FileOffset {
     FileOffset::new(offset)
 }
 
-/// What `filefrag` says of a file of a mount.
-fn by_kernel(path: &Path) -> Vec<Extent> {
-    let output = command("filefrag").args(["-v", "-b1"]).arg(path).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout).unwrap();
-    let number = |word: &str| word.trim().parse::<u64>().unwrap();
-    let mut extents = Vec::new();
-    for line in text.lines() {
-        let fields: Vec<&str> = line.split(':').collect();
-        // ext: logical..end: physical..end: length: [expected:] flags
-        if fields.len() < 5 || fields[0].trim().parse::<u64>().is_err() {
-            continue;
-        }
-        let first = |field: &str| number(field.split("..").next().unwrap());
-        let mut names: Vec<String> = fields[fields.len() - 1]
-            .split(',')
-            .map(|name| name.trim().to_owned())
-            .filter(|name| !name.is_empty() && name != "eof" && name != "not_aligned")
-            .collect();
-        names.sort();
-        let has_place = !names.iter().any(|name| name == "unknown_loc" || name == "delalloc");
-        extents.push(Extent {
-            logical: first(fields[1]),
-            physical: has_place.then(|| first(fields[2])),
-            // The column of lengths says 0 of what has no place.
-            len_bytes: number(fields[1].split("..").last().unwrap()) + 1 - first(fields[1]),
-            flags: names,
-        });
-    }
-    extents
-}
-
-fn by_engine(fs: &Filesystem, id: InodeId) -> Vec<Extent> {
-    let file = fs.open_data(id).unwrap();
-    let all = FileRange::from(FileOffset::ZERO);
-    let extents = file.fiemap(all, usize::MAX, FiemapSync::WriteBack).unwrap();
-    extents
-        .into_iter()
-        .map(|extent| {
-            let mut names = fiemap_flag_names(&extent);
-            names.sort();
-            Extent {
-                logical: extent.range.start.bytes(),
-                physical: extent.address,
-                len_bytes: extent.range.len_bytes(),
-                flags: names,
-            }
-        })
-        .collect()
+fn extents(fs: &Filesystem, id: InodeId) -> Vec<Extent> {
+    filefrag::by_engine(&fs.open_data(id).unwrap())
 }
 
 /// Both say the same of each file below the root of `image`; returns how many there are.
@@ -95,7 +40,7 @@ fn assert_same_extents(image: &Path) -> usize {
     let theirs: Vec<(PathBuf, Vec<Extent>)> = files
         .into_iter()
         .map(|name| {
-            let extents = by_kernel(&mount.path().join(&name));
+            let extents = filefrag::by_kernel(&mount.path().join(&name));
             (name, extents)
         })
         .collect();
@@ -104,7 +49,7 @@ fn assert_same_extents(image: &Path) -> usize {
     for (name, theirs) in &theirs {
         let bytes = name.as_os_str().as_encoded_bytes();
         let id = fs.lookup(fs.top_level(), bytes).unwrap();
-        assert_eq!(&by_engine(&fs, id), theirs, "{}", name.display());
+        assert_eq!(&extents(&fs, id), theirs, "{}", name.display());
     }
     theirs.len()
 }
@@ -203,14 +148,12 @@ fn extent_that_one_file_refers_to_in_two_ways_is_told_as_the_kernel_tells_it() {
         ",
         mount.path(),
     );
-    let theirs = by_kernel(&mount.path().join("new/file"));
+    let theirs = filefrag::by_kernel(&mount.path().join("new/file"));
     mount.unmount();
-    assert!(
-        theirs.len() > 200 && theirs.iter().any(|extent| extent.flags.contains(&"shared".into()))
-    );
+    assert!(theirs.len() > 200 && theirs.iter().any(|extent| extent.is("shared")));
     let fs = open_for_writing(&image);
     let id = fs.resolve(fs.top_level(), b"new/file").unwrap();
-    assert_eq!(by_engine(&fs, id), theirs);
+    assert_eq!(extents(&fs, id), theirs);
 }
 
 /// A reference that is dropped, but still waits for the commit, made an extent shared.
@@ -224,7 +167,7 @@ fn extent_is_not_shared_once_its_other_file_is_gone() {
     file.write(at(0), &noise(len, 1)).unwrap();
     fs.sync().unwrap();
     let disk = ubtrfs_ondisk::FileOffset;
-    let is_shared = || by_engine(&fs, one)[0].flags.contains(&"shared".to_owned());
+    let is_shared = || extents(&fs, one)[0].is("shared");
     assert!(!is_shared());
     fs.clone_range(one, disk(0)..disk(len), two, disk(0)).unwrap();
     assert!(is_shared(), "before the commit");
@@ -283,90 +226,129 @@ fn extents_of_engine_written_files_are_told_as_the_kernel_tells_them() {
     judge(&image);
 }
 
-/// What is in memory only is told without a sync as the kernel tells it: over holes, behind the end, over preallocated space. Over
-/// data the kernel tells what it will replace, and the engine, that it has no place yet: that part is compared with neither.
+/// What is written to a file, and where, in blocks: `start, count`.
+struct Unwritten {
+    name: &'static str,
+    is_in_place: bool,
+    allocated: &'static [(u64, u64)],
+    /// Is on the medium.
+    synced: &'static [(u64, u64)],
+    /// Is in memory only.
+    dirty: &'static [(u64, u64)],
+}
+
+const fn unwritten(
+    name: &'static str,
+    allocated: &'static [(u64, u64)],
+    synced: &'static [(u64, u64)],
+    dirty: &'static [(u64, u64)],
+) -> Unwritten {
+    Unwritten { name, is_in_place: false, allocated, synced, dirty }
+}
+
+const UNWRITTEN: [Unwritten; 10] = [
+    unwritten("new", &[], &[], &[(0, 4)]),
+    unwritten("hole before", &[], &[], &[(8, 2)]),
+    unwritten("holes", &[], &[], &[(1, 1), (3, 2), (9, 1)]),
+    unwritten("appended", &[], &[(0, 4)], &[(4, 4), (12, 1)]),
+    unwritten("allocated", &[(0, 16)], &[], &[(2, 3), (8, 1), (15, 1)]),
+    unwritten("allocated behind", &[(4, 8)], &[(0, 2)], &[(2, 4), (20, 2)]),
+    unwritten("over data", &[], &[(0, 8)], &[(2, 3)]),
+    unwritten("over all data", &[], &[(0, 8)], &[(0, 8)]),
+    unwritten("over data and behind", &[], &[(0, 4), (8, 2)], &[(2, 8)]),
+    Unwritten { is_in_place: true, ..unwritten("in place", &[], &[(0, 8)], &[(2, 3), (7, 3)]) },
+];
+
+const BLOCK: u64 = 4 * KIB;
+
+/// What the kernel says of a file of which a part is in memory only.
+fn unwritten_by_kernel(mount: &Path, case: &Unwritten) -> Vec<Extent> {
+    let name = case.name;
+    let dd = |(start, count): &(u64, u64)| {
+        let to = format!("if=/dev/zero of='{name}' bs=4k conv=notrunc status=none");
+        format!("dd {to} seek={start} count={count}\n")
+    };
+    let allocate = |(start, count): &(u64, u64)| {
+        format!("fallocate -n -o {} -l {} '{name}'\n", start * BLOCK, count * BLOCK)
+    };
+    let mut script = format!("touch '{name}'\n");
+    if case.is_in_place {
+        script += &format!("chattr +C '{name}'\n");
+    }
+    script.extend(case.allocated.iter().map(allocate));
+    script.extend(case.synced.iter().map(dd));
+    script += &format!("sync '{name}'\n");
+    script.extend(case.dirty.iter().map(dd));
+    shell(&script, mount);
+    // It begins a new one where what lies below changes, which nobody knows of what has no place.
+    let mut told: Vec<Extent> = Vec::new();
+    for next in filefrag::by_kernel(&mount.join(name)) {
+        match told.last_mut() {
+            Some(last)
+                if last.logical + last.len_bytes == next.logical
+                    && last.is("delalloc")
+                    && next.is("delalloc") =>
+            {
+                last.len_bytes += next.len_bytes;
+                last.flags.extend(next.flags);
+            }
+            _ => told.push(next),
+        }
+    }
+    told
+}
+
+/// What is in memory only is told without a sync as the kernel tells it: over holes, behind the end and over preallocated space it has no
+/// place; over data that has one, that place is told, whether it will be written there or elsewhere.
 #[test]
 fn extents_of_what_is_not_written_yet_are_told_as_the_kernel_tells_them() {
     if !has_kernel() {
         return;
     }
-    const BLOCK: u64 = 4 * KIB;
-    /// A file: blocks that are allocated, those written and synced, those written then; and how far it is compared.
-    type Case = (&'static str, &'static [(u64, u64)], &'static [(u64, u64)], &'static [(u64, u64)]);
-    let cases: [Case; 6] = [
-        ("new", &[], &[], &[(0, 4)]),
-        ("hole before", &[], &[], &[(8, 2)]),
-        ("holes", &[], &[], &[(1, 1), (3, 2), (9, 1)]),
-        ("appended", &[], &[(0, 4)], &[(4, 4), (12, 1)]),
-        ("allocated", &[(0, 16)], &[], &[(2, 3), (8, 1), (15, 1)]),
-        ("allocated behind", &[(4, 8)], &[(0, 2)], &[(2, 4), (20, 2)]),
-    ];
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("kernel's");
     MkfsBtrfs::new().size_bytes(512 << 20).make(&image);
     let mount = KernelMount::read_write(&image, "");
     let fs = make(&dir.path().join("ours"));
-    for (name, allocated, synced, dirty) in cases {
-        let dd = |(start, count): &(u64, u64)| {
-            let to = format!("if=/dev/zero of='{name}' bs=4k conv=notrunc status=none");
-            format!("dd {to} seek={start} count={count}\n")
-        };
-        let allocate = |(start, count): &(u64, u64)| {
-            format!("fallocate -n -o {} -l {} '{name}'\n", start * BLOCK, count * BLOCK)
-        };
-        let mut script = format!("touch '{name}'\n");
-        script.extend(allocated.iter().map(allocate));
-        script.extend(synced.iter().map(dd));
-        script += &format!("sync '{name}'\n");
-        script.extend(dirty.iter().map(dd));
-        shell(&script, mount.path());
-        let theirs = by_kernel(&mount.path().join(name));
-
-        let (_, file) = create(&fs, name, 0);
+    for case in UNWRITTEN {
+        let name = case.name;
+        let theirs = unwritten_by_kernel(mount.path(), &case);
+        let bits = if case.is_in_place { flags::NODATACOW | flags::NODATASUM } else { 0 };
+        let (_, file) = create(&fs, name, bits);
         let put = |ranges: &[(u64, u64)]| {
             for (start, count) in ranges {
                 let bytes = vec![0; usize::try_from(count * BLOCK).unwrap()];
                 file.write(at(start * BLOCK), &bytes).unwrap();
             }
         };
-        for (start, count) in allocated {
+        for (start, count) in case.allocated {
             file.allocate(at(start * BLOCK), count * BLOCK, Reach::Stays).unwrap();
         }
-        put(synced);
+        put(case.synced);
         file.fsync().unwrap();
-        put(dirty);
-        let all = FileRange::from(FileOffset::ZERO);
-        let ours = file.fiemap(all, usize::MAX, FiemapSync::AsIs).unwrap();
-        let ours: Vec<_> = ours
-            .iter()
-            .map(|extent| {
-                let mut names = fiemap_flag_names(extent);
-                names.sort();
-                (extent.range.start.bytes(), extent.range.len_bytes(), names)
-            })
-            .collect();
-        let of_kernel = |extent: Extent| {
-            let names = extent.flags.into_iter().filter(|name| name != "unknown_loc");
-            let names: Vec<String> = names.collect();
-            (extent.logical, extent.len_bytes, names)
+        let before = filefrag::by_engine(&file);
+        put(case.dirty);
+        assert!(file.space().is_dirty(), "{name}");
+        let ours = filefrag::by_engine_as(&file, FiemapSync::AsIs);
+        let without_place = |extents: &[Extent]| {
+            let told = |extent: &Extent| {
+                (extent.logical, extent.len_bytes, extent.physical.is_some(), extent.flags.clone())
+            };
+            extents.iter().map(told).collect::<Vec<_>>()
         };
-        // The kernel begins a new one where what lies below changes, which nobody knows of what has no place.
-        let mut told: Vec<(u64, u64, Vec<String>)> = Vec::new();
-        for next in theirs.into_iter().map(of_kernel) {
-            match told.last_mut() {
-                Some(last)
-                    if last.0 + last.1 == next.0
-                        && last.2 == next.2
-                        && next.2.contains(&"delalloc".to_owned()) =>
-                {
-                    last.1 += next.1;
-                }
-                _ => told.push(next),
-            }
+        assert_eq!(without_place(&ours), without_place(&theirs), "{name}");
+        // Where that is nobody can compare; but data has the place that it had.
+        let place_of = |extents: &[Extent], logical| {
+            let found = extents.iter().find(|extent| extent.logical == logical);
+            found.and_then(|extent| extent.physical)
+        };
+        let is_data = |extent: &&Extent| !extent.is("delalloc") && !extent.is("unwritten");
+        for extent in ours.iter().filter(is_data) {
+            assert_eq!(extent.physical, place_of(&before, extent.logical), "{name}");
         }
-        let theirs = told;
-        assert!(theirs.iter().any(|(.., names)| names.contains(&"delalloc".to_owned())), "{name}");
-        assert_eq!(ours, theirs, "{name}");
+        let is_elsewhere = place_of(&filefrag::by_engine(&file), 0) != place_of(&before, 0);
+        assert!(!(case.is_in_place && is_elsewhere), "{name}");
+        assert!(name != "over all data" || is_elsewhere, "{name}");
     }
 }
 
@@ -418,10 +400,10 @@ fn data_in_place_leaves_what_shares_the_space_alone() {
     let (_, in_place) = create(&fs, "in place", flags::NODATACOW | flags::NODATASUM);
     in_place.write(at(0), &noise(256 * KIB, 1)).unwrap();
     fs.sync().unwrap();
-    let before = space_of(&fs, &in_place);
+    let before = space_of(&in_place);
     in_place.write(at(8 * KIB), &noise(8 * KIB, 2)).unwrap();
     in_place.fsync().unwrap();
-    assert_eq!(space_of(&fs, &in_place), before, "it is written where it lies");
+    assert_eq!(space_of(&in_place), before, "it is written where it lies");
     allocated.write(at(8 * KIB), &noise(8 * KIB, 3)).unwrap();
     in_place.write(at(32 * KIB), &noise(8 * KIB, 4)).unwrap();
 
@@ -456,8 +438,8 @@ fn data_in_place_leaves_what_shares_the_space_alone() {
     judge(&image);
 }
 
-fn space_of(fs: &Filesystem, file: &DataFile) -> Vec<Option<u64>> {
-    by_engine(fs, file.id()).into_iter().map(|extent| extent.physical).collect()
+fn space_of(file: &DataFile) -> Vec<Option<u64>> {
+    filefrag::by_engine(file).into_iter().map(|extent| extent.physical).collect()
 }
 
 /// Calls that know nothing of memory see what is there, and what they do is seen through open files.

@@ -11,8 +11,8 @@ use crate::report::{Content, Piece, Segment};
 pub struct FiemapFlags {
     /// LAST: no extent of the file comes after it.
     pub is_last: bool,
-    /// DELALLOC, and so UNKNOWN: it has no place yet. So is what is written over data that has one, where Linux's btrfs tells the old
-    /// place, which does not have what the file reads as.
+    /// DELALLOC, and so UNKNOWN: it is in memory only, and has no place yet. What is written over data that has one is told as that data,
+    /// as by Linux's btrfs: the place does not have what the file reads as until it is written back, and then it may be another.
     pub is_delalloc: bool,
     /// UNWRITTEN: reads as zeros.
     pub is_unwritten: bool,
@@ -77,7 +77,7 @@ impl FiemapExtent {
 /// Whether a report is made of what is on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FiemapSync {
-    /// What is dirty has no place.
+    /// What is dirty has no place, or that of the data below it.
     AsIs,
     /// FIEMAP_FLAG_SYNC: what is dirty is brought to the device first.
     WriteBack,

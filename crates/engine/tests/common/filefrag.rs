@@ -12,13 +12,17 @@ use super::fiemap_flag_names;
 /// An extent: where it begins in the file and on the medium, its length, and its flags by name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Extent {
-    logical: u64,
-    physical: Option<u64>,
-    len_bytes: u64,
-    flags: BTreeSet<String>,
+    pub logical: u64,
+    pub physical: Option<u64>,
+    pub len_bytes: u64,
+    pub flags: BTreeSet<String>,
 }
 
 impl Extent {
+    pub fn is(&self, flag: &str) -> bool {
+        self.flags.contains(flag)
+    }
+
     fn of_engine(extent: &FiemapExtent) -> Self {
         Self {
             logical: extent.range.start.bytes(),
@@ -35,15 +39,22 @@ impl Extent {
         if fields.len() < 5 || fields[0].trim().parse::<u64>().is_err() {
             return None;
         }
-        let number = |field: &str| field.split("..").next()?.trim().parse::<u64>().ok();
+        let number = |text: &str| text.trim().parse::<u64>().ok();
+        let first = |field: &str| number(field.split("..").next()?);
         let names = fields[fields.len() - 1].split(',').map(|name| name.trim().to_owned());
         let unsaid = ["", "eof", "not_aligned"];
-        let flags: BTreeSet<_> = names.filter(|name| !unsaid.contains(&name.as_str())).collect();
-        let has_place = !flags.contains("unknown_loc") && !flags.contains("delalloc");
+        let mut flags: BTreeSet<_> =
+            names.filter(|name| !unsaid.contains(&name.as_str())).collect();
+        let is_delalloc = flags.contains("delalloc");
+        // What has no place yet is at no known one.
+        let has_place = !(flags.contains("unknown_loc") || is_delalloc);
+        flags.retain(|flag| !is_delalloc || flag != "unknown_loc");
+        // The column of lengths says 0 of what has no place.
+        let logical = first(fields[1])?;
         Some(Self {
-            logical: number(fields[1])?,
-            physical: number(fields[2]).filter(|_| has_place),
-            len_bytes: number(fields[3])?,
+            logical,
+            physical: first(fields[2]).filter(|_| has_place),
+            len_bytes: number(fields[1].split("..").last()?)? + 1 - logical,
             flags,
         })
     }
@@ -70,8 +81,13 @@ fn push(extents: &mut Vec<Extent>, extent: Extent) {
 
 /// What the engine says, of what is on the medium.
 pub fn by_engine(file: &DataFile) -> Vec<Extent> {
+    by_engine_as(file, FiemapSync::WriteBack)
+}
+
+/// What the engine says.
+pub fn by_engine_as(file: &DataFile, sync: FiemapSync) -> Vec<Extent> {
     let all = FileRange::from(FileOffset::ZERO);
-    let extents = file.fiemap(all, usize::MAX, FiemapSync::WriteBack).unwrap();
+    let extents = file.fiemap(all, usize::MAX, sync).unwrap();
     extents.iter().map(Extent::of_engine).collect()
 }
 
