@@ -8,14 +8,15 @@ use std::sync::Arc;
 use common::filefrag::{self, Extent};
 use common::{judge, open_for_writing};
 use ubtrfs_engine::{
-    DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, Reservation, SetAttributes,
-    SnapshotOptions, mkfs,
+    DataFile, Error, Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, Reservation,
+    SetAttributes, SnapshotOptions, mkfs,
 };
 use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, command, oracle};
-use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const KIB: u64 = 1024;
 
@@ -112,6 +113,12 @@ fn make(image: &Path) -> Filesystem {
     let device: Arc<dyn Device> = Arc::new(device);
     mkfs(vec![device], &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap();
     open_for_writing(image)
+}
+
+fn open_with(image: &Path, options: OpenOptions) -> Filesystem {
+    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, options).unwrap()
 }
 
 fn create(fs: &Filesystem, name: &str, bits: u64) -> (InodeId, DataFile) {
@@ -349,6 +356,61 @@ fn extents_of_what_is_not_written_yet_are_told_as_the_kernel_tells_them() {
         let is_elsewhere = place_of(&filefrag::by_engine(&file), 0) != place_of(&before, 0);
         assert!(!(case.is_in_place && is_elsewhere), "{name}");
         assert!(name != "over all data" || is_elsewhere, "{name}");
+    }
+}
+
+/// Of each 256 bytes 16 are noise, from the one that is named on.
+fn mostly_zeros(noise_from: usize) -> Vec<u8> {
+    let mut bytes = vec![0; 256 << 10];
+    let noise = noise(16 << 10, 1);
+    for (part, noise) in bytes.chunks_mut(256).zip(noise.chunks(16)) {
+        part[noise_from..noise_from + 16].copy_from_slice(noise);
+    }
+    bytes
+}
+
+/// Data is looked at before it is compressed: the first 16 of each 256 bytes. What is noise there, and zeros elsewhere, would shrink to less than
+/// an eighth, and is stored as it is, but where compression is forced. Nothing else shows that it was looked at.
+#[test]
+fn data_that_looks_like_noise_is_compressed_by_force_only() {
+    let (hidden, seen, all_noise) = (mostly_zeros(0), mostly_zeros(128), noise(256 << 10, 2));
+    for algorithm in [Compression::Zlib, Compression::Lzo, Compression::Zstd] {
+        for is_forced in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let image = dir.path().join("image");
+            drop(make(&image));
+            let options = || OpenOptions {
+                compression: Some(Method::with_default_level(algorithm)),
+                force_compression: is_forced,
+                ..OpenOptions::default()
+            };
+            let fs = open_with(&image, options());
+            let expected = [
+                ("hidden", &hidden, is_forced),
+                ("seen", &seen, true),
+                ("noise", &all_noise, false),
+            ];
+            for (name, bytes, _) in expected {
+                // Through memory, as whole blocks and as what is no block.
+                let (_, file) = create(&fs, name, 0);
+                file.write(at(0), &bytes[..100_001]).unwrap();
+                file.write(at(100_001), &bytes[100_001..]).unwrap();
+                file.fsync().unwrap();
+            }
+            drop(fs);
+            let fs = open_with(&image, options());
+            for (name, bytes, is_encoded) in expected {
+                let id = fs.lookup(fs.top_level(), name.as_bytes()).unwrap();
+                let told = extents(&fs, id);
+                let right = told.iter().all(|extent| extent.is("encoded") == is_encoded);
+                assert!(right, "{algorithm:?}, forced: {is_forced}, {name}: {told:?}");
+                let mut have = vec![0; bytes.len()];
+                fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut have).unwrap();
+                assert!(have == *bytes, "{algorithm:?}, forced: {is_forced}, {name}");
+            }
+            drop(fs);
+            judge(&image);
+        }
     }
 }
 
