@@ -137,8 +137,10 @@ pub struct MemoryFs {
     pub read_count: AtomicU64,
     /// Bytes read.
     pub bytes_read: AtomicU64,
-    /// Mappings asked for.
+    /// Mappings told.
     pub map_count: AtomicU64,
+    /// Calls that asked for several.
+    pub ask_ahead_count: AtomicU64,
     /// After data was written, before it is mapped.
     before_mapping: Mutex<Option<Arc<Hook>>>,
     /// After a mapping was taken.
@@ -516,6 +518,7 @@ impl FileSystem for MemoryFs {
         count_max: usize,
         mappings: &mut Vec<Mapping>,
     ) -> Result<(), Failure> {
+        self.ask_ahead_count.fetch_add(1, Ordering::Relaxed);
         let mut rest = range;
         for index in 0..count_max {
             let mapping = self.map(inode, rest, Purpose::Read)?;
