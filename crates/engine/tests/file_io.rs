@@ -416,6 +416,10 @@ impl io_suite::DataFile for Open {
         self.0.space().cache().counts().bytes_written
     }
 
+    fn cached_bytes(&self) -> u64 {
+        self.0.space().cache().cached_bytes()
+    }
+
     fn is_on_its_way(&self, range: FileRange) -> bool {
         io_suite::is_on_its_way(self.0.space().states(), range)
     }

@@ -1,91 +1,12 @@
-//! Threads at the same files, with writeback, reclaim and relocation between them.
+//! Threads at the same file, of which one is at a certain place when another comes. What they do at random is in the suite.
 
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{BLOCK, MemoryFs, at, contents, new_file};
-use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache};
-use ubtrfs_testkit::Prng;
-
-fn little_memory() -> CacheOptions {
-    CacheOptions {
-        cached_bytes_max: 16 * BLOCK,
-        dirty_bytes_max: 8 * BLOCK,
-        dirty_bytes_background: 4 * BLOCK,
-        folio_bytes_max: 4 * BLOCK,
-        writeback_bytes_max: 4 * BLOCK,
-        readahead_bytes_max: 4 * BLOCK,
-        straight_bytes_min: 2 * BLOCK,
-        straight_write_bytes_min: 2 * BLOCK,
-        ..CacheOptions::default()
-    }
-}
-
-/// Runs `work` in threads, and `trouble` in one more until they are done.
-fn beside(threads: u64, work: impl Fn(u64) + Sync, trouble: impl Fn(u64) + Sync) {
-    let done = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|thread| {
-                let (work, done) = (&work, &done);
-                scope.spawn(move || {
-                    let result =
-                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(thread)));
-                    done.fetch_add(1, Ordering::SeqCst);
-                    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                })
-            })
-            .collect();
-        let (trouble, done) = (&trouble, &done);
-        scope.spawn(move || {
-            let mut round = 0;
-            while done.load(Ordering::SeqCst) < threads {
-                trouble(round);
-                round += 1;
-            }
-        });
-        for worker in workers {
-            worker.join().unwrap();
-        }
-    });
-}
-
-/// Several files in one small cache, each in one thread: the budget is shared, the data is not.
-#[test]
-fn files_that_share_a_small_cache_keep_their_bytes() {
-    let fs = MemoryFs::new();
-    let cache = PageCache::new(little_memory());
-    let work = |thread: u64| {
-        let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
-        let file = space.open();
-        let mut random = Prng::new(thread);
-        let mut model = vec![0; 64 * 4096];
-        for _ in 0..600 {
-            let start = random.below(60 * BLOCK);
-            let len = usize::try_from(random.below(3 * BLOCK)).unwrap();
-            let from = usize::try_from(start).unwrap();
-            let value = u8::try_from(random.below(256)).unwrap();
-            assert_eq!(file.write(at(start), &vec![value; len]), Ok(len));
-            model[from..from + len].fill(value);
-            let start = usize::try_from(random.below(60 * BLOCK)).unwrap();
-            let mut bytes = vec![0; 5000];
-            let count = file.read(at(u64::try_from(start).unwrap()), &mut bytes).unwrap();
-            assert!(bytes[..count] == model[start..start + count]);
-        }
-        let bytes = contents(&file);
-        assert!(bytes == model[..bytes.len()]);
-    };
-    let most = AtomicU64::new(0);
-    beside(3, work, |round| {
-        cache.background_pass(round * 1000);
-        most.fetch_max(cache.cached_bytes(), Ordering::Relaxed);
-    });
-    // Each of three calls may hold what it needs itself beyond the budget.
-    let most = most.load(Ordering::Relaxed);
-    assert!(most <= 16 * BLOCK + 3 * 16 * BLOCK, "{most} bytes in memory");
-}
+use ubtrfs_iomap::{CacheOptions, FileRange};
 
 /// What an fsync promised is stored, whatever other threads do.
 #[test]

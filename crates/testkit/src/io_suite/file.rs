@@ -44,6 +44,8 @@ pub trait DataFile: Send + Sync {
     fn flush(&self, range: FileRange) -> Result<(), Self::Error>;
     /// Bytes that writeback wrote of all files so far.
     fn written_back_bytes(&self) -> u64;
+    /// Memory that all files are in.
+    fn cached_bytes(&self) -> u64;
     /// Whether something of a range is on its way to the medium.
     fn is_on_its_way(&self, range: FileRange) -> bool;
     /// A load through a map of `range`.
@@ -136,6 +138,10 @@ impl<F: FileSystem> DataFile for OpenFile<F> {
 
     fn written_back_bytes(&self) -> u64 {
         self.space().cache().counts().bytes_written
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        self.space().cache().cached_bytes()
     }
 
     fn is_on_its_way(&self, range: FileRange) -> bool {
