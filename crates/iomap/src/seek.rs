@@ -11,7 +11,8 @@ use crate::report::{Behind, Piece};
 use crate::seek_window::SeekWindow;
 
 impl<F: FileSystem> OpenFile<F> {
-    /// The first byte of data at or after `offset`.
+    /// The first byte of data at or after `offset`. There is none at one that is negative to Linux, beyond [`FileOffset::MAX`]: so say ext4
+    /// and xfs, too, while Linux's btrfs begins at the beginning of the file then, as does the server of a mount.
     ///
     /// # Errors
     /// [`Error::NoData`] if there is none, or what the filesystem said.
@@ -34,7 +35,8 @@ impl<F: FileSystem> OpenFile<F> {
         })
     }
 
-    /// The first byte at or after `offset` that is in a hole; the end of the file is one.
+    /// The first byte at or after `offset` that is in a hole; the end of the file is one. Offsets that are negative to Linux are as with
+    /// [`OpenFile::seek_data()`].
     ///
     /// # Errors
     /// [`Error::NoData`] if `offset` is not in the file, or what the filesystem said.
