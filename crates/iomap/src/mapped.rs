@@ -2,6 +2,37 @@
 //!
 //! A store may go to any byte of the file's last block, also beyond the file's end. There it is seen by loads, and by nobody
 //! else: it is zeroed when the block is written back, and before the file grows over it.
+//!
+//! # Maps of who embeds this, and of the kernel
+//!
+//! Nothing here gives out addresses: no page is shared, and bytes are copied by [`MappedRange::load()`] and [`MappedRange::store()`].
+//! Who shows a file to a program as memory (a user-space pager, a virtual machine's monitor, an interpreter) keeps pages of
+//! his own and calls:
+//!
+//! | what happens to his page | call |
+//! |---|---|
+//! | it is touched for the first time | [`MappedRange::load()`] of its blocks |
+//! | it is stored to for the first time since it was clean | [`MappedRange::fault_for_write()`] of each of its blocks: that there is no space is said here, and what was reserved is kept as long as the block is dirty |
+//! | what was stored goes to the file | [`MappedRange::store()`], of no more than what was stored |
+//! | somebody asks for it to be durable | the stores, then [`MappedRange::msync()`] |
+//!
+//! - Stores are in memory only, as those of [`OpenFile::write()`]: writeback brings them to the medium, with age, for want of memory or
+//!   by any flush, and an error of it is told by the next msync or fsync. `munmap` has no call: what was stored stays.
+//! - [`MappedRange::msync()`] makes durable all that the file has from its beginning to the end of the part, and that it ends there or
+//!   further on: more than POSIX asks for, as a length that is durable must not show what is not. MS_ASYNC has no call either.
+//! - A load, store or fault of a block that lies wholly beyond the end of the file, or outside of the range, is [`Error::BeyondEnd`], and
+//!   changes nothing: where Linux sends SIGBUS. The rest of the last block is there, and reads as zeros until something is stored there.
+//! - Each call is atomic to all reads and writes, as those are to each other: none sees a store in part. Of what lies in pages of somebody
+//!   else nothing is known here: whoever truncates, punches, clones or deduplicates has to have them stored before, and loaded again after.
+//!   No call comes back from here to say that a block was changed.
+//! - A private map is the embedder's: he loads, and stores nothing.
+//!
+//! Over FUSE nothing of this is called. The kernel's page cache is the map: a fault for reading is a READ request, answered by
+//! [`OpenFile::read_whole()`]; a fault for writing asks nobody; and what was stored comes as WRITE requests of whole pages, cut at the
+//! end of the file, with the flag WRITE_CACHE (as all writes do with `-o writeback`), when the kernel writes its dirty pages back, which go to
+//! [`OpenFile::write()`] (`DataFile::write_cached()` of the engine). So there is no space reserved for a store to such a map before it is written back, msync(2) is those
+//! requests and then FSYNC, SIGBUS is the kernel's to send, and what it keeps behind the end of the file the server has it clear
+//! (docs/adr/0003-own-fuse-protocol.md).
 
 use crate::address_space::{AddressSpace, OpenFile, Reach};
 use crate::buffered_read::{End, Misses};
@@ -11,7 +42,8 @@ use crate::mapping::FileSystem;
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::Source;
 
-/// A range of an open file that is accessed as memory, shared with all who have the file open.
+/// A range of an open file that is accessed as memory, shared with all who have the file open. What who shows it to programs as a memory map
+/// calls, and when, is told at the head of `mapped.rs`.
 #[derive(Debug)]
 pub struct MappedRange<'a, F: FileSystem> {
     file: &'a OpenFile<F>,
