@@ -380,7 +380,7 @@ fn check_writable(filesystem: &Filesystem) -> Result<()> {
 
 /// Opens one file or device. One that was unmounted a moment ago is waited for.
 pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDevice> {
-    if let Some(mounted) = mount_at(path) {
+    if let Some(mounted) = mounts::on(path) {
         return Err(Failure::at_mount(mounted));
     }
     let mut leaving = mounts::Leaving::default();
@@ -427,22 +427,6 @@ pub fn open_device(path: &Path, mode: OpenMode, window: Window) -> Result<FileDe
             }
             _ => failure,
         }
-    })
-}
-
-/// What this command has mounted on a directory.
-pub fn mount_at(path: &Path) -> Option<mounts::Mounted> {
-    // Not asked of the directory itself, which whoever serves it may not answer any more.
-    let mounted = mounts::on(&std::path::absolute(path).ok()?).or_else(|| {
-        let is_directory = std::fs::metadata(path).is_ok_and(|about| about.is_dir());
-        is_directory
-            .then(|| std::fs::canonicalize(path).ok())
-            .flatten()
-            .and_then(|path| mounts::on(&path))
-    });
-    // A file of it that is bound to another place is an image itself, if anything.
-    mounted.filter(|mounted| {
-        !mounted.is_part() || std::fs::metadata(path).map_or(true, |about| about.is_dir())
     })
 }
 

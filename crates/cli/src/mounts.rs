@@ -2,12 +2,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
+use ubtrfs_fuse::{MountId, Restriction};
 
 use crate::failure;
 use crate::mount_helper;
@@ -16,8 +18,8 @@ use crate::output::quote;
 /// A mount of this command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mounted {
-    /// Its number in the table of mounts, as long as it is there.
-    pub id: String,
+    /// Its number.
+    pub id: MountId,
     /// Where.
     pub directory: PathBuf,
     /// What of it is to be seen there, from its top on: `/`, or less where that was bound to the place. Behind a name that is gone stands
@@ -31,6 +33,10 @@ pub struct Mounted {
     pub uid: u32,
     /// Nothing can be written.
     pub is_read_only: bool,
+    /// Be it in this place alone.
+    pub is_read_only_here: bool,
+    /// What else is not allowed in this place.
+    pub restrictions: Vec<Restriction>,
     /// The time of access of what is read is noted.
     pub notes_access: bool,
 }
@@ -45,15 +51,33 @@ impl Mounted {
     }
 }
 
-/// What is mounted on a directory, if this command mounted it.
+/// What is mounted on a directory, if this command mounted it. Who serves it is not asked.
 pub fn on(directory: &Path) -> Option<Mounted> {
-    on_in(&table_of("self")?, directory)
+    // With a slash behind it, it is a directory, or none: a file of a mount that is bound to a place is an image itself, if anything.
+    at(&directory.join("")).ok().flatten()
+}
+
+/// As [`on`], be it on a file.
+///
+/// # Errors
+/// The system's, where nothing is found by that name.
+pub fn at(path: &Path) -> io::Result<Option<Mounted>> {
+    let reached = ubtrfs_fuse::reached(path)?;
+    let Some(table) = table_of("self") else { return Ok(None) };
+    Ok(match reached {
+        Some(reached) => by_id(&table, reached.mount).filter(|_| reached.is_top),
+        None => on_in(&table, &resolved(&table, path)?),
+    })
 }
 
 /// What a file or directory lies in, if this command mounted that.
 pub fn around(path: &Path) -> Option<Mounted> {
-    let path = std::fs::canonicalize(path).ok()?;
-    around_in(&table_of("self")?, &path)
+    let reached = ubtrfs_fuse::reached(path).ok()?;
+    let table = table_of("self")?;
+    match reached {
+        Some(reached) => by_id(&table, reached.mount),
+        None => around_in(&table, &std::fs::canonicalize(path).ok()?),
+    }
 }
 
 /// Where an image is mounted.
@@ -251,7 +275,7 @@ fn all_of_it_first(found: impl Iterator<Item = Mounted>) -> Option<Mounted> {
     found.min_by_key(Mounted::is_part)
 }
 
-fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+fn lines(table: &[u8]) -> impl Iterator<Item = &[u8]> {
     table.split(|byte| *byte == b'\n')
 }
 
@@ -259,27 +283,90 @@ fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(|byte| *byte == b' ')
 }
 
+/// Where a path leads, by its directory and, where it is a symbolic link, its target: what is mounted there may not answer.
+fn resolved(table: &[u8], path: &Path) -> io::Result<PathBuf> {
+    /// As of Linux.
+    const LINK_COUNT_MAX: usize = 40;
+    let mut path = std::path::absolute(path)?;
+    for _ in 0..LINK_COUNT_MAX {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
+        let parent = std::fs::canonicalize(parent)?;
+        let whole = parent.join(name);
+        if places_in(table).iter().any(|place| place.directory == whole) {
+            return Ok(whole);
+        }
+        let Ok(target) = std::fs::read_link(&whole) else { break };
+        path = parent.join(target);
+    }
+    std::fs::canonicalize(path)
+}
+
+fn by_id(table: &[u8], id: MountId) -> Option<Mounted> {
+    lines(table).filter_map(of_line).find(|mounted| mounted.id == id)
+}
+
 fn around_in(table: &[u8], path: &Path) -> Option<Mounted> {
-    // The innermost one, whoever mounted it.
-    let place_of = |line| words(line).nth(4).map(unescape);
-    let is_place =
-        |directory: &Path| lines(table).any(|line| place_of(line).is_some_and(|p| p == *directory));
-    on_in(table, path.ancestors().find(|directory| is_place(directory))?)
+    of_line(leading_to(&places_in(table), path)?.line)
 }
 
 fn on_in(table: &[u8], directory: &Path) -> Option<Mounted> {
-    // The last one on a directory lies on top.
-    let is_there = |line: &&[u8]| {
-        let place = words(line).nth(4).map(unescape);
-        place.is_some_and(|place| Path::new(&place) == directory)
+    let places = places_in(table);
+    let found = leading_to(&places, directory)?;
+    of_line(found.line).filter(|mounted| mounted.directory == directory)
+}
+
+/// A mount, whoever made it.
+struct Place<'a> {
+    id: u64,
+    /// The mount on which it lies.
+    parent: u64,
+    directory: PathBuf,
+    line: &'a [u8],
+}
+
+fn places_in(table: &[u8]) -> Vec<Place<'_>> {
+    let place = |line| {
+        let mut words = words(line);
+        let mut number = || str::from_utf8(words.next()?).ok()?.parse().ok();
+        let (id, parent) = (number()?, number()?);
+        let directory = PathBuf::from(unescape(words.nth(2)?));
+        Some(Place { id, parent, directory, line })
     };
-    lines(table).rev().find(is_there).and_then(of_line)
+    lines(table).filter_map(place).collect()
+}
+
+/// The mount that a path without symbolic links leads to. The table is not ordered by what lies on what, and has what cannot be reached, too:
+/// each mount in it names the one on which it lies.
+fn leading_to<'a, 'b>(places: &'b [Place<'a>], path: &Path) -> Option<&'b Place<'a>> {
+    let is_first = |place: &Place<'_>| {
+        place.parent == place.id || places.iter().all(|other| other.id != place.parent)
+    };
+    let on = |below: Option<&Place<'_>>, directory: &Path| {
+        places.iter().filter(|place| place.directory == directory).find(|place| match below {
+            Some(below) => place.parent == below.id && place.id != below.id,
+            None => is_first(place),
+        })
+    };
+    let directories: Vec<&Path> = path.ancestors().collect();
+    let mut at = None;
+    for directory in directories.into_iter().rev() {
+        // No more than there are: the table may have changed while it was read.
+        for _ in 0..places.len() {
+            let Some(over) = on(at, directory) else { break };
+            at = Some(over);
+            // What lies over the root is not met by a path that begins there.
+            if directory.parent().is_none() {
+                break;
+            }
+        }
+    }
+    at
 }
 
 /// `ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS FIELD… - TYPE SOURCE OPTIONS`.
 fn of_line(line: &[u8]) -> Option<Mounted> {
     let mut front = words(line);
-    let id = str::from_utf8(front.next()?).ok()?.to_owned();
+    let id = MountId(str::from_utf8(front.next()?).ok()?.parse().ok()?);
     let mut front = front.skip(1);
     let device = str::from_utf8(front.next()?).ok()?.to_owned();
     let root = PathBuf::from(unescape(front.next()?));
@@ -294,11 +381,25 @@ fn of_line(line: &[u8]) -> Option<Mounted> {
     let source = PathBuf::from(unescape(back.next().unwrap_or_default()));
     let options = str::from_utf8(back.next().unwrap_or_default()).ok()?;
     // Here, or wherever it is mounted.
-    let is_read_only = says(here, b"ro") || says(options.as_bytes(), b"ro");
+    let is_read_only_here = says(here, b"ro");
+    let is_read_only = is_read_only_here || says(options.as_bytes(), b"ro");
+    let is_restricted = |restriction: &Restriction| says(here, restriction.name().as_bytes());
+    let restrictions = Restriction::ALL.into_iter().filter(is_restricted).collect();
     let notes_access = !says(here, b"noatime");
     let uid = options.split(',').find_map(|option| option.strip_prefix("user_id="));
     let uid = uid?.parse().ok()?;
-    Some(Mounted { id, directory, root, source, device, uid, is_read_only, notes_access })
+    Some(Mounted {
+        id,
+        directory,
+        root,
+        source,
+        device,
+        uid,
+        is_read_only,
+        is_read_only_here,
+        restrictions,
+        notes_access,
+    })
 }
 
 /// Undoes the octal escapes of `/proc`.
@@ -336,11 +437,11 @@ mod tests {
     #[test]
     fn mounts_of_this_command_are_found_and_no_others() {
         let table = b"\
-            21 1 8:2 / /caf\xe9 rw - ext4 /dev/root rw\n\
+            21 22 8:2 / /caf\xe9 rw - ext4 /dev/root rw\n\
             22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
             40 22 0:51 / /mnt/a\\040b rw,noatime shared:9 - fuse.ubtrfs /disk\\0401.img rw,user_id=7,group_id=8\n\
             41 22 0:52 / /mnt/c rw - fuse.ubtrfs /d.img rw,user_id=0\n\
-            42 22 0:53 / /mnt/c rw - tmpfs none rw\n";
+            42 41 0:53 / /mnt/c rw - tmpfs none rw\n";
         let found = on_in(table, Path::new("/mnt/a b")).unwrap();
         assert_eq!((found.device.as_str(), found.uid), ("0:51", 7));
         assert!(!found.is_read_only && !found.notes_access);
@@ -359,11 +460,11 @@ mod tests {
         assert!(!found.is_part());
         let table_now = b"\
             40 22 0:51 / /mnt/moved rw - fuse.ubtrfs /disk\\0401.img rw,user_id=7\n\
-            40 22 0:53 / /mnt/b rw - fuse.ubtrfs /e.img rw,user_id=7\n";
+            41 22 0:53 / /mnt/b rw - fuse.ubtrfs /e.img rw,user_id=7\n";
         let now = as_it_is_in(table_now, &found).map(|mounted| mounted.directory);
         assert_eq!(now, Some("/mnt/moved".into()));
         assert_eq!(as_it_is_in(&table_now[..10], &found), None);
-        let covered = [table_now, &b"60 22 0:60 / /mnt/moved rw - tmpfs none rw\n"[..]].concat();
+        let covered = [table_now, &b"60 40 0:60 / /mnt/moved rw - tmpfs none rw\n"[..]].concat();
         assert_eq!(as_it_is_in(&covered, &found), None);
         let twice = b"\
             8 1 0:5 /part /here rw - fuse.ubtrfs /i rw,user_id=1\n\
@@ -375,5 +476,50 @@ mod tests {
         for other in ["/", "/mnt/c", "/mnt"] {
             assert_eq!(on_in(table, Path::new(other)), None, "{other}");
         }
+    }
+    #[test]
+    fn mount_on_top_is_found_whatever_the_order_of_the_table_is() {
+        // What was mounted first was moved on the other; a directory above has been covered; another root lies over the root.
+        let table = b"\
+            22 1 8:1 / / rw - ext4 /dev/root rw\n\
+            23 22 0:9 / / rw - tmpfs none rw\n\
+            30 41 0:51 / /m rw - fuse.ubtrfs /above rw,user_id=0\n\
+            41 22 0:52 / /m rw - fuse.ubtrfs /below rw,user_id=0\n\
+            42 41 0:53 / /m/in rw - fuse.ubtrfs /covered rw,user_id=0\n\
+            43 30 0:54 / /m/deep/in rw,nosuid,noexec - fuse.ubtrfs /deep rw,user_id=0\n\
+            44 44 0:55 / /loop rw - fuse.ubtrfs /loop rw,user_id=0\n";
+        let source = |found: Option<Mounted>| found.map(|mounted| mounted.source);
+        let on = |path| source(on_in(table, Path::new(path)));
+        let around = |path| source(around_in(table, Path::new(path)));
+        assert_eq!(on("/m"), Some("/above".into()));
+        assert_eq!([on("/m/in"), on("/m/deep"), on("/"), on("/m2")], [None, None, None, None]);
+        assert_eq!(on("/m/deep/in"), Some("/deep".into()));
+        assert_eq!(around("/m/in/file"), Some("/above".into()));
+        assert_eq!(around("/m/deep/in/file"), Some("/deep".into()));
+        let deep = by_id(table, MountId(43)).unwrap();
+        assert_eq!(deep.restrictions, [Restriction::NoSuid, Restriction::NoExec]);
+        let is_there = |id| as_it_is_in(table, &by_id(table, MountId(id)).unwrap()).is_some();
+        assert_eq!([30, 41, 42, 43].map(is_there), [true, false, false, true]);
+        // In a directory that was made the root what lies above is not in the table.
+        let partial = b"41 22 0:52 / /m rw - fuse.ubtrfs /i rw,user_id=0\n";
+        assert_eq!(source(around_in(partial, Path::new("/m/x"))), Some("/i".into()));
+    }
+
+    #[test]
+    fn links_are_followed_without_looking_at_what_they_lead_to() {
+        let scratch = tempfile::tempdir().unwrap();
+        let top = std::fs::canonicalize(scratch.path()).unwrap();
+        for (link, target) in [("one", "two"), ("two", "./place"), ("round", "round")] {
+            std::os::unix::fs::symlink(target, top.join(link)).unwrap();
+        }
+        let place = top.join("place");
+        // It need not be there to be found.
+        let table = format!("9 1 0:5 / {} rw - fuse.ubtrfs /i rw,user_id=1", place.display());
+        for name in ["one", "two", "place", "./one", "place/"] {
+            assert_eq!(resolved(table.as_bytes(), &top.join(name)).unwrap(), place, "{name}");
+        }
+        assert!(resolved(b"", &top.join("one")).is_err());
+        assert!(resolved(table.as_bytes(), &top.join("round")).is_err());
+        assert_eq!(resolved(b"", Path::new("/")).unwrap(), Path::new("/"));
     }
 }

@@ -57,8 +57,9 @@ pub use control::{
 pub use inherited::keep_from_programs_but;
 pub use message::{Answer, Request};
 pub use mount::{
-    MountError, MountOptions, MountedDevice, Restriction, may_hold_block_devices, mount, remount,
-    unmount, unmount_by_force, unmount_when_unused,
+    MountError, MountId, MountOptions, MountedDevice, Reached, Remount, Restriction,
+    may_hold_block_devices, mount, reached, remount, unmount, unmount_by_force,
+    unmount_when_unused,
 };
 pub use notify::Changed;
 pub use ring::{RINGS_SWITCH, offers_rings};

@@ -2,16 +2,17 @@
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
-use std::io::IoSliceMut;
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxAttributes, StatxFlags, statx};
 use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -53,21 +54,25 @@ pub enum Restriction {
 }
 
 impl Restriction {
+    /// Each.
+    pub const ALL: [Self; 4] = [Self::NoDev, Self::NoSuid, Self::NoExec, Self::NoSymFollow];
+
+    /// What it is called in the system's table, and by mount(8).
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoDev => "nodev",
+            Self::NoSuid => "nosuid",
+            Self::NoExec => "noexec",
+            Self::NoSymFollow => "nosymfollow",
+        }
+    }
+
     fn flag(self) -> MountFlags {
         match self {
             Self::NoDev => MountFlags::NODEV,
             Self::NoSuid => MountFlags::NOSUID,
             Self::NoExec => MountFlags::NOEXEC,
             Self::NoSymFollow => MountFlags::NOSYMFOLLOW,
-        }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Self::NoDev => ",nodev",
-            Self::NoSuid => ",nosuid",
-            Self::NoExec => ",noexec",
-            Self::NoSymFollow => ",nosymfollow",
         }
     }
 }
@@ -181,7 +186,7 @@ fn mount_as_user(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     let access = options.access();
     let noatime = if options.notes_access { "" } else { ",noatime" };
     let restrictions: String =
-        options.restrictions.iter().map(|restriction| restriction.word()).collect();
+        options.restrictions.iter().flat_map(|restriction| [",", restriction.name()]).collect();
     let mut words = b"fsname=".to_vec();
     for byte in options.source.as_bytes() {
         if matches!(byte, b'\\' | b',') {
@@ -307,58 +312,165 @@ fn places<'a>(table: &'a str, device: &str) -> impl Iterator<Item = (&'a str, bo
     })
 }
 
-/// Unmounts a directory. What is in use stays.
+/// The number of a mount in the system's table of them, as long as it is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MountId(pub u64);
+
+/// What a name leads to, whoever serves that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reached {
+    /// The mount that it lies in.
+    pub mount: MountId,
+    /// It is what that mount shows at its place, and not something inside of it.
+    pub is_top: bool,
+}
+
+/// What a path leads to. Who serves it is not asked, and may be dead. `None` where the system does not tell, before Linux 5.8.
 ///
 /// # Errors
 /// The system's.
-pub fn unmount(directory: &Path) -> Result<(), MountError> {
-    unmount_with(directory, UnmountFlags::empty(), "-u")
+pub fn reached(path: &Path) -> io::Result<Option<Reached>> {
+    Ok(reached_from(CWD, path, AtFlags::empty())?)
 }
 
-/// Takes a directory's mount away from all who do not use it yet; it ends when nobody uses it any more.
-///
-/// # Errors
-/// The system's.
-pub fn unmount_when_unused(directory: &Path) -> Result<(), MountError> {
-    unmount_with(directory, UnmountFlags::DETACH, "-uz")
+fn reached_from(from: impl AsFd, path: &Path, flags: AtFlags) -> Result<Option<Reached>, Errno> {
+    let flags = flags | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    // Nothing that who serves it knows.
+    let about = match statx(from, path, flags, StatxFlags::MNT_ID) {
+        // Not known, or not allowed, to this process.
+        Err(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => return Ok(None),
+        about => about?,
+    };
+    let is_told = about.stx_mask & StatxFlags::MNT_ID.bits() != 0
+        && about.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+    Ok(is_told.then(|| Reached {
+        mount: MountId(about.stx_mnt_id),
+        is_top: about.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+    }))
 }
 
-/// Unmounts a directory, though requests wait for an answer: they fail, and so does all that comes.
-///
-/// # Errors
-/// The system's.
-pub fn unmount_by_force(directory: &Path) -> Result<(), MountError> {
-    unmount_with(directory, UnmountFlags::FORCE, "-u")
-}
-
-/// Changes what is allowed in a mount: whether it can be written, and what else `options` says of that. With `only_here` in this place alone,
-/// not in others where the same is mounted.
-///
-/// # Errors
-/// The system's.
-pub fn remount(
-    directory: &Path,
-    read_only: bool,
-    restrictions: &[Restriction],
-    only_here: bool,
-) -> Result<(), MountError> {
-    let mut flags = MountFlags::empty();
-    flags.set(MountFlags::RDONLY, read_only);
-    flags.set(MountFlags::BIND, only_here);
-    flags.extend(restrictions.iter().map(|restriction| restriction.flag()));
-    rustix::mount::mount_remount(directory, flags, c"").map_err(failed("mounting again"))
-}
-
-fn unmount_with(directory: &Path, flags: UnmountFlags, option: &str) -> Result<(), MountError> {
-    const WHAT: &str = "unmounting";
-    if rustix::process::geteuid().is_root() {
-        return rustix::mount::unmount(directory, flags).map_err(failed(WHAT));
+/// Refuses what is not the top of a mount by now.
+fn check_reached(mount: MountId, found: Result<Option<Reached>, Errno>) -> Result<(), MountError> {
+    const LOOKING: &str = "looking what is mounted there";
+    match found.map_err(failed(LOOKING))? {
+        Some(reached) if reached != (Reached { mount, is_top: true }) => {
+            Err(failed("something else is mounted there by now, or nothing")(Errno::STALE))
+        }
+        _ => Ok(()),
     }
+}
+
+/// Takes a mount off a directory. What is in use stays, and so does anything but this mount.
+///
+/// # Errors
+/// The system's; `STALE` where something else is mounted there by now.
+pub fn unmount(directory: &Path, mount: MountId) -> Result<(), MountError> {
+    unmount_with(directory, mount, UnmountFlags::empty(), "-u", BUSY_MAX)
+}
+
+/// Takes a mount away from all who do not use it yet; it ends when nobody uses it any more.
+///
+/// # Errors
+/// As [`unmount`].
+pub fn unmount_when_unused(directory: &Path, mount: MountId) -> Result<(), MountError> {
+    unmount_with(directory, mount, UnmountFlags::DETACH, "-uz", Duration::ZERO)
+}
+
+/// Takes a mount off, though requests wait for an answer: they fail, and so does all that comes.
+///
+/// # Errors
+/// As [`unmount`].
+pub fn unmount_by_force(directory: &Path, mount: MountId) -> Result<(), MountError> {
+    unmount_with(directory, mount, UnmountFlags::FORCE, "-u", BUSY_BY_FORCE_MAX)
+}
+
+/// What is allowed in a mount.
+#[derive(Clone, Debug)]
+pub struct Remount {
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// What else is not allowed.
+    pub restrictions: Vec<Restriction>,
+    /// In this place alone, not in others where the same is mounted.
+    pub only_here: bool,
+}
+
+/// Changes what is allowed in a mount to `options`. How the time of access is noted stays.
+///
+/// # Errors
+/// The system's; `STALE` where something else is mounted there by now.
+pub fn remount(directory: &Path, mount: MountId, options: &Remount) -> Result<(), MountError> {
+    const WHAT: &str = "mounting again";
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, options.read_only);
+    flags.set(MountFlags::BIND, options.only_here);
+    flags.extend(options.restrictions.iter().map(|restriction| restriction.flag()));
+    let pinned = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let place = rustix::fs::open(directory, pinned, Mode::empty()).map_err(failed(WHAT))?;
+    check_reached(mount, reached_from(&place, Path::new(""), AtFlags::EMPTY_PATH))?;
+    rustix::mount::mount_remount(path_of(&place), flags, c"").map_err(failed(WHAT))
+}
+
+/// A path that leads to what is open, whatever its name leads to by now.
+fn path_of(file: &OwnedFd) -> PathBuf {
+    Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
+}
+
+/// For so long a mount may be busy with who looks at it just now.
+const BUSY_MAX: Duration = Duration::from_millis(100);
+/// And with those who waited for an answer, and hear now that none comes.
+const BUSY_BY_FORCE_MAX: Duration = Duration::from_secs(2);
+const BUSY_LOOK_EVERY: Duration = Duration::from_millis(10);
+
+fn unmount_with(
+    directory: &Path,
+    mount: MountId,
+    flags: UnmountFlags,
+    option: &str,
+    busy_max: Duration,
+) -> Result<(), MountError> {
+    if !rustix::process::geteuid().is_root() {
+        check_reached(mount, reached_from(CWD, directory, AtFlags::SYMLINK_NOFOLLOW))?;
+        return unmount_as_user(directory, option);
+    }
+    let begun = Instant::now();
+    loop {
+        match unmount_as_root(directory, mount, flags) {
+            Err(error) if error.errno == Errno::BUSY && begun.elapsed() < busy_max => {
+                std::thread::sleep(BUSY_LOOK_EVERY);
+            }
+            result => return result,
+        }
+    }
+}
+
+const UNMOUNTING: &str = "unmounting";
+
+/// Looks right before, and by a path that nobody can lead elsewhere meanwhile: whose directory it lies in may put a link there.
+fn unmount_as_root(
+    directory: &Path,
+    mount: MountId,
+    flags: UnmountFlags,
+) -> Result<(), MountError> {
+    let flags = flags | UnmountFlags::NOFOLLOW;
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+        check_reached(mount, reached_from(CWD, directory, AtFlags::SYMLINK_NOFOLLOW))?;
+        return rustix::mount::unmount(directory, flags).map_err(failed(UNMOUNTING));
+    };
+    let pinned = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = rustix::fs::open(parent, pinned, Mode::empty()).map_err(failed(UNMOUNTING))?;
+    check_reached(mount, reached_from(&parent, Path::new(name), AtFlags::SYMLINK_NOFOLLOW))?;
+    let path = path_of(&parent).join(name);
+    rustix::mount::unmount(path, flags).map_err(failed(UNMOUNTING))
+}
+
+/// `fusermount3` takes off what its caller mounted, and follows no link.
+fn unmount_as_user(directory: &Path, option: &str) -> Result<(), MountError> {
     let status = Command::new("fusermount3").arg(option).arg("--").arg(directory).status();
     match status {
         Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err(failed(WHAT)(Errno::BUSY)),
-        Err(error) => Err(failed(WHAT)(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
+        Ok(_) => Err(failed(UNMOUNTING)(Errno::BUSY)),
+        Err(error) => Err(failed(UNMOUNTING)(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
     }
 }
 

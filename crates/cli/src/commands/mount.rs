@@ -15,8 +15,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_engine::{BackgroundOptions, Filesystem, InodeId, OpenOptions};
 use ubtrfs_fuse::{
-    ControlSocket, FuseDevice, MountOptions, RINGS_SWITCH, Restriction, ServeOptions, Server,
-    Syncs, Transport, offers_rings,
+    ControlSocket, FuseDevice, MountOptions, RINGS_SWITCH, Remount, Restriction, ServeOptions,
+    Server, Syncs, Transport, offers_rings,
 };
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_ondisk::InodeNo;
@@ -27,7 +27,7 @@ use ubtrfs_volume::OpenMode;
 use crate::call::Call;
 use crate::compress::{self, Compress};
 use crate::failure::{self, Exit, Failure, Result};
-use crate::image::{Image, ImageArgs, VolumeWords, mount_at};
+use crate::image::{Image, ImageArgs, VolumeWords};
 use crate::live::{self, Live, Synced};
 use crate::mount_helper;
 use crate::mount_words;
@@ -157,7 +157,10 @@ struct Wanted {
     syncs: Syncs,
     uses_rings: bool,
     naive: bool,
-    restrictions: Vec<Restriction>,
+    /// What words say of what is not allowed, in their order: whether that becomes so, or is no longer.
+    said: Vec<(Restriction, bool)>,
+    /// Whether it can be written is said, one way or the other.
+    says_writable: bool,
     /// The access times of directories are not noted.
     leaves_directories: bool,
     volume: VolumeWords,
@@ -184,11 +187,17 @@ impl Wanted {
         Ok(wanted)
     }
 
+    /// What is not allowed by what was said, where `before` was not.
+    fn restrictions(&self, before: &[Restriction]) -> Vec<Restriction> {
+        let is_on = |restriction: &Restriction| {
+            let said = self.said.iter().rfind(|(other, _)| other == restriction);
+            said.map_or(before.contains(restriction), |(_, is_on)| *is_on)
+        };
+        Restriction::ALL.into_iter().filter(is_on).collect()
+    }
+
     fn restrict(&mut self, restriction: Restriction, is_on: bool) {
-        self.restrictions.retain(|other| *other != restriction);
-        if is_on {
-            self.restrictions.push(restriction);
-        }
+        self.said.push((restriction, is_on));
     }
 
     fn take(&mut self, name: &str, value: Option<&str>) -> std::result::Result<(), String> {
@@ -199,8 +208,10 @@ impl Wanted {
             usize::try_from(bytes).map_err(|_| "too large".to_owned())
         };
         match (name, value) {
-            ("ro", None) => self.read_only = true,
-            ("rw", None) => self.read_only = false,
+            ("ro" | "rw", None) => {
+                self.read_only = name == "ro";
+                self.says_writable = true;
+            }
             ("allow_other", None) => self.allow_other = true,
             ("degraded", None) => self.volume.degraded = true,
             ("discard", None) => self.discard = true,
@@ -322,7 +333,7 @@ pub fn run(args: &Args) -> Result<Exit> {
     }
     let wanted = Wanted::parse(&args.options)?;
     check_directory(&args.directory)?;
-    if wanted.restrictions.contains(&Restriction::NoSymFollow)
+    if wanted.restrictions(&[]).contains(&Restriction::NoSymFollow)
         && !rustix::process::geteuid().is_root()
     {
         let why = "root alone can mount so: fusermount3, which mounts for others, cannot";
@@ -357,11 +368,12 @@ fn remount(args: &Args) -> Result<Exit> {
         args.options.iter().filter(|word| !mount_words::is_of_remount(word)).cloned().collect();
     let wanted = Wanted::parse(&options)?;
     let mounted =
-        mount_at(&args.directory).ok_or_else(|| failed(&"ubtrfs has nothing mounted there"))?;
+        mounts::on(&args.directory).ok_or_else(|| failed(&"ubtrfs has nothing mounted there"))?;
     // Who has it open to read shares it, and could not write to it then.
     let is_shared =
         || std::fs::File::open(&mounted.source).is_ok_and(|file| file.try_lock_shared().is_ok());
-    if !wanted.read_only && mounted.is_read_only && is_shared() {
+    let becomes_writable = wanted.says_writable && !wanted.read_only;
+    if becomes_writable && mounted.is_read_only && is_shared() {
         let why = "it was mounted to be read only: unmount it, and mount it to be written";
         return Err(failed(&why));
     }
@@ -373,8 +385,14 @@ fn remount(args: &Args) -> Result<Exit> {
         let why = format!("it stays {word}, as it was mounted: unmount it, and mount it otherwise");
         return Err(failed(&why));
     }
-    let only_here = args.options.iter().any(|option| option == "bind");
-    ubtrfs_fuse::remount(&mounted.directory, wanted.read_only, &wanted.restrictions, only_here)
+    // What else is said is of the place in any case.
+    let only_here = !wanted.says_writable || args.options.iter().any(|option| option == "bind");
+    let allowed = Remount {
+        read_only: if wanted.says_writable { wanted.read_only } else { mounted.is_read_only_here },
+        restrictions: wanted.restrictions(&mounted.restrictions),
+        only_here,
+    };
+    ubtrfs_fuse::remount(&mounted.directory, mounted.id, &allowed)
         .map_err(|error| failed(&error))?;
     let kept: Vec<&str> = options
         .iter()
@@ -461,7 +479,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
         fake_root: wanted.fake_root,
         notes_access: wanted.notes_access,
         leaves_directories: wanted.leaves_directories,
-        restrictions: wanted.restrictions.clone(),
+        restrictions: wanted.restrictions(&[]),
         holds_source,
     };
     // From before the mount on, so that no signal leaves one that nobody serves.
@@ -628,8 +646,8 @@ fn watch_signals(
 /// Unmounts what was mounted, wherever that is by now, unless something else lies on it; it ends when nobody uses it any more.
 fn leave(mounted: Option<&Mounted>) {
     let Some(now) = mounted.and_then(mounts::as_it_is_now) else { return };
-    if ubtrfs_fuse::unmount(&now.directory).is_err() {
-        let _ = ubtrfs_fuse::unmount_when_unused(&now.directory);
+    if ubtrfs_fuse::unmount(&now.directory, now.id).is_err() {
+        let _ = ubtrfs_fuse::unmount_when_unused(&now.directory, now.id);
     }
 }
 
@@ -687,10 +705,15 @@ mod tests {
         assert_eq!(every("commit=0"), BackgroundOptions::default().commit_every);
         assert_eq!(every("commit=1"), Duration::from_secs(1));
         assert_eq!(every("commit=3600"), Duration::from_secs(3600));
-        let restrictions = |text| parse(text).unwrap().restrictions;
+        let restrictions = |text| parse(text).unwrap().restrictions(&[]);
         assert_eq!(restrictions("nodev,dev,noexec,noexec"), [Restriction::NoExec]);
         assert_eq!(restrictions("users,exec,suid"), [Restriction::NoDev]);
         assert_eq!(restrictions("nosymfollow"), [Restriction::NoSymFollow]);
+        let before = [Restriction::NoExec, Restriction::NoDev];
+        let again = |text| parse(text).unwrap().restrictions(&before);
+        assert_eq!(again("ro"), [Restriction::NoDev, Restriction::NoExec]);
+        assert_eq!(again("nodev,dev,nosuid"), [Restriction::NoSuid, Restriction::NoExec]);
+        assert!(parse("rw").unwrap().says_writable && !parse("nodev").unwrap().says_writable);
         assert!(parse("discard=async").unwrap().discard);
         assert!(!parse("discard,nodiscard").unwrap().discard);
         for bad in [

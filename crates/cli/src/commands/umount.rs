@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::failure::{self, Exit, Failure, Result};
-use crate::image::mount_at;
 use crate::live::{self, Synced};
 use crate::mounts::{self, Mounted};
 use crate::output::quote;
@@ -55,7 +54,6 @@ pub struct Args {
 /// Unmounts it.
 pub fn run(args: &Args) -> Result<Exit> {
     let mounted = find(&args.directory)?;
-    let directory = mounted.directory.clone();
     let failure = |what: &str, error: &dyn std::fmt::Display| {
         Failure::new(Exit::Io, what, error).at_path(&args.directory)
     };
@@ -66,7 +64,7 @@ pub fn run(args: &Args) -> Result<Exit> {
         return Err(failure("unmounting", &why));
     }
     if args.lazy {
-        ubtrfs_fuse::unmount_when_unused(&directory)
+        ubtrfs_fuse::unmount_when_unused(&mounted.directory, mounted.id)
             .map_err(|error| failure("unmounting", &error))?;
         return Ok(Exit::Done);
     }
@@ -82,11 +80,16 @@ pub fn run(args: &Args) -> Result<Exit> {
         Synced::Lost(exit) => return Ok(exit),
         Synced::Stopped(exit) => exit,
     };
+    // That took its time, in which its directory may have got another name, and its place another mount.
+    let mounted = mounts::as_it_is_now(&mounted).ok_or_else(|| {
+        failure("unmounting", &"something else is mounted there by now, or nothing")
+    })?;
+    let directory = &mounted.directory;
     // Looked for before: it listens, and the image may be known by this name, only as long as it is mounted.
     let serving = Serving::of(&mounted);
     let unmounted = match args.force {
-        true => ubtrfs_fuse::unmount_by_force(&directory),
-        false => ubtrfs_fuse::unmount(&directory),
+        true => ubtrfs_fuse::unmount_by_force(directory, mounted.id),
+        false => ubtrfs_fuse::unmount(directory, mounted.id),
     };
     unmounted.map_err(|error| failure("unmounting", &error))?;
     if exit != Exit::Done {
@@ -116,6 +119,10 @@ impl Serving {
     fn of(mounted: &Mounted) -> Self {
         if let Ok(process) = ServingProcess::of_mount(mounted.uid, &mounted.device) {
             return Self::Process(process);
+        }
+        // By this name it is below what is mounted, where only who may not answer could look for it.
+        if mounted.source.starts_with(&mounted.directory) {
+            return Self::Unknown;
         }
         File::open(&mounted.source).map_or(Self::Unknown, Self::Image)
     }
@@ -162,23 +169,13 @@ fn wait_until_free(file: &File, is_read_only: bool, patience: Duration) -> bool 
     true
 }
 
-/// What this command has mounted on a directory, whether or not anybody serves it.
+/// What this command has mounted on a directory, or a file, whether or not anybody serves it.
 fn find(directory: &Path) -> Result<Mounted> {
-    // By its name first: who is to be unmounted by force may not answer, and a file can be bound to a place, too.
-    let named = std::path::absolute(directory).ok().and_then(|path| mounts::on(&path));
-    if let Some(mounted) = named.or_else(|| mount_at(directory)) {
-        return Ok(mounted);
-    }
-    // Of one that nobody serves not even the directory can be looked at.
-    let by_parent = directory.parent().zip(directory.file_name()).and_then(|(parent, name)| {
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        mounts::on(&std::fs::canonicalize(parent).ok()?.join(name))
-    });
-    if let Some(mounted) = by_parent {
-        return Ok(mounted);
-    }
-    std::fs::metadata(directory)
-        .map_err(|error| Failure::io("unmounting", &error).at_path(directory))?;
-    let why = "ubtrfs has nothing mounted there";
-    Err(Failure::new(Exit::Io, "unmounting", why).at_path(directory))
+    const WHAT: &str = "unmounting";
+    let found =
+        mounts::at(directory).map_err(|error| Failure::io(WHAT, &error).at_path(directory))?;
+    found.ok_or_else(|| {
+        let why = "ubtrfs has nothing mounted there";
+        Failure::new(Exit::Io, WHAT, why).at_path(directory)
+    })
 }

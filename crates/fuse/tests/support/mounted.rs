@@ -10,7 +10,9 @@ use std::thread::JoinHandle;
 
 use tempfile::TempDir;
 use ubtrfs_engine::{BackgroundOptions, Filesystem, MkfsOptions, OpenOptions, mkfs};
-use ubtrfs_fuse::{FuseDevice, MountOptions, ServeOptions, Server, Transport, mount, unmount};
+use ubtrfs_fuse::{
+    FuseDevice, MountOptions, ServeOptions, Server, Transport, mount, reached, unmount,
+};
 use ubtrfs_iomap::CacheOptions;
 use ubtrfs_rt::Runtime;
 use ubtrfs_testkit::{
@@ -97,7 +99,8 @@ impl Mounted {
 
     pub fn unmount(&mut self) {
         if let Some((server, thread)) = self.server.take() {
-            unmount(&self.directory).unwrap();
+            let reached = reached(&self.directory).unwrap().unwrap();
+            unmount(&self.directory, reached.mount).unwrap();
             thread.join().unwrap();
             drop((server, self.fs.take()));
         }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::failure::{Exit, Failure, Result};
-use crate::image::mount_at;
 use crate::live::{self, Live};
+use crate::mounts;
 use crate::output::json::Array;
 use crate::output::table::{Align, Table};
 use crate::output::{Output, quote};
@@ -77,7 +77,7 @@ impl Args {
         if let Some(live) = live::served() {
             return Ok(rows_of(&live));
         }
-        if let Some(mounted) = mount_at(&self.file) {
+        if let Some(mounted) = mounts::on(&self.file) {
             return Err(Failure::at_mount(mounted));
         }
         let failed =
