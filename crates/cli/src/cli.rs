@@ -217,23 +217,21 @@ impl Line {
 
 /// The whole command: reads the process's arguments, does it, reports.
 pub fn main() -> ExitCode {
-    if let Err(error) = mount_helper::enter_namespace() {
-        let failure = Failure::io("entering the mount namespace", &error);
+    mount_helper::exit_code(run())
+}
+
+fn run() -> Exit {
+    if let Err(failure) = mount_helper::hand_back() {
         failure.report();
-        return failure.exit.into();
+        return failure.exit;
     }
-    if let Err(error) = mount_helper::hand_back() {
-        let failure = Failure::io("starting umount", &error);
-        failure.report();
-        return failure.exit.into();
-    }
-    let Some(words) = mount_helper::arguments() else { return ExitCode::SUCCESS };
+    let Some(words) = mount_helper::arguments() else { return Exit::Done };
     let parsed = definition_for_terminals()
         .try_get_matches_from(words)
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return report_usage(&error).into(),
+        Err(error) => return report_usage(&error),
     };
     let mut out = Output::new();
     let result = cli.command.run(&mut out).and_then(|exit| {
@@ -248,12 +246,12 @@ pub fn main() -> ExitCode {
         result => result,
     };
     match result {
-        Ok(exit) => exit.into(),
+        Ok(exit) => exit,
         Err(failure) => {
             // What was written before the failure comes first; a failure to write is the lesser one.
             let _ = out.flush();
             failure.report();
-            failure.exit.max(out.exit()).into()
+            failure.exit.max(out.exit())
         }
     }
 }

@@ -7,14 +7,16 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::failure::{Exit, Failure, Result};
 use crate::mounts;
 
 /// What this command is called by mount(8).
@@ -26,35 +28,118 @@ const UMOUNT_FUSE: &str = "umount.fuse";
 
 /// The arguments of this process, in the form in which the command takes them; `None` where nothing is to be done.
 pub fn arguments() -> Option<Vec<OsString>> {
-    translated(std::env::args_os().collect())
+    translated(words())
+}
+
+/// What this command is to be called where it calls itself with the same arguments.
+pub fn name() -> OsString {
+    let called = std::env::args_os().next().filter(|_| is_called_by_mount());
+    called.unwrap_or_else(|| "ubtrfs".into())
+}
+
+/// Whether mount(8) has called, or somebody in its words.
+pub fn is_called_by_mount() -> bool {
+    is_called(&words(), &NAMES)
+}
+
+/// What this process exits with. mount(8) and umount(8) hand that on, and have other meanings for most numbers.
+///
+/// Source: the part EXIT STATUS of mount(8).
+pub fn exit_code(exit: Exit) -> ExitCode {
+    /// An incorrect call, or nobody who may.
+    const USAGE: u8 = 1;
+    const FAILURE: u8 = 32;
+    let words = words();
+    if !(is_called(&words, &NAMES) || is_called(&words, &UMOUNT_NAMES)) {
+        return exit.into();
+    }
+    match exit {
+        Exit::Done => ExitCode::SUCCESS,
+        Exit::Usage => USAGE.into(),
+        _ => FAILURE.into(),
+    }
+}
+
+fn words() -> Vec<OsString> {
+    std::env::args_os().collect()
 }
 
 /// Gives what another program has mounted back to umount(8), which this process becomes then.
 ///
 /// # Errors
 /// The system's.
-pub fn hand_back() -> io::Result<()> {
-    let words: Vec<OsString> = std::env::args_os().collect();
+pub fn hand_back() -> Result<()> {
+    const WHAT: &str = "starting umount";
+    let words = words();
     if !is_called(&words, &[UMOUNT_FUSE]) {
         return Ok(());
     }
-    let (flags, plain) = flags_and_plain(words);
-    let is_ours = |word: &OsString| mounts::on(Path::new(word)).is_some();
-    if plain.iter().any(is_ours) {
+    let (flags, plain) = flags_and_plain(words.clone());
+    // Only looked at from there: programs that are there are not to be trusted.
+    let home = Home::of_this_process().map_err(|error| Failure::io(WHAT, &error))?;
+    enter_namespace()?;
+    let is_ours = |word: &OsString| matches!(mounts::at(Path::new(word)), Ok(Some(_)));
+    let is_ours = plain.iter().any(is_ours);
+    if let Some(home) = home {
+        home.enter().map_err(|error| Failure::io(WHAT, &error))?;
+    }
+    if is_ours {
         return Ok(());
     }
     // `-i`: without a helper.
-    let flags = flags.iter().map(|letter| format!("-{}", char::from(*letter)));
-    Err(Command::new("umount").arg("-i").args(flags).arg("--").args(plain).exec())
+    let mut umount = Command::new("umount");
+    umount.arg("-i").args(flags.iter().map(|letter| format!("-{}", char::from(*letter))));
+    if let Some(namespace) = namespace_in(&words) {
+        umount.arg("-N").arg(namespace);
+    }
+    Err(Failure::io(WHAT, &umount.arg("--").args(plain).exec()))
 }
 
-/// Goes to the mount namespace that mount(8) or umount(8) was told of: it has its helper run in its own.
+/// Where a process is that goes to another namespace, to come back.
+struct Home {
+    namespace: File,
+    root: OwnedFd,
+    directory: OwnedFd,
+}
+
+impl Home {
+    /// `None` where it does not go.
+    fn of_this_process() -> io::Result<Option<Self>> {
+        if !goes_elsewhere() {
+            return Ok(None);
+        }
+        let namespace = File::open("/proc/self/ns/mnt")?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = |path: &str| rustix::fs::open(path, flags, Mode::empty());
+        Ok(Some(Self { namespace, root: opened("/")?, directory: opened(".")? }))
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        // To its root, which need not be that of this process.
+        move_into_link_name_space(self.namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
+        rustix::process::fchdir(&self.root)?;
+        rustix::process::chroot(".")?;
+        Ok(rustix::process::fchdir(&self.directory)?)
+    }
+}
+
+/// Whether mount(8) or umount(8) told of another mount namespace.
+pub fn goes_elsewhere() -> bool {
+    namespace_in(&words()).is_some()
+}
+
+/// Goes to the mount namespace that mount(8) or umount(8) was told of: it has its helper run in its own. No program may be started from
+/// there on: it would be one of that namespace, or would load its libraries.
 ///
 /// # Errors
 /// The system's.
-pub fn enter_namespace() -> io::Result<()> {
-    let words: Vec<OsString> = std::env::args_os().collect();
+pub fn enter_namespace() -> Result<()> {
+    let words = words();
     let Some(namespace) = namespace_in(&words) else { return Ok(()) };
+    enter(namespace).map_err(|error| Failure::io("entering the mount namespace", &error))
+}
+
+fn enter(namespace: &OsStr) -> io::Result<()> {
     let is_number = namespace.as_bytes().iter().all(u8::is_ascii_digit);
     let path = match is_number {
         true => Path::new("/proc").join(namespace).join("ns/mnt"),
@@ -152,7 +237,7 @@ fn flags_and_plain(words: Vec<OsString>) -> (Vec<u8>, Vec<OsString>) {
 mod tests {
     use super::*;
 
-    fn words(text: &str) -> Vec<OsString> {
+    fn said_as(text: &str) -> Vec<OsString> {
         text.split(' ').map(OsString::from).collect()
     }
 
@@ -160,12 +245,12 @@ mod tests {
     fn words_of_mount_become_those_of_the_command() {
         let said = "/sbin/mount.fuse.ubtrfs /a.img /mnt -n -o rw,noauto,x-systemd.automount,subvol=s -t fuse.ubtrfs";
         let expected =
-            words("ubtrfs mount -o rw,noauto,x-systemd.automount,subvol=s -- /a.img /mnt");
-        assert_eq!(translated(words(said)), Some(expected));
+            said_as("ubtrfs mount -o rw,noauto,x-systemd.automount,subvol=s -- /a.img /mnt");
+        assert_eq!(translated(said_as(said)), Some(expected));
         for said in ["mount.ubtrfs a b -sv", "mount.ubtrfs a b -o ,", "mount.ubtrfs -n a b"] {
-            assert_eq!(translated(words(said)), Some(words("ubtrfs mount -- a b")), "{said}");
+            assert_eq!(translated(said_as(said)), Some(said_as("ubtrfs mount -- a b")), "{said}");
         }
-        assert_eq!(translated(words("mount.ubtrfs a b -fn")), None);
+        assert_eq!(translated(said_as("mount.ubtrfs a b -fn")), None);
     }
 
     #[test]
@@ -176,7 +261,7 @@ mod tests {
             ("umount.ubtrfs /mnt -nlf -l", "ubtrfs umount -f -l -- /mnt"),
             ("umount.ubtrfs --all", "ubtrfs umount -- --all"),
         ] {
-            assert_eq!(translated(words(said)), Some(words(expected)), "{said}");
+            assert_eq!(translated(said_as(said)), Some(said_as(expected)), "{said}");
         }
     }
 
@@ -188,14 +273,14 @@ mod tests {
             ("umount.ubtrfs b -n", None),
             ("ubtrfs umount -N 7", None),
         ] {
-            assert_eq!(namespace_in(&words(said)), expected.map(OsStr::new), "{said}");
+            assert_eq!(namespace_in(&said_as(said)), expected.map(OsStr::new), "{said}");
         }
     }
 
     #[test]
     fn words_of_the_command_stay() {
         for said in ["ubtrfs mount -o ro a b", "/usr/bin/ubtrfs ls a.img -l", "x"] {
-            assert_eq!(translated(words(said)), Some(words(said)));
+            assert_eq!(translated(said_as(said)), Some(said_as(said)));
         }
     }
 }

@@ -5,6 +5,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
@@ -39,6 +40,8 @@ const SERVES: &str = "UBTRFS_MOUNT_SERVES";
 const READY: &str = "ready";
 /// Names the socket at which a service manager waits for the word of a process in the foreground: sd_notify(3).
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+/// Of mount(8): an image that is not there is no failure.
+const NO_FAIL: &str = "nofail";
 /// A large file is read half again to twice as fast as by 128 KiB, and no faster by more.
 const READ_AHEAD_KIB: u32 = 512;
 /// Names the file into which the process that serves writes at its end how often each operation of `linux/fuse.h` was asked for, a line
@@ -328,10 +331,22 @@ fn me() -> (u32, u32) {
 
 /// Mounts it.
 pub fn run(args: &Args) -> Result<Exit> {
-    if args.options.iter().any(|option| option == "remount") {
+    let is_said = |word: &str| args.options.iter().any(|option| option == word);
+    let serves = args.foreground || std::env::var_os(SERVES).is_some();
+    // Who serves in another namespace goes there himself, with all that he needs of programs and libraries: those that are there are not
+    // to be trusted.
+    if !serves && !is_said("remount") && mount_helper::goes_elsewhere() {
+        let image = args.image.with_words(&Wanted::parse(&args.options)?.volume)?;
+        return start_server(args, &image);
+    }
+    mount_helper::enter_namespace()?;
+    if is_said("remount") {
         return remount(args);
     }
     let wanted = Wanted::parse(&args.options)?;
+    if is_said(NO_FAIL) && mount_helper::is_called_by_mount() && is_missing(args.image.path()) {
+        return Ok(Exit::Done);
+    }
     check_directory(&args.directory)?;
     if wanted.restrictions(&[]).contains(&Restriction::NoSymFollow)
         && !rustix::process::geteuid().is_root()
@@ -340,11 +355,11 @@ pub fn run(args: &Args) -> Result<Exit> {
         return Err(Failure::new(Exit::Io, "-o", why).at("nosymfollow"));
     }
     let image = args.image.with_words(&wanted.volume)?;
-    if args.foreground || std::env::var_os(SERVES).is_some() {
-        serve(args, &image, &wanted)
-    } else {
-        start_server(args, &image)
-    }
+    if serves { serve(args, &image, &wanted) } else { start_server(args, &image) }
+}
+
+fn is_missing(image: &Path) -> bool {
+    std::fs::metadata(image).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// Refuses to mount on anything but a directory: the kernel would take the filesystem's top for a file.
@@ -423,8 +438,10 @@ fn start_server(args: &Args, image: &ImageArgs) -> Result<Exit> {
     // Not what the caller has open: whoever waits for its end, or for a lock that goes with it, would do so as long as it is mounted.
     // Where the kernel is too old for that (before Linux 5.11) it stays open.
     let _ = ubtrfs_fuse::keep_from_programs_but(&image.named_descriptors());
+    // The words as they came, and the name by which it is known what they mean.
     let mut child = Command::new(program)
-        .args(mount_helper::arguments().unwrap_or_default().into_iter().skip(1))
+        .arg0(mount_helper::name())
+        .args(std::env::args_os().skip(1))
         .env(SERVES, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -441,6 +458,8 @@ fn start_server(args: &Args, image: &ImageArgs) -> Result<Exit> {
     let status = child.wait().map_err(|error| Failure::io(WHAT, &error))?;
     match status.code().filter(|code| *code != 0) {
         Some(code) => std::process::exit(code),
+        // It was not there where the one that was to serve looked for it.
+        None if args.options.iter().any(|option| option == NO_FAIL) => Ok(Exit::Done),
         None => Err(Failure::new(Exit::Io, WHAT, "it ended").at_path(&args.directory)),
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::failure::{self, Exit, Failure, Result};
 use crate::live::{self, Synced};
+use crate::mount_helper;
 use crate::mounts::{self, Mounted};
 use crate::output::quote;
 use clap::ArgAction;
@@ -53,6 +54,7 @@ pub struct Args {
 
 /// Unmounts it.
 pub fn run(args: &Args) -> Result<Exit> {
+    mount_helper::enter_namespace()?;
     let mounted = find(&args.directory)?;
     let failure = |what: &str, error: &dyn std::fmt::Display| {
         Failure::new(Exit::Io, what, error).at_path(&args.directory)

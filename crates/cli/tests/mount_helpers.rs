@@ -1,0 +1,156 @@
+//! The helpers of mount(8) and umount(8): however they were installed, what they exit with, and what of another namespace they run.
+
+#[path = "support/place.rs"]
+mod place;
+
+use std::process::Command;
+
+use place::Place;
+
+/// What a shell says, with the image as `$1`, the directory as `$2`, the scratch directory as `$3`, the command as `$4`, in a mount namespace
+/// where the helpers are put into `/usr/sbin` by `$install`.
+fn with_helpers(place: &Place, install: &str, script: &str) -> String {
+    let prepare = "
+        set -e
+        mkdir -p \"$3/over\"
+        mount -t tmpfs none \"$3/over\"
+        mkdir \"$3/over/up\" \"$3/over/work\"
+        mount -t overlay -o \"lowerdir=/usr/sbin,upperdir=$3/over/up,workdir=$3/over/work\" none /usr/sbin
+        cp \"$4\" /usr/sbin/ubtrfs
+        for name in mount.fuse.ubtrfs umount.fuse.ubtrfs umount.fuse; do
+            $install /usr/sbin/ubtrfs /usr/sbin/$name
+        done
+        exec 2>&1
+        ";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", &format!("{prepare}{script}"), "sh"])
+        .args([&place.image, &place.directory])
+        .arg(place.image.parent().unwrap())
+        .arg(env!("CARGO_BIN_EXE_ubtrfs"))
+        .env("install", install)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}{errors}");
+    said
+}
+
+/// The process that serves was started by the helper's name, and took the words of the command for mount(8)'s.
+#[test]
+fn helper_serves_whether_it_is_a_link_or_a_copy() {
+    for install in ["ln -s", "ln", "cp"] {
+        let Some(place) = Place::new(true) else { return };
+        let said = with_helpers(
+            &place,
+            install,
+            "mount -t fuse.ubtrfs -o noexec,commit=3600 \"$1\" \"$2\"
+            findmnt -n -o OPTIONS --mountpoint \"$2\" | cut -d, -f1-2
+            touch \"$2/file\"
+            mount -o remount,ro \"$2\"
+            umount \"$2\"
+            flock -n \"$1\" true || echo in use
+            \"$4\" ls \"$1\" /
+            \"$4\" mount \"$1\" \"$2\"
+            \"$4\" ls \"$1\" / 2>&1 | grep -c 'mounted on'
+            umount \"$2\"",
+        );
+        assert_eq!(said, "rw,noexec\nfile\n1\n", "{install}");
+        place.assert_clean();
+    }
+}
+
+/// mount(8) hands on what its helper exits with, and has meanings of its own for the numbers: 4 is a fault of mount(8).
+#[test]
+fn helpers_exit_as_mount_8_does_and_nofail_excuses_an_image_that_is_not_there() {
+    let Some(place) = Place::new(true) else { return };
+    let said = with_helpers(
+        &place,
+        "ln -s",
+        "head -c 1000000 /dev/zero >\"$3/zeros\"
+        helper=/usr/sbin/mount.fuse.ubtrfs back=/usr/sbin/umount.fuse.ubtrfs
+        here=\"$3\" image=$1 dir=$2
+        run() { name=$1; shift; \"$@\" >\"$here/said\" 2>&1 && code=0 || code=$?
+            if [ -s \"$here/said\" ]; then echo \"$name: $code, said\"; else echo \"$name: $code\"; fi; }
+        run done $helper \"$image\" \"$dir\"
+        run busy $helper \"$image\" \"$here/over\"
+        run 'taken off' $back \"$dir\"
+        run 'not mounted' $back \"$dir\"
+        run 'no place' $back
+        run missing $helper \"$here/missing\" \"$dir\"
+        run 'missing, nofail' $helper \"$here/missing\" \"$dir\" -o rw,nofail
+        run 'no filesystem, nofail' $helper \"$here/zeros\" \"$dir\" -o nofail
+        run 'no directory, nofail' $helper \"$image\" \"$here/missing\" -o nofail
+        run 'bad option' $helper \"$image\" \"$dir\" -o nonsense
+        run 'mount(8), missing' mount -t fuse.ubtrfs \"$here/missing\" \"$dir\"
+        run 'mount(8), nofail' mount -t fuse.ubtrfs -o nofail \"$here/missing\" \"$dir\"
+        run 'mount(8), no filesystem' mount -t fuse.ubtrfs \"$here/zeros\" \"$dir\"
+        run 'the command itself' \"$4\" mount -o nofail \"$here/missing\" \"$dir\"",
+    );
+    let expected = "\
+        done: 0\n\
+        busy: 32, said\n\
+        taken off: 0\n\
+        not mounted: 32, said\n\
+        no place: 1, said\n\
+        missing: 32, said\n\
+        missing, nofail: 0\n\
+        no filesystem, nofail: 32, said\n\
+        no directory, nofail: 32, said\n\
+        bad option: 1, said\n\
+        mount(8), missing: 32, said\n\
+        mount(8), nofail: 0\n\
+        mount(8), no filesystem: 32, said\n\
+        the command itself: 4, said\n";
+    assert_eq!(said, expected);
+}
+
+/// What it started behind the door of another namespace was that namespace's: root of the machine ran a container's programs.
+#[test]
+fn helpers_run_no_program_of_another_namespace() {
+    // Those there are others; and, in the second round, none that needs the loader starts.
+    for covered in ["programs", "loader"] {
+        let Some(place) = Place::new(true) else { return };
+        let script = IN_ANOTHER_NAMESPACE.replace("COVERED", covered);
+        assert_eq!(with_helpers(&place, "ln -s", &script), "1\n0\n", "{covered}");
+        place.assert_clean();
+    }
+}
+
+const IN_ANOTHER_NAMESPACE: &str = r##"
+        mkdir "$3/memory"
+        unshare -m sh -c '
+            printf "#!/bin/sh\n: >\"%s/ran\"\n" "$3" >"$3/theirs"
+            chmod +x "$3/theirs"
+            mount -t tmpfs none "$3/memory"
+            mount --bind "$3/theirs" "$(readlink -f "$4")"
+            mount --bind "$3/theirs" /usr/sbin/ubtrfs
+            loader=$(readlink -f /lib64/ld-linux-x86-64.so.2 || true)
+            mount --bind "$3/theirs" "$(readlink -f "$(command -v umount)")"
+            if [ "$5" = loader ] && [ -n "$loader" ]; then
+                sleep 120 & sleeper=$!; echo $sleeper >"$3/sleeper"
+                mount --bind /dev/null "$loader"
+                : >"$3/ready"
+                wait $sleeper
+            else
+                : >"$3/ready"
+                exec sleep 120
+            fi
+        ' sh "$1" "$2" "$3" "$4" COVERED &
+        other=$!
+        while ! [ -e "$3/ready" ]; do sleep 0.01; done
+        # Not the process, but its namespace is to stay.
+        exec 7</proc/$other/ns/mnt
+        try() { timeout 60 "$@" || echo "$1: $?"; }
+        try /usr/sbin/umount.fuse "$3/memory" -N $other
+        grep -q "$3/memory" /proc/$other/mountinfo && echo memory is there
+        try /usr/sbin/mount.fuse.ubtrfs "$1" "$2" -o commit=3600 -N $other
+        grep -c " fuse.ubtrfs $1 " /proc/$other/mountinfo || true
+        grep -c " fuse.ubtrfs $1 " /proc/self/mountinfo || true
+        try /usr/sbin/mount.fuse.ubtrfs "$1" "$2" -o remount,ro -N $other
+        try /usr/sbin/umount.fuse "$2" -N $other
+        flock -n "$1" true || echo in use
+        if [ -e "$3/ran" ]; then echo a program of theirs ran; fi
+        [ ! -e "$3/sleeper" ] || kill $(cat "$3/sleeper")
+        { kill $other; wait $other || true; } 2>/dev/null
+        true"##;
