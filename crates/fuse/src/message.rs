@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::{InHeader, OutHeader};
+use crate::abi::{InHeader, OutHeader, WriteOut};
+use crate::notify::Patience;
 
 /// Longest name of an entry; the kernel lets longer ones through.
 const NAME_BYTES_MAX: usize = 255;
@@ -104,6 +105,8 @@ enum Early {
     /// That to this request.
     Can(u64),
     Sent,
+    /// Its thread is beside those that serve.
+    Beside,
 }
 
 const HEADER_BYTES: usize = size_of::<OutHeader>();
@@ -112,6 +115,16 @@ impl Answer {
     /// For answers of up to so many bytes.
     pub fn with_room(len_max: usize) -> Self {
         Self { bytes: vec![0; HEADER_BYTES + len_max], len: HEADER_BYTES, early: Early::No }
+    }
+
+    /// One that a thread puts together which nobody else needs.
+    pub(crate) fn beside() -> Self {
+        Self { early: Early::Beside, ..Self::with_room(size_of::<WriteOut>()) }
+    }
+
+    /// For how long who puts it together may wait for others.
+    pub(crate) fn patience(&self) -> Patience {
+        if self.early == Early::Beside { Patience::Endless } else { Patience::Brief }
     }
 
     /// Forgets what was put in.

@@ -309,25 +309,24 @@ impl Server {
     /// As [`Server::bring_back`], of one file, for a request of which the kernel may hold the inode's lock, and holds no page.
     ///
     /// # Errors
-    /// `BUSY` where it takes long: it may wait for others who wait for this server.
-    pub(crate) fn bring_back_file(&self, id: InodeId) -> Result {
+    /// `BUSY` where it takes longer than who waits has patience.
+    pub(crate) fn bring_back_file(&self, id: InodeId, patience: Patience) -> Result {
         let Some(node) = self.nodes.number(id) else { return Ok(()) };
         let message = invalidated(node, Known::Everything);
-        let told = self.notify_later(abi::NOTIFY_INVAL_INODE, message);
-        let is_told = told.is_some_and(|told| told.recv_timeout(PATIENCE).is_ok());
-        if is_told { Ok(()) } else { Err(Errno::BUSY) }
+        match self.notify_in(patience, abi::NOTIFY_INVAL_INODE, message) {
+            true => Ok(()),
+            false => Err(Errno::BUSY),
+        }
     }
 
-    /// A request that is none for names made or took one away: the kernel is to know when that is answered.
-    pub(crate) fn forget_name(&self, dir: InodeId, name: &[u8]) {
+    /// A request that is none for names made or took one away: the kernel is to know when that is answered. For that it waits for the
+    /// directory's lock, which who has it may keep until he is answered something else.
+    pub(crate) fn forget_name(&self, dir: InodeId, name: &[u8], patience: Patience) {
         let Some(node) = self.nodes.number(dir) else { return };
         // What a directory holds the kernel keeps as it does data.
         let _ = self.invalidate(node, Known::Everything);
-        if let Some(told) =
-            self.notify_later(abi::NOTIFY_INVAL_ENTRY, invalidated_entry(node, name))
-        {
-            let _ = told.recv_timeout(PATIENCE);
-        }
+        // Where there is no patience it knows soon after the answer.
+        self.notify_in(patience, abi::NOTIFY_INVAL_ENTRY, invalidated_entry(node, name));
     }
 
     /// As [`Server::forget_name`], for a request of which the kernel holds the directory's lock: it knows soon after the answer.
@@ -420,6 +419,21 @@ impl Server {
             let _ = is_told.send(());
         });
         begun.is_ok().then_some(told)
+    }
+
+    /// Tells the kernel what it may wait with for others, who wait for this server. Returns whether it has taken it.
+    pub(crate) fn notify_in(&self, patience: Patience, code: i32, message: Answer) -> bool {
+        match patience {
+            Patience::Brief => {
+                let told = self.notify_later(code, message);
+                told.is_some_and(|told| told.recv_timeout(PATIENCE).is_ok())
+            }
+            Patience::Endless => {
+                // What it does not know it has nothing old of.
+                let _ = self.notify(code, message);
+                true
+            }
+        }
     }
 
     /// # Errors

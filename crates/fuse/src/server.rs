@@ -414,8 +414,8 @@ impl Server {
         self.answer(request, answer)
     }
 
-    /// Does what a request asks for; `None` where nobody waits for an answer.
-    fn answer(&self, request: Request<'_>, answer: &mut Answer) -> Option<Result> {
+    /// Does what a request asks for, or has it done; `None` where nobody waits for an answer.
+    pub(crate) fn answer(&self, request: Request<'_>, answer: &mut Answer) -> Option<Result> {
         let node = request.header.node;
         match request.header.opcode {
             opcode::FORGET => {
@@ -438,6 +438,9 @@ impl Server {
             return Some(answered);
         }
         let Some(id) = self.nodes.inode(node) else { return Some(Err(Errno::STALE)) };
+        if self.hand_over(id, request, answer) {
+            return Some(Ok(()));
+        }
         let may_change_size =
             matches!(request.header.opcode, opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE);
         let since = self.ends.now();

@@ -10,7 +10,7 @@
 //!    it reads before it shows it.
 //! 3. What is written past the kernel's memory (`O_DIRECT`) may come in several requests, and if one fails the kernel cuts the file off where
 //!    it believes it to end, whatever became of the others: so that belief stays, and the kernel forgets the page before. It writes it for that, for which a
-//!    truncation would wait for itself; so it is not done elsewhere.
+//!    truncation would wait for itself; so it is not done elsewhere. Who writes so is done beside those that serve (`handed`), which are to take that page.
 //! 4. The kernel may hold the page: for a request for it, which another thread answers; or, where it does not know what is in it, for the very write that
 //!    makes the file longer, until that is answered. So it is waited for a while. Who puts zeros there later may do so over what others have written by
 //!    then; so he has the kernel forget the page, and what is appended until then goes to where the file ends ([`Ends::note_late`]). The
@@ -26,6 +26,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use ubtrfs_engine::InodeId;
 use ubtrfs_rt::Arc;
 
@@ -112,9 +113,7 @@ impl Server {
         };
         if tail.by == By::Direct {
             let message = forgotten(tail.node, tail.end, tail.stop - tail.end);
-            if let Some(told) = self.notify_later(abi::NOTIFY_INVAL_INODE, message) {
-                let _ = told.recv_timeout(PATIENCE);
-            }
+            self.notify_in(answer.patience(), abi::NOTIFY_INVAL_INODE, message);
             return change(answer);
         }
         let result = change(answer);
@@ -152,6 +151,15 @@ impl Server {
         };
         let file = self.files.find(id);
         file.is_some_and(|file| self.tail(id, &file, Growth { from, by: By::Change }).is_some())
+    }
+
+    /// Whether a write past the kernel's memory waits until it has written what it holds of the last page.
+    pub(crate) fn direct_write_waits(&self, id: InodeId, mut request: Request<'_>) -> bool {
+        let wanted = request.take::<abi::WriteIn>().ok();
+        let wanted = wanted.filter(|wanted| wanted.flags & OFlags::DIRECT.bits() != 0);
+        wanted.zip(self.files.find(id)).is_some_and(|(wanted, file)| {
+            self.tail(id, &file, Growth { from: wanted.offset, by: By::Direct }).is_some()
+        })
     }
 
     /// The file was changed, or not.

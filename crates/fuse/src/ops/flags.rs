@@ -10,7 +10,6 @@ use crate::abi::{self, opcode};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
 use crate::notify::Patience;
-use crate::ops::subvolumes::waits_for_kernel;
 use crate::server::Server;
 
 /// Numbers of requests, from `linux/fs.h`.
@@ -78,7 +77,7 @@ impl Server {
             }
             SET_FLAGS => {
                 let asked: u32 = request.take()?;
-                self.bring_back_before(id, asked)?;
+                self.bring_back_before(id, asked, answer.patience())?;
                 let lock = self.flags.lock();
                 self.set_flags(id, asked, Form::Words)?;
                 drop(lock);
@@ -94,9 +93,8 @@ impl Server {
                 if xflags & !known != 0 || [extent_size_hint, project, copy_hint] != [0; 3] {
                     return Err(Errno::OPNOTSUPP);
                 }
-                let set = FLAGS.iter().filter(|(_, xflag, _)| xflags & xflag != 0);
-                let set = set.map(|(flag, _, _)| flag).sum::<u32>();
-                self.bring_back_before(id, set)?;
+                let set = words(xflags);
+                self.bring_back_before(id, set, answer.patience())?;
                 let lock = self.flags.lock();
                 // Those that this form does not know stay.
                 let kept = shown(self.inode(id)?.flags, |(flag, xflag, _)| match xflag {
@@ -110,24 +108,32 @@ impl Server {
                 // It is one, too.
                 self.settle(id, opcode::SETATTR)
             }
-            other
-                if waits_for_kernel(other) && self.hand_over_ioctl(id, other, &request, answer) =>
-            {
-                Ok(())
-            }
-            other => self.subvolume_ioctl(id, other, request, Patience::Brief, answer),
+            other => self.subvolume_ioctl(id, other, request, answer),
         }
     }
 
     /// Has the kernel write what it holds of a file that is about to be closed to changes: it is refused then.
-    fn bring_back_before(&self, id: InodeId, asked: u32) -> Result {
+    fn bring_back_before(&self, id: InodeId, asked: u32, patience: Patience) -> Result {
+        if self.is_closed_by(id, asked)? { self.bring_back_file(id, patience) } else { Ok(()) }
+    }
+
+    /// Whether a request closes a file to changes, of which the kernel may hold something that it writes before.
+    pub(crate) fn closes_file(&self, id: InodeId, command: u32, mut request: Request<'_>) -> bool {
+        let asked = match command {
+            SET_FLAGS => request.take().ok(),
+            SET_XFLAGS => request.take().ok().map(words),
+            _ => None,
+        };
+        asked.is_some_and(|asked| self.is_closed_by(id, asked) == Ok(true))
+    }
+
+    fn is_closed_by(&self, id: InodeId, asked: u32) -> Result<bool> {
         let inode = self.inode(id)?;
         let is_closed = FLAGS.iter().any(|(flag, _, bit)| {
             const FORBID: u64 = flags::IMMUTABLE | flags::APPEND;
             asked & flag != 0 && bit & FORBID & !inode.flags != 0
         });
-        let is_meant = is_closed && inode.file_type() == FileType::Regular;
-        if is_meant { self.bring_back_file(id) } else { Ok(()) }
+        Ok(is_closed && inode.file_type() == FileType::Regular)
     }
 
     /// The kernel is to be told when nobody waits for it any more with the lock on flags.
@@ -214,6 +220,11 @@ fn name_of(method: Method) -> &'static str {
         Compression::Zstd => "zstd",
         Compression::Zlib | Compression::None => "zlib",
     }
+}
+
+/// Flags in the form of xfs as words have them.
+fn words(xflags: u32) -> u32 {
+    FLAGS.iter().filter(|(_, xflag, _)| xflags & xflag != 0).map(|(flag, _, _)| flag).sum()
 }
 
 /// Refuses flags that contradict each other, or what the inode has.

@@ -6,5 +6,5 @@ pub(crate) mod directories;
 mod flags;
 mod names;
 mod seek;
-mod subvolumes;
+pub(crate) mod subvolumes;
 pub(crate) mod xattrs;

@@ -9,7 +9,6 @@ use crate::abi::{self, InHeader};
 use crate::asker::umask_of;
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
-use crate::notify::Patience;
 use crate::server::Server;
 
 const GET_LABEL: u32 = 0x8100_9431;
@@ -50,10 +49,9 @@ impl Server {
         id: InodeId,
         command: u32,
         mut request: Request<'_>,
-        patience: Patience,
         answer: &mut Answer,
     ) -> Result {
-        let header = request.header;
+        let (header, patience) = (request.header, answer.patience());
         // What is unknown is said to be so to anybody: `isatty` asks in this way.
         let is_change = is_commit(command) || matches!(command, DELETE | DELETE_V2);
         if is_change && header.uid != 0 && header.uid != rustix::process::geteuid().as_raw() {
@@ -88,7 +86,7 @@ impl Server {
                 let made = self.fs.begin(Reservation::create_subvolume());
                 made.and_then(|mut handle| handle.create_subvolume(id, name, &new))
                     .map_err(|error| errno(&error))?;
-                self.forget_name(id, name);
+                self.forget_name(id, name, patience);
             }
             DELETE | DELETE_V2 => {
                 let name = match command {
@@ -109,7 +107,7 @@ impl Server {
                 }
                 self.delete_subvolume(id, name)?;
                 // Its space is freed in the background.
-                self.forget_name(id, name);
+                self.forget_name(id, name, patience);
             }
             SNAPSHOT | SNAPSHOT_V2 => {
                 let (file, flags, name) = match command {
@@ -123,7 +121,7 @@ impl Server {
                 let options = SnapshotOptions { read_only: flags & READ_ONLY != 0 };
                 let made = self.fs.snapshot(source, id, name, &options);
                 made.map_err(|error| errno(&error))?;
-                self.forget_name(id, name);
+                self.forget_name(id, name, patience);
             }
             LOOK_UP => {
                 let [_, object]: [u64; 2] = request.take()?;
@@ -260,9 +258,10 @@ impl Server {
     }
 }
 
-/// Whether the kernel has to write first what it holds of files.
+/// Whether the kernel has to write first what it holds of files, or to forget a name.
 pub(crate) fn waits_for_kernel(command: u32) -> bool {
-    matches!(command, SNAPSHOT | SNAPSHOT_V2 | SET_FLAGS)
+    const NAMES: [u32; 4] = [CREATE, CREATE_V2, DELETE, DELETE_V2];
+    matches!(command, SNAPSHOT | SNAPSHOT_V2 | SET_FLAGS) || NAMES.contains(&command)
 }
 
 /// Whether it is durable when it is answered.

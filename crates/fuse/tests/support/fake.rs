@@ -82,6 +82,7 @@ struct State {
     refused: BTreeSet<u64>,
     holds_stores: bool,
     holds_pages: bool,
+    holds_names: bool,
     opened: Vec<Opened>,
     next: u64,
     is_ended: bool,
@@ -166,6 +167,12 @@ impl Fake {
         self.changed.notify_all();
     }
 
+    /// Whether it waits with forgetting names: somebody has the directory's lock.
+    pub fn hold_names(&self, holds: bool) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).holds_names = holds;
+        self.changed.notify_all();
+    }
+
     /// Waits until the answer is on its way.
     pub fn wait_on_its_way(&self, unique: u64) {
         self.wait_until("on its way", |state| {
@@ -181,6 +188,11 @@ impl Fake {
     /// Waits for the answer.
     pub fn answer(&self, unique: u64) -> Answered {
         self.wait_until("answered", |state| state.answers.remove(&unique))
+    }
+
+    /// Whether it was answered.
+    pub fn is_answered(&self, unique: u64) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).answers.contains_key(&unique)
     }
 
     /// Makes a request and waits for its answer.
@@ -277,6 +289,9 @@ impl Transport for Fake {
             }
             let is_of_pages = error == INVAL_INODE && at <= i64::MAX as u64;
             while is_of_pages && state.holds_pages && !state.is_ended {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            while error == INVAL_ENTRY && state.holds_names && !state.is_ended {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             // A name, behind a struct, and a zero.
