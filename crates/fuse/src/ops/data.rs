@@ -254,7 +254,8 @@ impl Server {
         }
         let done = copied.map_err(|error| errno(&error))?;
         self.keep_times_of_writes(target, &target_file);
-        if self.syncs_of(target) == Syncs::All {
+        // Who has the target open to write synchronously the request does not say.
+        if [id, target].into_iter().any(|id| self.syncs_of(id) == Syncs::All) {
             self.fsync(target)?;
         }
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });

@@ -22,7 +22,10 @@ const SET_XFLAGS: u32 = 0x401c_5820;
 const XFLAGS_BYTES: usize = 28;
 
 const COMPRESS: u32 = 0x4;
+const NODUMP: u32 = 0x40;
+const NOATIME: u32 = 0x80;
 const NOCOMPRESS: u32 = 0x400;
+const DIRSYNC: u32 = 0x1_0000;
 const NODATACOW: u32 = 0x80_0000;
 
 const COMPRESSION: &[u8] = b"btrfs.compression";
@@ -35,10 +38,10 @@ const FLAGS: [(u32, u32, u64); 9] = [
     (0x8, 0x20, flags::SYNC),
     (0x10, 0x8, flags::IMMUTABLE),
     (0x20, 0x10, flags::APPEND),
-    (0x40, 0x80, flags::NODUMP),
-    (0x80, 0x40, flags::NOATIME),
+    (NODUMP, 0x80, flags::NODUMP),
+    (NOATIME, 0x40, flags::NOATIME),
     (NOCOMPRESS, 0, flags::NOCOMPRESS),
-    (0x1_0000, 0, flags::DIRSYNC),
+    (DIRSYNC, 0, flags::DIRSYNC),
     (NODATACOW, 0, flags::NODATACOW),
 ];
 
@@ -138,11 +141,12 @@ impl Server {
 
     /// The kernel is to be told when nobody waits for it any more with the lock on flags.
     fn set_flags(&self, id: InodeId, asked: u32, form: Form) -> Result {
+        let inode = self.inode(id)?;
+        let asked = asked & possible(inode.file_type());
         let known: u32 = FLAGS.iter().map(|(flag, _, _)| flag).sum();
         if asked & !known != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        let inode = self.inode(id)?;
         let old = inode.flags;
         let mut new = FLAGS.iter().fold(old, |bits, (flag, _, bit)| match asked & flag {
             0 => bits & !bit,
@@ -219,6 +223,15 @@ fn name_of(method: Method) -> &'static str {
         Compression::Lzo => "lzo",
         Compression::Zstd => "zstd",
         Compression::Zlib | Compression::None => "zlib",
+    }
+}
+
+/// The flags that an inode can have; others Linux leaves out, whatever is asked for.
+fn possible(file_type: FileType) -> u32 {
+    match file_type {
+        FileType::Directory => u32::MAX,
+        FileType::Regular => !DIRSYNC,
+        _ => NODUMP | NOATIME,
     }
 }
 

@@ -159,6 +159,9 @@ impl Server {
                 self.fs.set_default_subvolume(root).map_err(|error| errno(&error))?;
             }
             GET_INFO => {
+                if self.nodes.is_deleted(id.root) {
+                    return Err(Errno::NOENT);
+                }
                 let info = self.fs.subvolume(id.root).map_err(|error| errno(&error))?;
                 put_info(&info, answer);
             }

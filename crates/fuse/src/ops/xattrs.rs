@@ -1,7 +1,7 @@
 //! Extended attributes, access control lists among them.
 
 use rustix::io::Errno;
-use ubtrfs_engine::{Error, InodeId, Reservation};
+use ubtrfs_engine::{Error, InodeId, Reservation, SetAttributes};
 use ubtrfs_ondisk::inode::flags;
 
 use crate::abi;
@@ -96,7 +96,19 @@ impl Server {
         {
             return self.remove_capabilities(id);
         }
-        self.remove_xattr(id, name)
+        match self.remove_xattr(id, name) {
+            Err(Errno::NODATA) if LISTS.contains(&name) => self.note_without_list(id, name),
+            result => result,
+        }
+    }
+
+    /// An access control list was to be taken off where there is none: that changes it all the same where there could be one, as in Linux.
+    fn note_without_list(&self, id: InodeId, name: &[u8]) -> Result {
+        if name == DEFAULT_LIST && !self.inode(id)?.is_dir() {
+            return Ok(());
+        }
+        let ctime = Some(self.now());
+        self.set_attributes(id, &SetAttributes { ctime, ..SetAttributes::default() })
     }
 
     pub(crate) fn remove_xattr(&self, id: InodeId, name: &[u8]) -> Result {
@@ -127,10 +139,13 @@ const PROPERTIES: &[u8] = b"btrfs.";
 /// The property that Linux keeps.
 const COMPRESSION: &[u8] = b"btrfs.compression";
 
+/// Access control lists; of directories they may have one for what is made in them.
+const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
+const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", DEFAULT_LIST];
+
 /// Refuses names of other kinds than btrfs keeps, and a kind without a name. As Linux does.
 fn known_name(name: &[u8]) -> Result<&[u8]> {
     const KNOWN: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", PROPERTIES];
-    const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
     match KNOWN.iter().find_map(|prefix| name.strip_prefix(*prefix)) {
         Some([]) => Err(Errno::INVAL),
         Some(_) => Ok(name),
