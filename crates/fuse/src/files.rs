@@ -7,7 +7,7 @@ use ubtrfs_engine::{DataFile, Filesystem, InodeId};
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
 
-use crate::message::Result;
+use crate::message;
 
 /// Files that stay open, if nothing was written to them since their last fsync.
 const OPEN_MAX: usize = 1024;
@@ -65,12 +65,12 @@ impl UsedFile {
 
     /// Refuses to change one that is immutable. Linux does so where it is opened, which the kernel does not tell here; so who
     /// has it open when it becomes immutable is refused, too.
-    pub(crate) fn check_mutable(&self) -> Result {
+    pub(crate) fn check_mutable(&self) -> message::Result {
         if self.is_immutable.load(Ordering::Acquire) { Err(Errno::PERM) } else { Ok(()) }
     }
 
     /// Refuses what was stored to a map: Linux lets nobody make one to store to of a file that is immutable or append-only.
-    pub(crate) fn check_mapped(&self) -> Result {
+    pub(crate) fn check_mapped(&self) -> message::Result {
         if self.is_append_only.load(Ordering::Acquire) {
             Err(Errno::PERM)
         } else {
@@ -151,7 +151,8 @@ impl Files {
         // To close one may take its time.
         drop(gone);
         // They may have changed before it could be found here.
-        file.note_flags(file.data.inode()?.flags);
+        let read = || file.data.inode().map(|inode| inode.flags);
+        note_settled(read, |bits| file.note_flags(bits))?;
         Ok(file)
     }
 
@@ -205,6 +206,23 @@ impl Files {
     }
 }
 
+/// Notes what is read, until it is the same after that as before: who changes it notes that after the change, and this must not put what was before
+/// over it.
+fn note_settled<T: PartialEq + Copy, E>(
+    mut read: impl FnMut() -> Result<T, E>,
+    mut note: impl FnMut(T),
+) -> Result<(), E> {
+    let mut value = read()?;
+    loop {
+        note(value);
+        let now = read()?;
+        if now == value {
+            return Ok(());
+        }
+        value = now;
+    }
+}
+
 impl Table {
     /// Takes out the half that was not used for longest, of those that may be closed.
     fn take_oldest(&mut self) -> Vec<Arc<UsedFile>> {
@@ -218,5 +236,29 @@ impl Table {
         let old = old.map(|(_, (_, file))| file).collect();
         self.look_at = (self.files.len() * 2).min(WRITTEN_MAX);
         old
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// A chattr between the look and the note was undone in memory: a file stayed open to changes that had become immutable.
+    #[test]
+    fn what_changes_between_the_look_and_the_note_is_noted_last() {
+        let (stored, noted, changes) = (Cell::new(0), Cell::new(0), Cell::new(2));
+        let note = |value| {
+            // Somebody else changes it and notes that.
+            if changes.get() > 0 {
+                changes.set(changes.get() - 1);
+                stored.set(stored.get() + 1);
+                noted.set(stored.get());
+            }
+            noted.set(value);
+        };
+        note_settled(|| Ok::<_, ()>(stored.get()), note).unwrap();
+        assert_eq!((stored.get(), noted.get()), (2, 2));
     }
 }
