@@ -90,7 +90,9 @@ Options for -o, as of mount(8):
                        this word inside of `unshare -Urm` for these, or run them by fakeroot(1)
   writeback            what is written stays with the kernel first: many small writes become few;
                        an error (no space) shows when it is synced or closed, holes are not told,
-                       and commands that change files are refused at the directory
+                       commands that change files are refused at the directory, chattr does not
+                       move the time of change that is shown, and what a map stored behind a
+                       file's end is part of the file when it grows
   sync, dirsync        each change is durable when it returns; with dirsync those of names and
                        attributes. chattr +S and +D ask the same of a file or directory
   noatime              the time of access of what is read stays (the default)
