@@ -49,10 +49,10 @@ mount-suites:
 	scripts/with-rings N scripts/mount-load
 	LOAD_USER=nobody LOAD_SECONDS=20 scripts/with-rings N scripts/mount-load
 	scripts/mount-systems
-	UBTRFS_KILLS=50 scripts/with-rings N cargo test --release -p ubtrfs-cli --test mount
+	UBTRFS_KILLS=50 scripts/with-rings N cargo test --release -p ubtrfs-cli --test mount --test mount_killed
 	FSX_OPERATIONS=100000 scripts/with-rings Y scripts/mount-suites
 	LOAD_SECONDS=20 scripts/with-rings Y scripts/mount-load
-	UBTRFS_KILLS=10 scripts/with-rings Y cargo test --release -p ubtrfs-cli --test mount
+	UBTRFS_KILLS=10 scripts/with-rings Y cargo test --release -p ubtrfs-cli --test mount --test mount_killed
 
 # A million random operations beside a model, a fifth of them with the power cuts of each commit, millions
 # of states, cuts of what follows a cut, and failing devices; the kernel and `btrfs check` judge a sample

@@ -7,7 +7,6 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use place::{NOBODY, Place, assert_image_clean};
 use ubtrfs_testkit::{KernelMount, LoopDevice};
@@ -320,101 +319,6 @@ fn assert_a_snapshot_has_what_an_open_file_has(place: &Place, number: u32) {
     let shown = place.directory.join(format!("snapshot{number}")).join(name);
     assert!(fs::read(shown).unwrap() == [5; 100_000], "snapshot {number}");
     drop(file);
-}
-
-/// A file that was synced, and its bytes.
-type Synced = (String, Vec<u8>);
-
-/// Killed under load, again and again: what was synced is there, for the kernel, too, and both checkers find nothing. UBTRFS_KILLS says how
-/// often; half of it is of a mount of root, half of somebody else's.
-#[test]
-fn process_that_is_killed_loses_nothing_that_was_synced() {
-    let kills = std::env::var("UBTRFS_KILLS").map_or(4, |count| count.parse::<u64>().unwrap());
-    for (is_root, kills) in [(true, kills.div_ceil(2)), (false, kills / 2)] {
-        let Some(place) = Place::new(is_root) else { return };
-        let mut synced = Vec::new();
-        for round in 0..kills {
-            place.mount(&[]);
-            assert_shows(&synced, &place.directory, || place.command("cat"));
-            kill_under_load(&place, round, &mut synced);
-            place.assert_clean();
-            assert_kernel_recovers(&place.image, &synced);
-        }
-        place.mount(&[]);
-        assert_shows(&synced, &place.directory, || place.command("cat"));
-        let shown = listed(place.command("sh"), &place.directory);
-        place.umount();
-        place.assert_clean();
-        let kernel = KernelMount::read_only(&place.image, "");
-        assert_shows(&synced, kernel.path(), || Command::new("cat"));
-        assert_eq!(listed(Command::new("sh"), kernel.path()), shown);
-    }
-}
-
-/// Syncs some files beside who writes others, and kills the process that serves while they write.
-fn kill_under_load(place: &Place, round: u64, synced: &mut Vec<Synced>) {
-    // Until the server is gone.
-    const LOAD: &str = r#"
-        bytes=$(head -c 50000 /dev/zero | tr '\0' 1)
-        at=0
-        while printf %s "$bytes" >"$1/load $2 $((at % 50))"; do
-            test $((at % 3)) != 0 || rm "$1/load $2 $((at % 50))" || exit
-            at=$((at + 1))
-        done 2>/dev/null"#;
-    let load = |number: &str| {
-        let mut command = place.command("sh");
-        command.args(["-c", LOAD, "sh"]).arg(&place.directory).arg(number);
-        command.stderr(Stdio::null()).spawn().unwrap()
-    };
-    let mut loads = ["0", "1"].map(load);
-    for at in 0..5_u8 {
-        let name = format!("synced {round} {at}");
-        let bytes = vec![at; 10_000 * usize::from(at)];
-        let mut command = place.command("sh");
-        command.args(["-c", r#"cat >"$1" && sync "$1""#, "sh"]).arg(place.directory.join(&name));
-        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(&bytes).unwrap();
-        assert!(child.wait().unwrap().success(), "{name}");
-        synced.push((name, bytes));
-    }
-    std::thread::sleep(Duration::from_millis(20 * round % 100));
-    for load in &mut loads {
-        assert_eq!(load.try_wait().unwrap(), None, "nothing is written");
-    }
-    place.signal("-KILL");
-    // While it is mounted: what lies below would take what they write.
-    loads.iter_mut().for_each(|load| _ = load.wait().unwrap());
-    assert!(Command::new("umount").arg("-l").arg(&place.directory).status().unwrap().success());
-    File::open(&place.image).unwrap().lock_shared().unwrap();
-}
-
-fn assert_shows(synced: &[Synced], directory: &Path, cat: impl Fn() -> Command) {
-    for (name, bytes) in synced {
-        let output = cat().arg(directory.join(name)).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.stdout == *bytes, "{name}: {} bytes, {said}", output.stdout.len());
-    }
-}
-
-/// As if the machine started with the kernel's btrfs then; in a copy, so that the next mount of ours finds what was left.
-fn assert_kernel_recovers(image: &Path, synced: &[Synced]) {
-    let copy = image.with_extension("copy");
-    let status = Command::new("cp").arg("--sparse=always").args([image, &copy]).status().unwrap();
-    assert!(status.success());
-    let kernel = KernelMount::read_write(&copy, "");
-    assert_shows(synced, kernel.path(), || Command::new("cat"));
-    kernel.unmount();
-    assert_image_clean(&copy);
-    fs::remove_file(copy).unwrap();
-}
-
-/// What there is, with its attributes and the sums of its bytes.
-fn listed(mut shell: Command, directory: &Path) -> String {
-    let script = r#"cd "$1" && find . -mindepth 1 -printf '%p %y %m %U %G %s %n %T@\n' | LC_ALL=C sort &&
-        find . -type f -exec sha256sum {} + | LC_ALL=C sort"#;
-    let output = shell.args(["-c", script, "sh"]).arg(directory).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Commands at the directory go to the process that serves it, and the kernel sees what they did at once, though it was told
