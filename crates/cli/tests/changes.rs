@@ -690,10 +690,12 @@ fn filesystem_named_and_made_larger_is_what_the_kernel_shows() {
     place.run(&["filesystem", "resize", "disk.img", "1:+100M"]).ok();
     place.run(&["filesystem", "resize", "disk.img", "max"]).ok();
     assert_eq!(place.image().metadata().unwrap().len(), 500 << 20);
-    place.run(&["filesystem", "resize", "disk.img", "100M"]).fails(6).says("only made larger");
+    for size in ["100M", "-1M", "1:-1M"] {
+        place.run(&["filesystem", "resize", "disk.img", size]).fails(6).says("only made larger");
+    }
     place.run(&["filesystem", "resize", "disk.img", "7:+1M"]).fails(4).says("no such device");
-    for size in ["-1M", "x:1M", "1X"] {
-        place.run(&["filesystem", "resize", "--", "disk.img", size]).fails(2);
+    for size in ["-1X", "--1M", "-x", "x:1M", "1X"] {
+        place.run(&["filesystem", "resize", "disk.img", size]).fails(2);
     }
     // More than there was room for before.
     let large = File::create(place.path("large")).unwrap();

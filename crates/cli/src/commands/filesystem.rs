@@ -129,7 +129,7 @@ struct ResizeArgs {
     #[command(flatten)]
     image: ChangedImageArgs,
     /// The length, as `ubtrfs help sizes` says
-    #[arg(value_name = "[N:]SIZE", value_parser = Size::parse)]
+    #[arg(value_name = "[N:]SIZE", value_parser = Size::parse, allow_hyphen_values = true)]
     size: Size,
 }
 
@@ -161,6 +161,7 @@ struct Size {
 enum Length {
     Is(u64),
     Grows(u64),
+    Shrinks(u64),
     Max,
 }
 
@@ -173,13 +174,11 @@ impl Size {
             }
             None => (None, text),
         };
-        let length = match text.strip_prefix('+') {
+        let length = match (text.strip_prefix('+'), text.strip_prefix('-')) {
             _ if text == "max" => Length::Max,
-            _ if text.starts_with('-') => {
-                return Err("filesystems are only made larger by this version".into());
-            }
-            Some(text) => Length::Grows(size::parse(text)?),
-            None => Length::Is(size::parse(text)?),
+            (Some(text), _) => Length::Grows(size::parse(text)?),
+            (_, Some(text)) => Length::Shrinks(size::parse(text)?),
+            _ => Length::Is(size::parse(text)?),
         };
         Ok(Self { device, length })
     }
@@ -231,6 +230,7 @@ impl Change for ResizeArgs {
         let wanted = match self.size.length {
             Length::Is(bytes) => bytes,
             Length::Grows(bytes) => now.saturating_add(bytes),
+            Length::Shrinks(bytes) => now.saturating_sub(bytes),
             Length::Max => match volume.device(devid) {
                 Some(device) if !device.is_end_known() => {
                     let why = "with --offset, and no partition there, how far it may reach is not \
