@@ -118,6 +118,14 @@ An image is mounted once, and of a disk image one partition. What of the mount i
 another place, too, another subvolume say, mount --bind shows there; commands take that place as
 well, and begin paths at what it shows.
 
+What the kernel does with its own btrfs, and hands to no FUSE server or does otherwise here:
+  FICLONE, FIEMAP      cp --reflink=always fails, filefrag finds no extents. Plain cp (coreutils 9)
+                       shares what it copies; ubtrfs reflink and inspect fiemap take the directory
+  btrfs(8)             the command of btrfs-progs refuses the directory; ubtrfs takes it
+  one device           find -xdev, du -x, rsync -x and tar --one-file-system go into subvolumes and
+                       snapshots: exclude them by name, or mount a subvolume that has none in it
+  read-ahead           the kernel's 128 KiB where others than root mount, who may not set it; else 512
+
 Examples:
   ubtrfs mount disk.img /mnt
   ubtrfs mount -o ro,subvol=snapshots/monday disk.img /mnt
