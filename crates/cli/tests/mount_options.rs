@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use place::{NOBODY, PATIENCE, Place, wait_until};
 use ubtrfs_testkit::oracle::FUSE_RINGS_SWITCH;
-use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, Prng, oracle};
+use ubtrfs_testkit::{
+    KernelMount, MkfsBtrfs, Oracle, Prng, assert_checks_clean_whatever_it_holds, oracle,
+};
 
 /// The flags of a file's extents, as the kernel tells them.
 fn extents(kernel: &KernelMount, name: &str) -> String {
@@ -290,6 +292,9 @@ fn filesystem_that_lacks_a_device_is_mounted_where_that_is_allowed() {
     place.umount();
     let kernel = KernelMount::read_only(&place.image, "degraded");
     assert_eq!(fs::read(kernel.path().join("file")).unwrap(), b"by one");
+    kernel.unmount();
+    assert_checks_clean_whatever_it_holds(std::slice::from_ref(&place.image));
+    place.done(&["check", "--data", "--degraded"], &[&place.image]);
 }
 
 /// In a mount namespace of its own, where `fusermount3` is told that users may let others in.
