@@ -13,7 +13,9 @@ use crate::epoch;
 
 const TERMINAL: &[u8] = b"terminal";
 const PIPE: &[u8] = b"pipe";
+const DEVICE: &[u8] = b"device";
 const SHOWN: &[u8] = b"shown";
+const READ_ONLY: &[u8] = b"read-only";
 const UNMOUNTS: &[u8] = b"unmounts";
 const TIME_ZONE: &[u8] = b"time-zone";
 const EPOCH: &[u8] = b"epoch";
@@ -26,8 +28,12 @@ pub const STOPPED: &str = "stopped";
 pub struct Call {
     /// The standard output is a terminal.
     pub is_terminal: bool,
+    /// The device number of the mount that he means.
+    pub device: String,
     /// What of the mount the directory shows that was named, from the top of what is mounted on, as the system's table has it. `None` for the top.
     pub shown: Option<PathBuf>,
+    /// The directory that he named, if nothing can be changed there.
+    pub read_only: Option<PathBuf>,
     /// He is about to unmount it, and is told by [`STOPPED`] on the standard output where the filesystem has stopped.
     pub unmounts: bool,
     /// His `TZ`.
@@ -41,7 +47,9 @@ impl Call {
     pub fn into_word(self) -> OsString {
         let mut word = if self.is_terminal { TERMINAL } else { PIPE }.to_vec();
         let said = [
+            (DEVICE, Some(self.device.into())),
             (SHOWN, self.shown.map(PathBuf::into_os_string)),
+            (READ_ONLY, self.read_only.map(PathBuf::into_os_string)),
             (UNMOUNTS, self.unmounts.then(OsString::new)),
             (TIME_ZONE, self.time_zone),
             (EPOCH, self.epoch.map(|time| time.sec.to_string().into())),
@@ -63,7 +71,9 @@ impl Call {
             let (Some(name), Some(value)) = (halves.next(), halves.next()) else { continue };
             let value = OsStr::from_bytes(value).to_owned();
             match name {
+                DEVICE => call.device = value.into_string().unwrap_or_default(),
                 SHOWN => call.shown = Some(value.into()),
+                READ_ONLY => call.read_only = Some(value.into()),
                 UNMOUNTS => call.unmounts = true,
                 TIME_ZONE => call.time_zone = Some(value),
                 EPOCH => call.epoch = value.to_str().and_then(epoch::parse),
@@ -84,7 +94,8 @@ mod tests {
         for call in [
             Call::default(),
             Call { is_terminal: true, ..Call::default() },
-            Call { shown: Some(shown), unmounts: true, ..Call::default() },
+            Call { shown: Some(shown.clone()), unmounts: true, ..Call::default() },
+            Call { device: "0:42".to_owned(), read_only: Some(shown), ..Call::default() },
             Call {
                 time_zone: Some(OsString::new()),
                 epoch: Some(Time { sec: 7, nsec: 0 }),

@@ -260,10 +260,7 @@ impl VolumeArgs {
 
     /// Opens the devices and matches them to one volume.
     pub fn open(&self, path: &Path, mode: OpenMode) -> Result<Volume> {
-        if let Some(live) = live::served() {
-            let why = "it is shown of an image that is not mounted";
-            return Err(live::refused("opening", &live.directory, why));
-        }
+        refuse_at_mount()?;
         let mut devices: Vec<Arc<dyn Device>> = Vec::with_capacity(1 + self.device.len());
         devices.push(Arc::new(open_device(path, mode, self.window.window())?));
         for other in &self.device {
@@ -376,6 +373,14 @@ fn check_writable(filesystem: &Filesystem) -> Result<()> {
         // What else is wrong is told by the change itself.
         _ => Ok(()),
     }
+}
+
+/// Refuses what is shown of the bytes of an image, where a command is done for a mount: a path would be looked for from where this process
+/// is, not who called.
+fn refuse_at_mount() -> Result<()> {
+    let Some(live) = live::served() else { return Ok(()) };
+    let why = "it is shown of an image that is not mounted";
+    Err(live::refused("opening", &live.directory, why))
 }
 
 /// Opens one file or device. One that was unmounted a moment ago is waited for.
@@ -683,6 +688,7 @@ pub struct Raw {
 impl Raw {
     /// Opens the window of `path` for reading.
     pub fn open(path: &Path, window: &WindowArgs) -> Result<Self> {
+        refuse_at_mount()?;
         let device = open_device(path, OpenMode::ReadOnly, window.window())?;
         Ok(Self { device, path: path.into() })
     }

@@ -2,7 +2,9 @@
 //! open, and the command that was called prints what they say.
 //!
 //! In the serving process a thread does one command after the other. While it does one, whatever opens an image gets the
-//! filesystem that is served, and failures are heard here instead of on the standard error.
+//! filesystem that is served, and failures are heard here instead of on the standard error. What it writes goes to who called as it comes,
+//! so that neither process holds all of a long answer, and nobody's answer is gone on with. Who called takes it at once, however slowly it
+//! is read of him: the thread has other commands to do.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -11,11 +13,13 @@ use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, InodeId};
-use ubtrfs_fuse::{Changed, ControlAnswer, Server};
+use ubtrfs_fuse::{Caller, Changed, ControlAnswer, Said, Server};
 use ubtrfs_rt::Arc;
 
 use crate::call::{Call, STOPPED};
@@ -27,6 +31,15 @@ use crate::output::{Output, quote};
 
 /// For so long a sync may wait behind other commands, and take, before another way is gone.
 const SYNC_WAIT_MAX: Duration = Duration::from_secs(60);
+/// For so long it may take that other way.
+const SYNC_BESIDE_WAIT_MAX: Duration = Duration::from_secs(120);
+/// Says another number of seconds in the place of both. For the tests.
+const SYNC_WAIT: &str = "UBTRFS_SYNC_WAIT_SECONDS";
+/// For so long a command that is being done may go on when nobody uses the mount any more.
+const COMMAND_WAIT_MAX: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Pieces of an answer, of 64 KiB, that wait until they are read of who called.
+const WAITING_PIECES_MAX: usize = 16 << 10;
 
 /// A filesystem that is served.
 #[derive(Clone)]
@@ -81,15 +94,16 @@ pub fn served() -> Option<Rc<Live>> {
 }
 
 /// Does a command that came by the control socket.
-pub fn answer(live: &Live, server: &Arc<Server>, words: Vec<OsString>) -> ControlAnswer {
+pub fn answer(live: &Live, server: &Arc<Server>, words: Vec<OsString>, caller: Caller) {
     let mut words = words.into_iter();
     let call = Call::of_word(&words.next().unwrap_or_default());
     let (is_terminal, unmounts) = (call.is_terminal, call.unmounts);
-    SERVED.set(Some(Rc::new(Live { call, ..live.clone() })));
-    let buffer = Buffer::default();
+    let live = Rc::new(Live { call, ..live.clone() });
+    SERVED.set(Some(Rc::clone(&live)));
+    let caller = Rc::new(RefCell::new(caller));
     let (exit, errors) = failure::overhear(|| {
-        let mut out = Output::to(buffer.clone(), is_terminal);
-        let exit = run(live, server, words.collect(), &mut out);
+        let mut out = Output::to(Told(Rc::clone(&caller)), is_terminal);
+        let exit = run(&live, server, words.collect(), &mut out);
         if unmounts && matches!(live.filesystem.check_writable(), Err(Error::Aborted { .. })) {
             let _ = out.text(STOPPED);
         }
@@ -103,22 +117,25 @@ pub fn answer(live: &Live, server: &Arc<Server>, words: Vec<OsString>) -> Contro
         }
     });
     SERVED.set(None);
-    let output = buffer.0.take();
-    ControlAnswer { exit: exit.code(), output, errors: errors.into_bytes() }
+    let Some(mut caller) = Rc::into_inner(caller).map(RefCell::into_inner) else { return };
+    // Who has gone away hears nothing.
+    let _ = caller.say(Said::Errors(errors.as_bytes())).and_then(|()| caller.end(exit.code()));
 }
 
 fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> Result<Exit> {
+    if live.call.device != live.device {
+        // A socket can have another name.
+        let why = "it is for another mount, or of who has another version";
+        return Err(Failure::new(Exit::Io, "a command", why).at_path(&live.directory));
+    }
     let command = cli::parse_for_mount(words)?;
     let changed = command.changes_of_mount();
     if live.kernel_holds_writes && changed == Some(Changed::Anything) {
         let why = "with -o writeback the kernel would not see what becomes of files";
         return Err(refused("changing files", &live.directory, why));
     }
-    if changed.is_some() && !command.is_sync() && server.is_mounted_read_only() {
-        let error = io::Error::from(io::ErrorKind::ReadOnlyFilesystem);
-        return Err(Failure::io("changing it", &error)
-            .at_path(&live.directory)
-            .advice("It is mounted read-only: mount -o remount,rw lets it be changed."));
+    if changed.is_some() && !command.is_sync() {
+        check_writable(live, server)?;
     }
     let not_durable = "making all durable";
     if live.kernel_holds_writes || command.needs_data() {
@@ -142,6 +159,23 @@ fn run(live: &Live, server: &Server, words: Vec<OsString>, out: &mut Output) -> 
         return command.run(out);
     };
     server.change(changed, || command.run(out))
+}
+
+/// Refuses changes where nothing can be changed: everywhere, or at the place that was named.
+fn check_writable(live: &Live, server: &Server) -> Result<()> {
+    let (place, advice) = match &live.call.read_only {
+        _ if server.is_mounted_read_only() => {
+            (&live.directory, "It is mounted read-only: mount -o remount,rw lets it be changed.")
+        }
+        Some(place) => (
+            place,
+            "It is read-only in this place: mount -o remount,bind,rw lets it be changed here.",
+        ),
+        None => return Ok(()),
+    };
+    // As the kernel has it.
+    let error = io::Error::from_raw_os_error(Errno::ROFS.raw_os_error());
+    Err(Failure::io("changing it", &error).at_path(place).advice(advice))
 }
 
 /// Has the kernel write what it holds back of the mount. This thread answers none of its requests.
@@ -182,12 +216,25 @@ pub fn make_durable(mounted: &Mounted) -> io::Result<Synced> {
             // What the kernel held back is durable then, too: who called may not be let in to ask for it himself.
             return Ok(Synced::Durable);
         }
-        let exit = exit_of(&answer).unwrap_or(Exit::Io);
+        let exit = exit_of(answer.exit).unwrap_or(Exit::Io);
         let has_stopped = answer.output == STOPPED.as_bytes();
         return Ok(if has_stopped { Synced::Stopped(exit) } else { Synced::Lost(exit) });
     }
-    // Where commands do not reach who serves, this does.
-    match File::open(&mounted.directory).and_then(|top| top.sync_all()) {
+    // Where commands do not reach who serves, this does. It has no limit of its own.
+    let directory = mounted.directory.clone();
+    let sync = move || File::open(directory).and_then(|top| top.sync_all());
+    match within(sync_wait_max(SYNC_BESIDE_WAIT_MAX), sync) {
+        None => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "who serves it does not answer: umount -f takes it off, and what is not durable is lost",
+        )),
+        Some(synced) => told_of_sync(mounted, synced),
+    }
+}
+
+/// What it means that a sync beside the control socket was answered so.
+fn told_of_sync(mounted: &Mounted, synced: io::Result<()>) -> io::Result<Synced> {
+    match synced {
         // Nobody serves it: there is nothing left to wait for.
         Err(error) if is_unserved(&error) => {
             failure::say("ubtrfs: note: nobody served it any more; what was not synced is lost");
@@ -203,6 +250,34 @@ pub fn make_durable(mounted: &Mounted) -> io::Result<Synced> {
     }
 }
 
+/// Does `work` on a thread of its own, unless that takes longer.
+fn within<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (done, wait) = mpsc::channel();
+    // Where there is no thread, nobody says anything.
+    let _ = thread::Builder::new().spawn(move || done.send(work()));
+    wait.recv_timeout(patience).ok()
+}
+
+fn sync_wait_max(usual: Duration) -> Duration {
+    let said = std::env::var(SYNC_WAIT).ok().and_then(|said| said.parse().ok());
+    said.map_or(usual, Duration::from_secs)
+}
+
+/// Waits for the command that is being done, though not for ever: what it waits for may not come, and what is written is to become durable.
+pub fn wait_for_command(taking: &JoinHandle<()>) {
+    wait_until_over(taking, COMMAND_WAIT_MAX);
+}
+
+fn wait_until_over(thread: &JoinHandle<()>, patience: Duration) {
+    let begun = Instant::now();
+    while !thread.is_finished() && begun.elapsed() < patience {
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
 fn is_unserved(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOTCONN | Errno::CONNABORTED))
 }
@@ -212,14 +287,15 @@ fn is_unserved(error: &io::Error) -> bool {
 /// # Errors
 /// Nobody listens there, or is done with other commands in time. Whether it could is in the answer.
 fn sync(mounted: &Mounted) -> io::Result<ControlAnswer> {
-    let call = Call { unmounts: true, ..Call::default() };
+    let call = Call { device: mounted.device.clone(), unmounts: true, ..Call::default() };
     let mut words = vec![call.into_word()];
     words.extend(["ubtrfs", "filesystem", "sync"].map(OsString::from));
     words.push(mounted.directory.clone().into_os_string());
-    ubtrfs_fuse::control_within(mounted.uid, &mounted.device, &words, SYNC_WAIT_MAX)
+    let patience = sync_wait_max(SYNC_WAIT_MAX);
+    ubtrfs_fuse::control_within(mounted.uid, &mounted.device, &words, patience)
 }
 
-/// Has this process's command done by who serves the mount, and prints what that said.
+/// Has this process's command done by who serves the mount, and prints what that says.
 ///
 /// # Errors
 /// Nobody listens there.
@@ -231,28 +307,69 @@ pub fn forward(mounted: &Mounted) -> Result<Exit> {
     };
     let call = Call {
         is_terminal: io::stdout().is_terminal(),
+        device: mounted.device.clone(),
         shown: mounted.is_part().then(|| mounted.root.clone()),
+        read_only: mounted.is_read_only.then(|| mounted.directory.clone()),
         time_zone: std::env::var_os("TZ"),
         epoch: epoch::source_date_epoch()?,
         ..Call::default()
     };
     let mut words = vec![call.into_word()];
     words.extend(std::env::args_os());
-    let answer = ubtrfs_fuse::control(mounted.uid, &mounted.device, &words)
-        .map_err(|error| failed("reaching the process that serves the mount", &error))?;
-    let mut out = io::stdout().lock();
-    let written = out.write_all(&answer.output).and_then(|()| out.flush());
-    let _ = io::stderr().write_all(&answer.errors);
-    written.map_err(|error| Failure::stdout(&error))?;
-    exit_of(&answer).ok_or_else(|| {
+    let (pieces, waiting) = mpsc::sync_channel(WAITING_PIECES_MAX);
+    let (uid, device) = (mounted.uid, mounted.device.clone());
+    let hear = move || ubtrfs_fuse::control(uid, &device, &words, |said| send(&pieces, said));
+    let hearing =
+        thread::Builder::new().spawn(hear).map_err(|error| Failure::io("starting", &error))?;
+    // Where nobody reads on, this process ends, and he who serves sees that nobody hears him.
+    print(&waiting).map_err(|error| Failure::stdout(&error))?;
+    let lost = |_| Err(io::Error::other("the thread that hears it has ended"));
+    let answered = hearing.join().unwrap_or_else(lost);
+    let exit = answered.map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            let why = "it has ended, or what it said was not taken for too long";
+            failed("hearing the process that serves the mount", &io::Error::other(why))
+        }
+        _ => failed("reaching the process that serves the mount", &error),
+    })?;
+    exit_of(exit).ok_or_else(|| {
         let error = io::Error::new(io::ErrorKind::InvalidData, "it is of another version");
         failed("understanding the process that serves the mount", &error)
     })
 }
 
-/// What an answer's exit code means, unless it is of another version.
-pub fn exit_of(answer: &ControlAnswer) -> Option<Exit> {
-    Exit::MEANINGS.iter().map(|(exit, _)| *exit).find(|exit| exit.code() == answer.exit)
+/// Where a piece of an answer is printed.
+enum Stream {
+    Output,
+    Errors,
+}
+
+fn send(pieces: &SyncSender<(Stream, Vec<u8>)>, said: Said<'_>) -> io::Result<()> {
+    let piece = match said {
+        Said::Output(bytes) => (Stream::Output, bytes.to_vec()),
+        Said::Errors(bytes) => (Stream::Errors, bytes.to_vec()),
+    };
+    pieces.send(piece).map_err(|_| io::ErrorKind::BrokenPipe.into())
+}
+
+/// Prints the pieces of an answer, until there are no more, or nobody reads them.
+fn print(pieces: &Receiver<(Stream, Vec<u8>)>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for (stream, bytes) in pieces {
+        match stream {
+            Stream::Output => out.write_all(&bytes)?,
+            Stream::Errors => {
+                out.flush()?;
+                let _ = io::stderr().write_all(&bytes);
+            }
+        }
+    }
+    out.flush()
+}
+
+/// What the exit code of an answer means, unless it is of another version.
+fn exit_of(code: u8) -> Option<Exit> {
+    Exit::MEANINGS.iter().map(|(exit, _)| *exit).find(|exit| exit.code() == code)
 }
 
 /// Refuses what cannot be done at a mount.
@@ -260,17 +377,45 @@ pub fn refused(what: &str, directory: &Path, why: &str) -> Failure {
     Failure::new(Exit::Unsupported, what, why).at_path(directory)
 }
 
-/// What is written stays here.
-#[derive(Clone, Default)]
-struct Buffer(Rc<RefCell<Vec<u8>>>);
+/// What is written is told who called.
+struct Told(Rc<RefCell<Caller>>);
 
-impl Write for Buffer {
+impl Write for Told {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.borrow_mut().extend_from_slice(bytes);
+        self.0.borrow_mut().say(Said::Output(bytes))?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_takes_too_long_is_not_waited_for() {
+        assert_eq!(within(Duration::from_secs(60), || 7), Some(7));
+        let (end, ended) = mpsc::channel::<()>();
+        let begun = Instant::now();
+        assert_eq!(within(Duration::from_millis(100), move || ended.recv().is_ok()), None);
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        drop(end);
+    }
+
+    /// The end of a mount waited without limit for a command, and nothing was committed.
+    #[test]
+    fn command_that_does_not_end_is_not_waited_for_for_ever() {
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = thread::spawn(move || drop(ended.recv()));
+        let begun = Instant::now();
+        wait_until_over(&thread, Duration::from_millis(100));
+        assert!(!thread.is_finished());
+        drop(end);
+        wait_until_over(&thread, Duration::from_secs(60));
+        assert!(thread.is_finished() && begun.elapsed() < Duration::from_secs(30));
+        thread.join().unwrap();
     }
 }

@@ -1,15 +1,17 @@
 //! The control socket of a mount: commands that reach the engine which serves it, and what they have to say.
 //!
-//! The socket belongs to the user who mounted, and only he and root are answered. Its name follows from his number and the mount's
-//! device number, so who sees the mount finds it. Of who is not root it is in two places, as that of his session comes and goes with
-//! that, and the other may be made by somebody else before. A command is the words of a command line; its answer is what the
-//! process would have written, and its exit code. What a command means is not known here.
+//! The socket belongs to the user who mounted. Only he and root are answered, and he alone is asked: who gives a command at his mount hears
+//! nobody else, root neither. Its name follows from his number and the mount's device number, so who sees the mount finds it. Of who is not
+//! root it is in two places, as that of his session comes and goes with that, and the other may be made by somebody else before. A command
+//! is the words of a command line; its answer is what the process would have written, as it comes, and its exit code. What a command means
+//! is not known here.
 //!
-//! Both are strings: how many in 4 bytes, then each behind its length in 4 bytes, little-endian. One command a connection.
+//! A command is strings: how many in 4 bytes, then each behind its length in 4 bytes, little-endian. An answer is pieces: a byte that says
+//! of which kind, then the bytes behind their length likewise; the exit code is the last. One command a connection.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,26 +19,55 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::PidfdFlags;
+use rustix::process::{PidfdFlags, Uid};
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 
-/// Bytes of a command at most.
-const COMMAND_BYTES_MAX: usize = 1 << 20;
-/// Bytes of an answer at most.
-const ANSWER_BYTES_MAX: usize = 1 << 30;
-/// Strings of either at most.
-const STRING_COUNT_MAX: usize = 4096;
+/// Bytes of a command at most, each string with [`STRING_OWN_BYTES`]. That is more than any command line has: execve(2) gives no more than
+/// 6 MiB to that and the environment.
+const COMMAND_BYTES_MAX: usize = 8 << 20;
+/// What a string takes beside its own bytes, as execve(2) counts them: its end, and a pointer to it.
+const STRING_OWN_BYTES: usize = 9;
 /// Who has connected has said all that he wants within this.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// And has taken the whole answer, which may be long, within this.
+/// And takes [`STEP_BYTES`] of the answer, or the rest, within this, without the time in which there is nothing to take.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
-/// So much of an answer is written at once.
-const BITE_BYTES: usize = 64 << 10;
+/// Who has taken so much of an answer has the same time for as much again.
+const STEP_BYTES: usize = 1 << 20;
+/// Bytes of a piece of an answer at most; so much is written at once.
+const PIECE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of an answer that is kept as a whole at most.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+/// What has a name, be it a symbolic link, and not for reading it.
+const ONLY_ITSELF: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// The kinds of pieces.
+const OUTPUT: u8 = 1;
+const ERRORS: u8 = 2;
+const EXIT: u8 = 3;
 /// Before the next connection is taken where one could not be.
 const AFTER_ERROR: Duration = Duration::from_millis(10);
 
-/// What a command came to.
+/// A piece of what a command says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Said<'a> {
+    /// To the standard output.
+    Output(&'a [u8]),
+    /// To the standard error.
+    Errors(&'a [u8]),
+}
+
+/// Who has a command done, and hears what it says meanwhile.
+#[derive(Debug)]
+pub struct Caller {
+    stream: UnixStream,
+    patience: Duration,
+    /// Of that, for the step which is being taken.
+    left: Duration,
+    step_bytes: usize,
+}
+
+/// All of what a short command said.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ControlAnswer {
     /// The exit code.
@@ -107,16 +138,19 @@ pub(crate) fn is_first_user_namespace() -> bool {
     (next(), next(), next()) == (Some(0), Some(0), Some(u32::MAX))
 }
 
-/// Refuses a place that is not this user's alone: others could listen there in his place.
-fn check_owner(path: &Path, uid: u32) -> io::Result<()> {
-    let about = std::fs::symlink_metadata(path)?;
-    if about.is_dir() && about.uid() == uid && about.mode() & 0o077 == 0 {
-        return Ok(());
+/// Opens a place of sockets. Refuses one that is not this user's alone: others could listen there in his place.
+fn open_directory(path: &Path, uid: u32) -> io::Result<OwnedFd> {
+    let directory = rustix::fs::open(path, ONLY_ITSELF, Mode::empty())?;
+    let about = rustix::fs::fstat(&directory)?;
+    let is_directory = FileType::from_raw_mode(about.st_mode) == FileType::Directory;
+    if is_directory && about.st_uid == uid && about.st_mode & 0o077 == 0 {
+        return Ok(directory);
     }
-    Err(io::Error::new(
-        io::ErrorKind::PermissionDenied,
-        format!("{} is not a directory of user {uid} alone", path.display()),
-    ))
+    Err(refused(format!("{} is not a directory of user {uid} alone", path.display())))
+}
+
+fn refused(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 /// The device and the number of a file.
@@ -146,7 +180,7 @@ impl ControlSocket {
     }
 
     /// Takes commands one after the other, until [`ControlSocket::close`].
-    pub fn serve(&self, run: impl Fn(Vec<OsString>) -> ControlAnswer) {
+    pub fn serve(&self, run: impl Fn(Vec<OsString>, Caller)) {
         let mut waited: Vec<PollFd<'_>> =
             self.bound.iter().map(|one| PollFd::new(&one.listener, PollFlags::IN)).collect();
         while !self.is_closed.load(Ordering::Acquire) {
@@ -171,13 +205,16 @@ impl ControlSocket {
     fn answer(
         &self,
         mut stream: UnixStream,
-        run: &impl Fn(Vec<OsString>) -> ControlAnswer,
+        run: &impl Fn(Vec<OsString>, Caller),
     ) -> io::Result<()> {
-        check_peer(&stream, rustix::process::geteuid().as_raw())?;
+        let peer = peer_of(&stream)?;
+        if !peer.is_root() && peer != rustix::process::geteuid() {
+            return Err(refused("of another user".to_owned()));
+        }
         let words = self.hear(&mut stream)?;
-        let answer = run(words.into_iter().map(OsString::from_vec).collect());
-        let mut until = Until::within(&mut stream, ANSWER_PATIENCE);
-        write_strings(&mut until, &[&[answer.exit], &answer.output, &answer.errors])
+        let words = words.into_iter().map(OsString::from_vec).collect();
+        run(words, Caller::new(stream, ANSWER_PATIENCE));
+        Ok(())
     }
 
     /// The words of a command; cut short where the socket is closed meanwhile.
@@ -186,7 +223,7 @@ impl ControlSocket {
         // Looked at after it can be found: whoever closes either finds it, or is seen here.
         let words = match self.is_closed.load(Ordering::Acquire) {
             true => Err(io::ErrorKind::ConnectionAborted.into()),
-            false => read_strings(&mut Until::within(stream, PATIENCE), COMMAND_BYTES_MAX),
+            false => read_words(&mut Until::within(stream, PATIENCE), COMMAND_BYTES_MAX),
         };
         *self.heard.lock() = None;
         words
@@ -214,7 +251,7 @@ impl Bound {
         // That of a session is made with it, and is the user's: nobody else can make one in it.
         match std::fs::DirBuilder::new().mode(0o700).create(directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => check_owner(directory, uid)?,
+            _ => drop(open_directory(directory, uid)?),
         }
         // Device numbers come again; whoever had this one has unmounted.
         match std::fs::remove_file(&path) {
@@ -225,6 +262,53 @@ impl Bound {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         let file = file_at(&path)?;
         Ok(Self { listener, path, file })
+    }
+}
+
+impl Caller {
+    fn new(stream: UnixStream, patience: Duration) -> Self {
+        Self { stream, patience, left: patience, step_bytes: 0 }
+    }
+
+    /// Says it to him, and waits for him where he has not taken what was said before.
+    ///
+    /// # Errors
+    /// The system's; `BrokenPipe` where he is gone. He hears nothing more then.
+    pub fn say(&mut self, said: Said<'_>) -> io::Result<()> {
+        let (kind, bytes) = match said {
+            Said::Output(bytes) => (OUTPUT, bytes),
+            Said::Errors(bytes) => (ERRORS, bytes),
+        };
+        bytes.chunks(PIECE_BYTES_MAX).try_for_each(|piece| self.send(kind, piece))
+    }
+
+    /// Says what the command has come to, after all else.
+    ///
+    /// # Errors
+    /// As [`Caller::say`].
+    pub fn end(mut self, exit: u8) -> io::Result<()> {
+        self.send(EXIT, &[exit])
+    }
+
+    fn send(&mut self, kind: u8, bytes: &[u8]) -> io::Result<()> {
+        let len = u32::try_from(bytes.len()).map_err(|_| no_sense("too long a piece"))?;
+        let piece = [&[kind][..], &len.to_le_bytes(), bytes].concat();
+        let begun = Instant::now();
+        let result = Until::within(&mut self.stream, self.left).write_all(&piece);
+        self.left = self.left.saturating_sub(begun.elapsed());
+        self.step_bytes += piece.len();
+        if self.step_bytes >= STEP_BYTES {
+            (self.left, self.step_bytes) = (self.patience, 0);
+        }
+        result.map_err(|error| {
+            // Half a piece may be said: what came behind it would make no sense.
+            self.left = Duration::ZERO;
+            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+            match error.kind() {
+                io::ErrorKind::ConnectionReset => io::ErrorKind::BrokenPipe.into(),
+                _ => error,
+            }
+        })
     }
 }
 
@@ -256,7 +340,7 @@ impl Write for Until<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(self.left()?)?;
         // A bite at a time: the system's limit is of each part that it waits for, not of the whole.
-        self.stream.write(&bytes[..bytes.len().min(BITE_BYTES)])
+        self.stream.write(&bytes[..bytes.len().min(PIECE_BYTES_MAX)])
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -264,38 +348,54 @@ impl Write for Until<'_> {
     }
 }
 
-/// Only the user who mounted is answered, and root; and only he is believed.
-fn check_peer(stream: &UnixStream, uid: u32) -> io::Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
-    if peer.is_root() || peer.as_raw() == uid {
-        return Ok(());
-    }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, "of another user"))
+fn peer_of(stream: &UnixStream) -> io::Result<Uid> {
+    Ok(rustix::net::sockopt::socket_peercred(stream)?.uid)
 }
 
-/// Has a command done by who serves the mount of user `uid` with that device number.
+/// Has a command done by who serves the mount of user `uid` with that device number, and calls `hear` with what it says, as it comes.
+/// Returns the exit code.
 ///
 /// # Errors
-/// The system's; `NotFound` and `ConnectionRefused` where nobody listens, `InvalidData` for an answer that is none.
-pub fn control(uid: u32, device: &str, words: &[OsString]) -> io::Result<ControlAnswer> {
-    ask(&connect(uid, device)?, words)
+/// The system's; `NotFound` and `ConnectionRefused` where nobody listens, `InvalidInput` for a command that is too long, `InvalidData` for an
+/// answer that is none, `UnexpectedEof` for one without an end; and those of `hear`, which end the command where it says more.
+pub fn control(
+    uid: u32,
+    device: &str,
+    words: &[OsString],
+    hear: impl FnMut(Said<'_>) -> io::Result<()>,
+) -> io::Result<u8> {
+    let mut stream = connect(uid, device)?;
+    say_words(&mut stream, words)?;
+    hear_answer(&mut stream, hear)
 }
 
 /// As [`control`], for who can do without the answer if it takes longer than `patience`, which is not zero: what is asked for may wait
-/// behind other commands.
+/// behind other commands. Returns what it said, which is short.
 ///
 /// # Errors
-/// As [`control`]; `WouldBlock` where it takes longer.
+/// As [`control`]; `WouldBlock` or `TimedOut` where it takes longer.
 pub fn control_within(
     uid: u32,
     device: &str,
     words: &[OsString],
     patience: Duration,
 ) -> io::Result<ControlAnswer> {
-    let stream = connect(uid, device)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
-    ask(&stream, words)
+    let mut stream = connect(uid, device)?;
+    let mut until = Until::within(&mut stream, patience);
+    say_words(&mut until, words)?;
+    let mut answer = ControlAnswer::default();
+    answer.exit = hear_answer(&mut until, |said| {
+        let (kept, bytes) = match said {
+            Said::Output(bytes) => (&mut answer.output, bytes),
+            Said::Errors(bytes) => (&mut answer.errors, bytes),
+        };
+        if kept.len() + bytes.len() > KEPT_BYTES_MAX {
+            return Err(no_sense("a longer answer than was asked for"));
+        }
+        kept.extend_from_slice(bytes);
+        Ok(())
+    })?;
+    Ok(answer)
 }
 
 /// The process that serves a mount, whatever number it has.
@@ -342,23 +442,23 @@ fn connect(uid: u32, device: &str) -> io::Result<UnixStream> {
     Err(refused)
 }
 
+/// Whatever else lies by these names by now, it is what was looked at that is connected to.
 fn connect_at(path: &Path, uid: u32) -> io::Result<UnixStream> {
-    check_owner(path.parent().ok_or(io::ErrorKind::NotFound)?, uid)?;
-    let stream = UnixStream::connect(path)?;
-    check_peer(&stream, uid)?;
-    Ok(stream)
-}
-
-fn ask(mut stream: &UnixStream, words: &[OsString]) -> io::Result<ControlAnswer> {
-    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-    write_strings(&mut stream, &words)?;
-    let answer = read_strings(&mut stream, ANSWER_BYTES_MAX)?;
-    match <[Vec<u8>; 3]>::try_from(answer) {
-        Ok([exit, output, errors]) if exit.len() == 1 => {
-            Ok(ControlAnswer { exit: exit[0], output, errors })
-        }
-        _ => Err(no_sense("an answer of another form")),
+    let parts = path.parent().zip(path.file_name());
+    let (directory, name) = parts.ok_or(io::ErrorKind::NotFound)?;
+    let directory = open_directory(directory, uid)?;
+    let socket = rustix::fs::openat(&directory, name, ONLY_ITSELF, Mode::empty())?;
+    let about = rustix::fs::fstat(&socket)?;
+    let is_socket = FileType::from_raw_mode(about.st_mode) == FileType::Socket;
+    if !is_socket || about.st_uid != uid {
+        return Err(refused(format!("{} is no socket of user {uid}", path.display())));
     }
+    let stream = UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
+    // Root is not believed where it is not he who mounted: another link to his socket leads to him, who would do the command at his own mount.
+    if peer_of(&stream)?.as_raw() != uid {
+        return Err(refused(format!("who listens at {} is not user {uid}", path.display())));
+    }
+    Ok(stream)
 }
 
 /// Serves on a thread of its own.
@@ -367,7 +467,7 @@ fn ask(mut stream: &UnixStream, words: &[OsString]) -> io::Result<ControlAnswer>
 /// The system's, where it gives no thread.
 pub fn serve_control(
     socket: &Arc<ControlSocket>,
-    run: impl Fn(Vec<OsString>) -> ControlAnswer + Send + 'static,
+    run: impl Fn(Vec<OsString>, Caller) + Send + 'static,
 ) -> io::Result<std::thread::JoinHandle<()>> {
     let socket = Arc::clone(socket);
     std::thread::Builder::new().name("ubtrfs-control".to_owned()).spawn(move || socket.serve(run))
@@ -377,14 +477,20 @@ fn no_sense(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-fn write_strings(to: &mut impl Write, strings: &[&[u8]]) -> io::Result<()> {
+fn say_words(to: &mut impl Write, words: &[OsString]) -> io::Result<()> {
+    let len_bytes: usize = words.iter().map(|word| word.len() + STRING_OWN_BYTES).sum();
+    if len_bytes > COMMAND_BYTES_MAX {
+        let max = COMMAND_BYTES_MAX >> 20;
+        let why = format!("the command takes {len_bytes} bytes, and {max} MiB can be said at once");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
     let number = |len: usize| {
         u32::try_from(len).map(u32::to_le_bytes).map_err(|_| no_sense("longer than can be said"))
     };
-    let mut bytes = number(strings.len())?.to_vec();
-    for string in strings {
-        bytes.extend_from_slice(&number(string.len())?);
-        bytes.extend_from_slice(string);
+    let mut bytes = number(words.len())?.to_vec();
+    for word in words {
+        bytes.extend_from_slice(&number(word.len())?);
+        bytes.extend_from_slice(word.as_bytes());
     }
     to.write_all(&bytes)
 }
@@ -395,24 +501,50 @@ fn read_number(from: &mut impl Read) -> io::Result<usize> {
     Ok(usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX))
 }
 
-fn read_strings(from: &mut impl Read, bytes_max: usize) -> io::Result<Vec<Vec<u8>>> {
+/// Reads a command of at most `bytes_max` bytes, each string with [`STRING_OWN_BYTES`].
+fn read_words(from: &mut impl Read, bytes_max: usize) -> io::Result<Vec<Vec<u8>>> {
     let count = read_number(from)?;
-    if count > STRING_COUNT_MAX {
-        return Err(no_sense("too many strings"));
-    }
     let (mut strings, mut left) = (Vec::new(), bytes_max);
     for _ in 0..count {
         let len = read_number(from)?;
-        left = left.checked_sub(len).ok_or_else(|| no_sense("too long"))?;
-        // As it comes: what is said of its length may not be true.
-        let mut string = Vec::new();
-        from.by_ref().take(len as u64).read_to_end(&mut string)?;
-        if string.len() < len {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        strings.push(string);
+        let taken = len.checked_add(STRING_OWN_BYTES);
+        left = taken.and_then(|taken| left.checked_sub(taken)).ok_or_else(too_long)?;
+        strings.push(read_bytes(from, len)?);
     }
     Ok(strings)
+}
+
+fn read_bytes(from: &mut impl Read, len: usize) -> io::Result<Vec<u8>> {
+    // As it comes: what is said of its length may not be true.
+    let mut bytes = Vec::new();
+    from.take(len as u64).read_to_end(&mut bytes)?;
+    if bytes.len() < len { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(bytes) }
+}
+
+/// Hears pieces of an answer until its exit code, which is returned.
+fn hear_answer(
+    from: &mut impl Read,
+    mut hear: impl FnMut(Said<'_>) -> io::Result<()>,
+) -> io::Result<u8> {
+    loop {
+        let mut kind = [0];
+        from.read_exact(&mut kind)?;
+        let len = read_number(from)?;
+        if len > PIECE_BYTES_MAX {
+            return Err(too_long());
+        }
+        let bytes = read_bytes(from, len)?;
+        match (kind[0], &bytes[..]) {
+            (OUTPUT, bytes) => hear(Said::Output(bytes))?,
+            (ERRORS, bytes) => hear(Said::Errors(bytes))?,
+            (EXIT, [exit]) => return Ok(*exit),
+            _ => return Err(no_sense("an answer of another form")),
+        }
+    }
+}
+
+fn too_long() -> io::Error {
+    no_sense("too long")
 }
 
 #[cfg(test)]
@@ -430,18 +562,85 @@ mod tests {
     }
 
     #[test]
-    fn strings_come_back_and_what_is_cut_or_too_long_is_refused() {
+    fn words_come_back_and_what_is_cut_or_too_long_is_refused() {
         let mut bytes = Vec::new();
-        let strings: [&[u8]; 3] = [b"subvolume", b"", b"\xff\0x"];
-        write_strings(&mut bytes, &strings).unwrap();
-        assert_eq!(read_strings(&mut &bytes[..], 100).unwrap(), strings);
-        assert!(read_strings(&mut &bytes[..], 11).is_err());
+        let words: [&[u8]; 3] = [b"subvolume", b"", b"\xff\0x"];
+        let len_bytes = words.iter().map(|word| word.len() + STRING_OWN_BYTES).sum();
+        say_words(&mut bytes, &words.map(|word| OsString::from_vec(word.to_vec()))).unwrap();
+        assert_eq!(read_words(&mut &bytes[..], len_bytes).unwrap(), words);
+        assert!(read_words(&mut &bytes[..], len_bytes - 1).is_err());
         for len in 0..bytes.len() {
-            assert!(read_strings(&mut &bytes[..len], 100).is_err(), "{len}");
+            assert!(read_words(&mut &bytes[..len], len_bytes).is_err(), "{len}");
         }
-        assert!(read_strings(&mut &[255; 100][..], usize::MAX).is_err());
+        assert!(read_words(&mut &[255; 100][..], usize::MAX).is_err());
         let claims_much = [1, 0, 0, 0, 255, 255, 255, 255, 7];
-        assert!(read_strings(&mut &claims_much[..], usize::MAX).is_err());
+        assert!(read_words(&mut &claims_much[..], usize::MAX).is_err());
+        let claims_many = [&[255; 4][..], &[0; 4000]].concat();
+        assert!(read_words(&mut &claims_many[..], 2000).is_err());
+        let error = say_words(&mut bytes, &vec![OsString::new(); 1 << 20]).unwrap_err();
+        assert!(error.to_string().ends_with("8 MiB can be said at once"), "{error}");
+    }
+
+    /// What an answer has in it, up to its end.
+    fn heard(mut bytes: &[u8]) -> io::Result<(u8, Vec<u8>)> {
+        let mut all = Vec::new();
+        let exit = hear_answer(&mut bytes, |said| {
+            let (Said::Output(piece) | Said::Errors(piece)) = said;
+            all.extend_from_slice(piece);
+            Ok(())
+        })?;
+        Ok((exit, all))
+    }
+
+    #[test]
+    fn answers_come_in_pieces_and_what_is_none_or_cut_is_refused() {
+        let (mut from, to) = UnixStream::pair().unwrap();
+        let saying = std::thread::spawn(move || {
+            let mut caller = Caller::new(to, PATIENCE);
+            caller.say(Said::Output(&[b'x'; PIECE_BYTES_MAX + 1])).unwrap();
+            caller.say(Said::Output(b"")).unwrap();
+            caller.say(Said::Errors(b"y")).unwrap();
+            caller.end(7).unwrap();
+        });
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).unwrap();
+        saying.join().unwrap();
+        let (exit, said) = heard(&bytes).unwrap();
+        assert_eq!((exit, said.len(), said.last()), (7, PIECE_BYTES_MAX + 2, Some(&b'y')));
+        for len in [0, 3, 5, PIECE_BYTES_MAX, bytes.len() - 1] {
+            let error = heard(&bytes[..len]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{len}");
+        }
+        // The last is one of an earlier version.
+        let bad: [&[u8]; 5] = [
+            &[EXIT, 0, 0, 0, 0],
+            &[EXIT, 2, 0, 0, 0, 1, 1],
+            &[9, 0, 0, 0, 0],
+            &[OUTPUT, 1, 0, 1, 0],
+            &[3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        for bytes in bad {
+            assert_eq!(heard(bytes).unwrap_err().kind(), io::ErrorKind::InvalidData, "{bytes:?}");
+        }
+    }
+
+    /// Who takes nothing is waited for once, whatever there is yet to be said.
+    #[test]
+    fn caller_who_takes_nothing_is_waited_for_no_longer_than_said() {
+        let (from, to) = UnixStream::pair().unwrap();
+        let mut caller = Caller::new(to, Duration::from_millis(300));
+        let begun = Instant::now();
+        let piece = [0; PIECE_BYTES_MAX];
+        let result = (0..10_000).try_for_each(|_| caller.say(Said::Output(&piece)));
+        assert!(result.is_err());
+        assert!(caller.say(Said::Errors(b"more")).is_err());
+        assert!(caller.end(0).is_err());
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        let (gone, to) = UnixStream::pair().unwrap();
+        drop((from, gone));
+        let mut caller = Caller::new(to, PATIENCE);
+        let error = caller.say(Said::Output(&piece)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 
     #[test]
@@ -449,27 +648,30 @@ mod tests {
         let device = format!("test:{}", std::process::id());
         let socket = Arc::new(ControlSocket::bind(&device).unwrap());
         let uid = rustix::process::geteuid().as_raw();
-        let serving = serve_control(&socket, |words| ControlAnswer {
-            exit: u8::try_from(words.len()).unwrap(),
-            output: words.concat_bytes(),
-            errors: b"said".to_vec(),
+        let serving = serve_control(&socket, |words, mut caller| {
+            let said = words.concat_bytes();
+            // Who hears nothing more has gone.
+            let _ = caller.say(Said::Output(&said));
+            let _ = caller.say(Said::Errors(b"said"));
+            let _ = caller.end(u8::try_from(words.len()).unwrap());
         })
         .unwrap();
+        let control = |words: &[OsString]| control_within(uid, &device, words, PATIENCE);
         for words in [&["a", "b"][..], &[], &["\u{e9}"]] {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-            let answer = control(uid, &device, &words).unwrap();
+            let answer = control(&words).unwrap();
             assert_eq!(usize::from(answer.exit), words.len());
             assert_eq!(answer.output, words.concat_bytes());
             assert_eq!(answer.errors, b"said");
         }
         // Who says nothing of sense keeps nobody else from being heard.
         UnixStream::connect(&control_paths(uid, &device)[0]).unwrap().write_all(&[255; 8]).unwrap();
-        assert_eq!(control(uid, &device, &["x".into()]).unwrap().exit, 1);
+        assert_eq!(control(&["x".into()]).unwrap().exit, 1);
         let mode = std::fs::symlink_metadata(&control_paths(uid, &device)[0]).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
         socket.close();
         serving.join().unwrap();
-        let refused = control(uid, &device, &[]).unwrap_err();
+        let refused = control(&[]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotFound);
     }
 
@@ -478,7 +680,7 @@ mod tests {
     fn words_that_trickle_in_keep_neither_the_end_nor_others_waiting() {
         let device = format!("test:slow:{}", std::process::id());
         let socket = Arc::new(ControlSocket::bind(&device).unwrap());
-        let serving = serve_control(&socket, |_| ControlAnswer::default()).unwrap();
+        let serving = serve_control(&socket, |_, _| ()).unwrap();
         let uid = rustix::process::geteuid().as_raw();
         let mut slow = UnixStream::connect(&control_paths(uid, &device)[0]).unwrap();
         slow.write_all(&[1, 0, 0]).unwrap();
@@ -498,8 +700,8 @@ mod tests {
         });
         let begun = Instant::now();
         let until = &mut Until::within(&mut from, Duration::from_millis(300));
-        assert!(read_strings(until, COMMAND_BYTES_MAX).is_err());
-        assert!(write_strings(until, &[&[0; 1 << 20]]).is_err());
+        assert!(read_words(until, COMMAND_BYTES_MAX).is_err());
+        assert!(until.write_all(&[0; 1 << 20]).is_err());
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
         drop(from);
         assert!(!sending.join().unwrap());
@@ -532,13 +734,41 @@ mod tests {
         let uid = rustix::process::geteuid().as_raw();
         let earlier = ControlSocket::bind(&device).unwrap();
         let next = Arc::new(ControlSocket::bind(&device).unwrap());
-        let serving = serve_control(&next, |_| ControlAnswer::default()).unwrap();
+        let serving = serve_control(&next, |_, caller| drop(caller.end(0))).unwrap();
         earlier.close();
-        let answered = control(uid, &device, &[]).map_err(|error| error.kind());
+        let answered = control_within(uid, &device, &[], PATIENCE).map_err(|error| error.kind());
         next.close();
         serving.join().unwrap();
         assert_eq!(answered, Ok(ControlAnswer::default()));
         assert!(!control_paths(uid, &device)[0].exists());
+    }
+
+    /// A link to another socket led to who serves that: root, who was believed whoever was asked for.
+    #[test]
+    fn nobody_is_asked_but_by_a_socket_of_the_users_own() {
+        let device = format!("test:link:{}", std::process::id());
+        let uid = rustix::process::geteuid().as_raw();
+        let socket = ControlSocket::bind(&device).unwrap();
+        let path = control_paths(uid, &device).swap_remove(0);
+        let link = path.with_extension("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let file = path.with_extension("file");
+        std::fs::write(&file, b"").unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("directory");
+        std::os::unix::fs::symlink(path.parent().unwrap(), &directory).unwrap();
+        let through = directory.join(path.file_name().unwrap());
+        let refused = [&link, &file, &through].map(|path| connect_at(path, uid).unwrap_err());
+        let of_another = connect_at(&path, uid + 1).unwrap_err();
+        let reached = connect_at(&path, uid);
+        for path in [link, file] {
+            std::fs::remove_file(path).unwrap();
+        }
+        socket.close();
+        for error in refused.iter().chain([&of_another]) {
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        }
+        reached.unwrap();
     }
 
     trait ConcatBytes {

@@ -51,8 +51,8 @@ mod transport;
 mod unsettled;
 
 pub use control::{
-    ControlAnswer, ControlSocket, ServingProcess, control, control_paths, control_within,
-    serve_control,
+    Caller, ControlAnswer, ControlSocket, Said, ServingProcess, control, control_paths,
+    control_within, serve_control,
 };
 pub use inherited::keep_from_programs_but;
 pub use message::{Answer, Request};

@@ -558,7 +558,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
             // A command may wait for the kernel, which waits for an answer: it ends with the process then.
             if served.is_ok() {
                 // What panicked in a command is told of where the engine is asked next.
-                let _ = taking.join();
+                live::wait_for_command(&taking);
             }
         }
         if let Some(background) = background {
@@ -616,7 +616,7 @@ fn take_commands(
     server.set_device(&live.device);
     let socket = Arc::new(ControlSocket::bind(&live.device)?);
     let server = Arc::clone(server);
-    let run = move |words| live::answer(&live, &server, words);
+    let run = move |words, caller| live::answer(&live, &server, words, caller);
     let taking = ubtrfs_fuse::serve_control(&socket, run)?;
     Ok((socket, taking))
 }
