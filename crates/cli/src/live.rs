@@ -409,7 +409,9 @@ mod tests {
     #[test]
     fn command_that_does_not_end_is_not_waited_for_for_ever() {
         let (end, ended) = mpsc::channel::<()>();
-        let thread = thread::spawn(move || drop(ended.recv()));
+        let thread = thread::spawn(move || {
+            let _ = ended.recv();
+        });
         let begun = Instant::now();
         wait_until_over(&thread, Duration::from_millis(100));
         assert!(!thread.is_finished());

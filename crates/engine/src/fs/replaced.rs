@@ -104,9 +104,9 @@ impl Filesystem {
         let Ok(target) = self.lookup(to, to_name) else { return };
         let Ok(moved) = self.lookup(from, from_name) else { return };
         let Some(space) = self.inner.open_files.find(moved) else { return };
-        let has_contents = self.inode(target).is_ok_and(|inode| {
-            inode.file_type() == FileType::Regular && inode.size_bytes > 0
-        });
+        let has_contents = self
+            .inode(target)
+            .is_ok_and(|inode| inode.file_type() == FileType::Regular && inode.size_bytes > 0);
         if has_contents && moved != target {
             self.store(&space);
         }
