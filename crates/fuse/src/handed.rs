@@ -22,7 +22,7 @@ use crate::abi::{IoctlIn, opcode};
 use crate::message::{Answer, Request};
 use crate::notify::note_thread_answers;
 use crate::ops::subvolumes::waits_for_kernel;
-use crate::server::{Server, send_answer};
+use crate::server::Server;
 
 /// How many requests are being done by others.
 #[derive(Default)]
@@ -62,24 +62,23 @@ impl Server {
     /// Has a request that may wait long done and answered by a thread beside. Returns whether it is: not where only who took it may answer it, or
     /// there is no thread.
     pub(crate) fn hand_over(&self, id: InodeId, request: Request<'_>, answer: &mut Answer) -> bool {
-        let Some(unique) = answer.early_for().filter(|_| self.may_wait_long(id, request)) else {
+        let Some(owed) = answer.owed().cloned().filter(|_| self.may_wait_long(id, request)) else {
             return false;
         };
-        let (Some(server), Some(transport)) = (self.itself.upgrade(), self.transport().cloned())
-        else {
+        let Some(server) = self.itself.upgrade() else {
             return false;
         };
         let (request, counted) = (request.copied(), Counted::new(&self.handed));
         let begun = self.beside.run(move || {
             note_thread_answers();
             let mut answer = Answer::beside();
-            let bytes = answer.finish_with(unique, |answer| {
+            let bytes = answer.finish_with(owed.unique(), |answer| {
                 server.answer(request.as_request(), answer).unwrap_or(Err(Errno::NOSYS))
             });
             // Who waits for the end may close what is served.
             drop(server);
-            let _ = send_answer(&*transport, bytes);
-            drop(transport);
+            owed.send(bytes);
+            drop(owed);
             drop(counted);
         });
         if begun.is_ok() {

@@ -2,7 +2,7 @@
 //!
 //! - `abi`, `message`: the protocol's structs, and taking them apart. A protocol layer of our own, as nodes must differ from inode
 //!   numbers (`docs/adr/0003-own-fuse-protocol.md`).
-//! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`.
+//! - [`Transport`]: where requests come from; [`FuseDevice`] is `/dev/fuse`. `clones`: further descriptors of it.
 //! - [`Queues`], `queue_threads`: queues that a transport has, and who serves them. `ring`: those of
 //!   `/dev/fuse`, by io_uring, where it is switched on.
 //! - `nodes`, `files`: which inodes the kernel knows, and which files are open.
@@ -10,7 +10,7 @@
 //! - `first_open`: how it hears in time that it need not open files.
 //! - `notify`: what the kernel is told unasked.
 //! - `tail`: what the kernel has in memory behind the end of a file.
-//! - `overdue`, `beside`: how requests wait for the kernel, which may wait for them.
+//! - `overdue`, `beside`: how requests wait for the kernel, which may wait for them. `owed`: by which way what they are answered goes.
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting. `inherited`: what a process in the background has no use for.
 //! - [`floor`]: a server that does nothing, for benchmarks.
@@ -25,6 +25,7 @@ mod abi;
 mod agree;
 mod asker;
 mod beside;
+mod clones;
 mod control;
 mod ends;
 mod errno;
@@ -42,6 +43,7 @@ mod nodes;
 mod notify;
 mod ops;
 mod overdue;
+mod owed;
 mod queue_threads;
 mod ring;
 mod server;

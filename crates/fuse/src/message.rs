@@ -7,6 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{InHeader, OutHeader, WriteOut};
 use crate::notify::Patience;
+use crate::owed::Owed;
 
 /// Longest name of an entry; the kernel lets longer ones through.
 const NAME_BYTES_MAX: usize = 255;
@@ -99,11 +100,10 @@ pub struct Answer {
 }
 
 /// Whether an answer can be sent before who puts it together is done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 enum Early {
     No,
-    /// That to this request.
-    Can(u64),
+    Can(Owed),
     Sent,
     /// Its thread is beside those that serve.
     Beside,
@@ -124,7 +124,7 @@ impl Answer {
 
     /// For how long who puts it together may wait for others.
     pub(crate) fn patience(&self) -> Patience {
-        if self.early == Early::Beside { Patience::Endless } else { Patience::Brief }
+        if matches!(self.early, Early::Beside) { Patience::Endless } else { Patience::Brief }
     }
 
     /// Forgets what was put in.
@@ -132,21 +132,22 @@ impl Answer {
         self.len = HEADER_BYTES;
     }
 
-    /// It may be sent before it is finished, as that to the request of this number.
-    pub(crate) fn allow_early(&mut self, unique: u64) {
-        self.early = Early::Can(unique);
+    /// It may be sent before it is finished, as what is owed.
+    pub(crate) fn allow_early(&mut self, owed: Owed) {
+        self.early = Early::Can(owed);
     }
 
-    /// The request whose answer another may send.
-    pub(crate) fn early_for(&self) -> Option<u64> {
-        if let Early::Can(unique) = self.early { Some(unique) } else { None }
+    /// Where another may send it.
+    pub(crate) fn owed(&self) -> Option<&Owed> {
+        if let Early::Can(owed) = &self.early { Some(owed) } else { None }
     }
 
     /// A copy to send early, of success with what was put in; `None` where it may not be, or is empty.
-    pub(crate) fn early_copy(&self) -> Option<Vec<u8>> {
-        let unique = self.early_for()?;
-        let mut copy = Self { bytes: self.bytes[..self.len].to_vec(), ..*self };
-        (self.body_len() > 0).then(|| copy.finish(unique, Ok(())).to_vec())
+    pub(crate) fn early_copy(&self) -> Option<(Owed, Vec<u8>)> {
+        let owed = self.owed()?;
+        let bytes = self.bytes[..self.len].to_vec();
+        let mut copy = Self { bytes, len: self.len, early: Early::No };
+        (self.body_len() > 0).then(|| (owed.clone(), copy.finish(owed.unique(), Ok(())).to_vec()))
     }
 
     /// It was sent, or another will send it: it is not to be sent again.
@@ -155,7 +156,7 @@ impl Answer {
     }
 
     pub(crate) fn is_sent(&self) -> bool {
-        self.early == Early::Sent
+        matches!(self.early, Early::Sent)
     }
 
     /// Appends a struct.

@@ -25,6 +25,7 @@ use crate::mount;
 use crate::nodes::Nodes;
 use crate::notify::{ChangedNames, note_thread_answers};
 use crate::overdue::Overdue;
+use crate::owed::Owed;
 use crate::queue_threads::QueueThreads;
 use crate::transport::Transport;
 use crate::unsettled::Unsettled;
@@ -162,14 +163,13 @@ type Hook = Box<dyn FnOnce(std::result::Result<(), &ServeError>) + Send>;
 #[derive(Debug)]
 #[must_use = "who unmounts waits for it"]
 pub struct Farewell {
-    unique: u64,
+    owed: Owed,
 }
 
 impl Farewell {
-    /// Sends it.
-    pub fn send(self, transport: &dyn Transport) {
-        // One that went away needs no answer.
-        let _ = transport.send(Answer::with_room(0).finish(self.unique, Ok(())));
+    /// Sends it. Until then it keeps the connection.
+    pub fn send(self) {
+        self.owed.send(Answer::with_room(0).finish(self.owed.unique(), Ok(())));
     }
 }
 
@@ -254,6 +254,11 @@ impl Server {
         self.has_helpers.load(Ordering::Acquire)
     }
 
+    /// So many threads take requests beside the one that calls [`Server::run`].
+    pub fn further_threads(&self) -> usize {
+        self.fs.runtime().executor.thread_count().max(THREADS_MIN) - 1
+    }
+
     /// What was asked for so far.
     pub fn request_counts(&self) -> RequestCounts {
         self.counts.lock().clone()
@@ -320,12 +325,13 @@ impl Server {
             self.leaders.stop_looking();
             QueueThreads::spawn(queues, self, transport)
         });
-        for _ in 1..executor.thread_count().max(THREADS_MIN) {
-            let (server, transport) = (Arc::clone(self), Arc::clone(transport));
+        for _ in 0..self.further_threads() {
+            let way = transport.further_way().unwrap_or_else(|| Arc::clone(transport));
+            let server = Arc::clone(self);
             let work = move || {
                 let mut buffer = vec![0; REQUEST_BYTES_MAX];
                 // The first thread tells of what fails.
-                let _ = server.work(&*transport, &mut buffer);
+                let _ = server.work(&way, &mut buffer);
             };
             // With fewer it takes longer.
             match executor.spawn("ubtrfs-fuse", work) {
@@ -345,7 +351,7 @@ impl Server {
             self.first_open.run(&**transport);
         }
         is_ready();
-        let result = self.work(&**transport, &mut buffer);
+        let result = self.work(transport, &mut buffer);
         self.unsettled.end();
         let queue_failure = queue_threads.and_then(|queue_threads| {
             if let Err(error) = &result {
@@ -381,22 +387,22 @@ impl Server {
 
     fn work(
         &self,
-        transport: &dyn Transport,
+        transport: &Arc<dyn Transport>,
         buffer: &mut [u8],
     ) -> std::result::Result<(), ServeError> {
         let mut answer = Answer::with_room(DATA_BYTES_MAX);
-        self.leaders.work(transport, buffer, |bytes| {
+        self.leaders.work(&**transport, buffer, |bytes| {
             let Some(request) = Request::parse(bytes) else { return Ok(()) };
             answer.clear();
             let unique = request.header.unique;
-            answer.allow_early(unique);
+            answer.allow_early(Owed::new(unique, transport));
             // Who asks would wait for ever, and so would who unmounts, if a panic ended the thread.
             let answered =
                 catch_unwind(AssertUnwindSafe(|| self.count_and_answer(request, &mut answer)));
             let result = answered.unwrap_or(Some(Err(Errno::IO)));
             match result {
                 Some(result) if !answer.is_sent() => {
-                    send_answer(transport, answer.finish(unique, result))
+                    send_answer(&**transport, answer.finish(unique, result))
                 }
                 _ => Ok(()),
             }
@@ -429,7 +435,7 @@ impl Server {
             opcode::INTERRUPT => return None,
             // Of a mount that holds a block device. It is about no node.
             opcode::DESTROY => {
-                *self.farewell.lock() = Some(Farewell { unique: request.header.unique });
+                *self.farewell.lock() = answer.owed().map(|owed| Farewell { owed: owed.clone() });
                 return None;
             }
             _ => {}

@@ -34,7 +34,7 @@ use crate::abi::{self, NotifyInvalInode, NotifyStore, fattr, opcode};
 use crate::ends::MovedEnd;
 use crate::files::UsedFile;
 use crate::message::{Answer, Request};
-use crate::server::{Server, Syncs, send_answer};
+use crate::server::{Server, Syncs};
 use crate::transport::Transport;
 
 /// For so long who made a file grow waits for the kernel, which may have to read the page first.
@@ -180,11 +180,11 @@ impl Server {
         let forgotten = forgotten(node, end, len_bytes);
         // What is to be made durable before it is answered is not by now.
         let early = answer.early_copy().filter(|_| self.syncs_of(id) != Syncs::All);
-        if let (By::Cached(_), Some(early), true) = (tail.by, early, self.has_helpers()) {
-            let (ends, kernel) = (Arc::clone(&self.ends), Arc::clone(&transport));
+        if let (By::Cached(_), Some((owed, early)), true) = (tail.by, early, self.has_helpers()) {
+            let ends = Arc::clone(&self.ends);
             let waiting = self.overdue.begin(tail.patience(), move || {
                 ends.note_late(id, moved);
-                let _ = send_answer(&*kernel, &early);
+                owed.send(&early);
             });
             if let Some(waiting) = waiting {
                 if waiting.is_overdue() {

@@ -2,7 +2,8 @@
 //! its place.
 //!
 //! - [`Transport`]: a connection. Whoever looks for a request may take the next one, and any thread may
-//!   send an answer.
+//!   send an answer. It may have further ways ([`Transport::further_way`]), one for a thread: whoever
+//!   takes the next request, any thread may answer it, but by the way that it was taken by (`owed`).
 //! - [`Queues`]: where a connection has them, most requests come by these, each answered where it came
 //!   from: io_uring (`ring`), or a virtual machine's queues. INIT, FORGET, INTERRUPT, and what the kernel
 //!   is told unasked, go by the connection itself still.
@@ -10,14 +11,15 @@
 //! Who serves knows these two and no kind of them.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use ubtrfs_rt::{Arc, AtomicBool, Ordering};
+use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 
+use crate::clones::clone_of;
 use crate::message::{Answer, Request};
 use crate::mount::MountedDevice;
 use crate::ring::Rings;
@@ -56,6 +58,13 @@ pub trait Transport: Send + Sync {
     /// The system's; `NOENT` where the request was interrupted and nobody waits for its answer, `INVAL` where the answer is malformed,
     /// and the request has failed by that.
     fn send(&self, answer: &[u8]) -> Result<(), Errno>;
+
+    /// A way of its own for one more thread that looks for requests, while there is one. What was received by it is to be sent
+    /// by it, and by no other; what nobody asked for may go by any. It ends and is stopped with the
+    /// connection. Without one a thread shares this.
+    fn further_way(&self) -> Option<Arc<dyn Transport>> {
+        None
+    }
 
     /// Queues of its own, where it can have some: asked for once, before the first request is answered, and
     /// only where the kernel offers them and they are wanted. What they take does not come by
@@ -114,6 +123,14 @@ pub trait Queues: Send + Sync {
 pub struct FuseDevice {
     device: Arc<OwnedFd>,
     directory: PathBuf,
+    stop: Arc<Stop>,
+    /// For threads to come.
+    clones: Mutex<Vec<OwnedFd>>,
+}
+
+/// The end for all who look for requests at a connection.
+#[derive(Debug)]
+struct Stop {
     is_stopped: AtomicBool,
     /// Readable once it is.
     stopped: OwnedFd,
@@ -129,8 +146,19 @@ impl FuseDevice {
         let flags = fcntl_getfl(&device)?;
         fcntl_setfl(&device, flags | OFlags::NONBLOCK)?;
         let stopped = eventfd(0, EventfdFlags::CLOEXEC)?;
-        let device = Arc::new(device);
-        Ok(Self { device, directory, is_stopped: AtomicBool::new(false), stopped })
+        let stop = Arc::new(Stop { is_stopped: AtomicBool::new(false), stopped });
+        Ok(Self { device: Arc::new(device), directory, stop, clones: Mutex::default() })
+    }
+
+    /// Has so many further threads take requests by descriptors of their own, as `-o clone_fd` does with libfuse: to be called before it is
+    /// served, with [`Server::further_threads`](crate::Server::further_threads).
+    ///
+    /// # Errors
+    /// The system's, where there is not one for each; then all share the one that there is.
+    pub fn clone_for_threads(&self, count: usize) -> Result<(), Errno> {
+        let clones: Result<Vec<_>, _> = (0..count).map(|_| clone_of(self.device.as_fd())).collect();
+        *self.clones.lock() = clones?;
+        Ok(())
     }
 }
 
@@ -139,7 +167,7 @@ impl Transport for FuseDevice {
         loop {
             match rustix::io::read(&self.device, &mut *buffer) {
                 Ok(len) => return Ok(Received::Request(len)),
-                Err(Errno::AGAIN) if self.is_stopped.load(Ordering::Acquire) => {
+                Err(Errno::AGAIN) if self.stop.is_stopped.load(Ordering::Acquire) => {
                     return Ok(Received::End);
                 }
                 Err(Errno::AGAIN) => return Ok(Received::Nothing),
@@ -153,7 +181,7 @@ impl Transport for FuseDevice {
 
     fn wait(&self) -> Result<(), Errno> {
         let [device, stopped] =
-            [&self.device, &self.stopped].map(|fd| PollFd::new(fd, PollFlags::IN));
+            [&*self.device, &self.stop.stopped].map(|fd| PollFd::new(fd, PollFlags::IN));
         match poll(&mut [device, stopped], None) {
             // Who looks then finds out.
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -171,6 +199,12 @@ impl Transport for FuseDevice {
         rustix::io::retry_on_intr(|| rustix::io::write(&self.device, answer)).map(|_| ())
     }
 
+    fn further_way(&self) -> Option<Arc<dyn Transport>> {
+        let device = Arc::new(self.clones.lock().pop()?);
+        let (directory, stop) = (self.directory.clone(), Arc::clone(&self.stop));
+        Some(Arc::new(Self { device, directory, stop, clones: Mutex::default() }))
+    }
+
     fn queues(&self) -> Option<Arc<dyn Queues>> {
         Some(Rings::prepare(Arc::clone(&self.device))?)
     }
@@ -181,8 +215,8 @@ impl Transport for FuseDevice {
     }
 
     fn stop(&self) {
-        self.is_stopped.store(true, Ordering::Release);
+        self.stop.is_stopped.store(true, Ordering::Release);
         // Nothing reads it, so there is room.
-        let _ = rustix::io::write(&self.stopped, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.stop.stopped, &1_u64.to_ne_bytes());
     }
 }

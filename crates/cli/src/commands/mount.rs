@@ -587,14 +587,14 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
     let farewell = server.take_farewell();
     drop(server);
     // Who unmounts would wait for an answer as long as one could come.
-    let farewell = farewell.map(|farewell| (farewell, transport));
+    drop(transport);
     if served.is_err() && farewell.is_none() {
         leave(mounted.as_ref());
     }
     *open.lock() = None;
     drop((fs, image));
-    if let Some((farewell, transport)) = farewell {
-        farewell.send(&*transport);
+    if let Some(farewell) = farewell {
+        farewell.send();
     }
     served
         .map(|()| Exit::Done)

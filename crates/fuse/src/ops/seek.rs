@@ -23,7 +23,7 @@ use crate::abi;
 use crate::errno::errno;
 use crate::files::UsedFile;
 use crate::message::{Answer, Request, Result};
-use crate::server::{Server, offset, send_answer};
+use crate::server::{Server, offset};
 use crate::tail::forgotten;
 use crate::transport::Transport;
 
@@ -180,11 +180,11 @@ impl Server {
     /// `None` where another thread sends the answer.
     fn found_later(&self, waiting: Waiting, answer: &mut Answer) -> Option<Result<FileOffset>> {
         let (file, seek) = (Arc::clone(&waiting.file), waiting.seek);
-        if let Some(unique) = answer.early_for() {
+        if let Some(owed) = answer.owed().cloned() {
             let begun = self.beside.run(move || {
                 let mut answer = Answer::with_room(size_of::<abi::LseekOut>());
                 let found = waiting.finished().map(|found| put_found(found, &mut answer));
-                let _ = send_answer(&*waiting.transport, answer.finish(unique, found));
+                owed.send(answer.finish(owed.unique(), found));
             });
             if begun.is_ok() {
                 answer.note_sent();

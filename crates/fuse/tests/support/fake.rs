@@ -1,4 +1,5 @@
-//! A kernel of the test's own: it makes requests, and sees what is answered and told.
+//! A kernel of the test's own: it makes requests, and sees what is answered and told. Each thread that serves has a way of its own
+//! ([`Transport::further_way`]), and what is answered by another than the request was taken by finds nobody, as with Linux.
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -8,11 +9,14 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use ubtrfs_engine::{Filesystem, OpenOptions};
-use ubtrfs_fuse::{Received, ServeOptions, Server, Transport};
+use ubtrfs_fuse::{Farewell, Received, ServeOptions, Server, Transport};
 use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
 pub const LOOKUP: u32 = 1;
 pub const FORGET: u32 = 2;
+pub const INTERRUPT: u32 = 36;
+pub const DESTROY: u32 = 38;
+pub const BATCH_FORGET: u32 = 42;
 pub const GETATTR: u32 = 3;
 pub const SETATTR: u32 = 4;
 pub const READLINK: u32 = 5;
@@ -74,6 +78,11 @@ struct State {
     answered: BTreeSet<u64>,
     /// A request was answered twice.
     is_answered_twice: bool,
+    way_count: usize,
+    /// The ways by which requests were taken that are to be answered, or were.
+    taken_by: BTreeMap<u64, usize>,
+    /// Answers by another way than their requests came by, and requests whose way was closed before they were answered.
+    astray: Vec<u64>,
     told: Vec<Told>,
     known: BTreeSet<u64>,
     /// Answers that are held on their way, and whether they are there.
@@ -140,6 +149,27 @@ impl Fake {
         state.refused.insert(unique);
         self.changed.notify_all();
         unique
+    }
+
+    /// The way by which a request was taken, if it was.
+    pub fn way_of(&self, unique: u64) -> Option<usize> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.taken_by.get(&unique).copied()
+    }
+
+    /// Keeps the thread that has no way of its own from taking any further request, until what is returned is let through.
+    pub fn keep_first_thread(&self) -> u64 {
+        let mut held = Vec::new();
+        loop {
+            let unique = self.ask_and_hold(GETATTR, ROOT_NODE, &[0; 16]);
+            self.wait_on_its_way(unique);
+            if self.way_of(unique) == Some(0) {
+                held.iter().for_each(|other| self.let_through(*other));
+                held.iter().for_each(|other| drop(self.answer(*other).unwrap()));
+                return unique;
+            }
+            held.push(unique);
+        }
     }
 
     fn put(&self, state: &mut State, pid: u32, operation: u32, node: u64, body: &[u8]) -> u64 {
@@ -253,17 +283,47 @@ pub fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
+/// A way for a thread of its own. The connection itself has number 0.
+struct Way {
+    fake: Arc<Fake>,
+    number: usize,
+}
+
+impl Transport for Way {
+    fn receive(&self, buffer: &mut [u8]) -> Result<Received, Errno> {
+        self.fake.receive_by(self.number, buffer)
+    }
+
+    fn wait(&self) -> Result<(), Errno> {
+        self.fake.wait()
+    }
+
+    fn has_request(&self) -> bool {
+        self.fake.has_request()
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<(), Errno> {
+        self.fake.send_by(self.number, bytes)
+    }
+
+    fn stop(&self) {
+        self.fake.stop();
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        let mut state = self.fake.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let its = state.taken_by.iter().filter(|(_, number)| **number == self.number);
+        let left = its.map(|(unique, _)| *unique).filter(|unique| !state.answered.contains(unique));
+        let left: Vec<u64> = left.collect();
+        state.astray.extend(left);
+    }
+}
+
 impl Transport for Fake {
     fn receive(&self, buffer: &mut [u8]) -> Result<Received, Errno> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match state.requests.pop_front() {
-            Some(bytes) => {
-                buffer[..bytes.len()].copy_from_slice(&bytes);
-                Ok(Received::Request(bytes.len()))
-            }
-            None if state.is_ended => Ok(Received::End),
-            None => Ok(Received::Nothing),
-        }
+        self.receive_by(0, buffer)
     }
 
     fn wait(&self) -> Result<(), Errno> {
@@ -279,6 +339,46 @@ impl Transport for Fake {
     }
 
     fn send(&self, bytes: &[u8]) -> Result<(), Errno> {
+        self.send_by(0, bytes)
+    }
+
+    fn further_way(&self) -> Option<ubtrfs_rt::Arc<dyn Transport>> {
+        let fake = self.itself.upgrade()?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.way_count += 1;
+        let number = state.way_count;
+        drop(state);
+        Some(ubtrfs_rt::Arc::new(Way { fake, number }))
+    }
+
+    fn opener(&self, name: &str) -> Option<Box<dyn FnOnce() + Send>> {
+        let (itself, name) = (self.itself.upgrade()?, name.to_owned());
+        Some(Box::new(move || itself.open_and_close(name)))
+    }
+
+    fn stop(&self) {
+        self.end();
+    }
+}
+
+impl Fake {
+    fn receive_by(&self, way: usize, buffer: &mut [u8]) -> Result<Received, Errno> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match state.requests.pop_front() {
+            Some(bytes) => {
+                let operation = u32::from_ne_bytes(bytes[4..8].try_into().unwrap());
+                if ![FORGET, BATCH_FORGET, INTERRUPT].contains(&operation) {
+                    state.taken_by.insert(number(&bytes, 8), way);
+                }
+                buffer[..bytes.len()].copy_from_slice(&bytes);
+                Ok(Received::Request(bytes.len()))
+            }
+            None if state.is_ended => Ok(Received::End),
+            None => Ok(Received::Nothing),
+        }
+    }
+
+    fn send_by(&self, way: usize, bytes: &[u8]) -> Result<(), Errno> {
         let error = i32::from_ne_bytes(bytes[4..8].try_into().unwrap());
         let (unique, body) = (number(bytes, 8), &bytes[HEADER_BYTES..]);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -306,6 +406,10 @@ impl Transport for Fake {
             self.changed.notify_all();
             return if is_known { Ok(()) } else { Err(Errno::NOENT) };
         }
+        if state.taken_by.get(&unique).is_some_and(|by| *by != way) {
+            state.astray.push(unique);
+            return Err(Errno::NOENT);
+        }
         if let Some(is_there) = state.held.get_mut(&unique) {
             *is_there = true;
             self.changed.notify_all();
@@ -314,6 +418,7 @@ impl Transport for Fake {
             }
         }
         if state.refused.remove(&unique) {
+            state.answered.insert(unique);
             state.answers.insert(unique, Err(EIO));
             self.changed.notify_all();
             return Err(Errno::INVAL);
@@ -329,15 +434,6 @@ impl Transport for Fake {
         state.answers.insert(unique, answered);
         self.changed.notify_all();
         Ok(())
-    }
-
-    fn opener(&self, name: &str) -> Option<Box<dyn FnOnce() + Send>> {
-        let (itself, name) = (self.itself.upgrade()?, name.to_owned());
-        Some(Box::new(move || itself.open_and_close(name)))
-    }
-
-    fn stop(&self) {
-        self.end();
     }
 }
 
@@ -369,6 +465,12 @@ impl Served {
         ready.recv_timeout(PATIENCE).unwrap();
         Self { fake, fs, server, serving: Some(serving) }
     }
+
+    /// The last answer, once all that serve have ended.
+    pub fn take_farewell(&self) -> Option<Farewell> {
+        let has_ended = self.serving.as_ref().is_none_or(JoinHandle::is_finished);
+        has_ended.then(|| self.server.take_farewell()).flatten()
+    }
 }
 
 impl Drop for Served {
@@ -377,8 +479,9 @@ impl Drop for Served {
         if let Some(serving) = self.serving.take() {
             let served = serving.join();
             let state = self.fake.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_good = served.is_ok() && !state.is_answered_twice;
-            assert!(is_good || std::thread::panicking());
+            let is_good = served.is_ok() && !state.is_answered_twice && state.astray.is_empty();
+            let astray = &state.astray;
+            assert!(is_good || std::thread::panicking(), "astray: {astray:?}");
         }
     }
 }
