@@ -15,7 +15,7 @@ const CLONE: Opcode = opcode::read::<u32>(229, 0);
 /// Opens the device anew, as another descriptor of a connection that is mounted. Reading it does not wait.
 ///
 /// # Errors
-/// The system's: of opening it, which `fusermount3` does for who may not, and of having it be the same connection.
+/// The system's: of opening it, which this process may not be allowed even where it was handed the first, and of having it be the same connection.
 pub(crate) fn clone_of(device: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let clone = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;

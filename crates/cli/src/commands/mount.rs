@@ -78,6 +78,8 @@ Options for -o, as of mount(8):
   io_uring             have requests come by io_uring where root has switched that on in the
                        kernel: faster where several programs ask at once, slower for a
                        single one
+  clone_fd             each thread that takes requests has a descriptor of /dev/fuse of its
+                       own, as with libfuse; not with io_uring, which needs none
   discard[=async]      give freed space back to the image file or device
   degraded             mount although devices are missing
   device=FILE, partition=N, offset=BYTES
@@ -169,6 +171,7 @@ struct Wanted {
     writeback: bool,
     syncs: Syncs,
     uses_rings: bool,
+    clones_device: bool,
     naive: bool,
     /// What words say of what is not allowed, in their order: whether that becomes so, or is no longer.
     said: Vec<(Restriction, bool)>,
@@ -192,6 +195,10 @@ impl Wanted {
         if wanted.syncs == Syncs::All && wanted.writeback {
             let why = "with writeback the kernel keeps what is written";
             return Err(Failure::usage("-o", why).at("sync"));
+        }
+        if wanted.uses_rings && wanted.clones_device {
+            let why = "with io_uring requests come by the kernel's queues, and by no descriptors";
+            return Err(Failure::usage("-o", why).at("clone_fd"));
         }
         if wanted.fake_root && wanted.allow_other {
             let why = "with fakeroot nobody's permissions are checked, so others cannot be let in";
@@ -234,6 +241,7 @@ impl Wanted {
             ("dirsync", None) => self.syncs = self.syncs.max(Syncs::Names),
             ("async", None) => self.syncs = Syncs::Asked,
             ("io_uring", None) => self.uses_rings = true,
+            ("clone_fd", None) => self.clones_device = true,
             // Left out of the help: it makes all slower, for the benchmarks to compare with.
             ("naive", None) => self.naive = true,
             ("nodev" | "dev", None) => self.restrict(Restriction::NoDev, name == "nodev"),
@@ -532,10 +540,15 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
     } else if wanted.uses_rings && !offers_rings() {
         eprintln!("ubtrfs: note: requests come by /dev/fuse: {RINGS_SWITCH} is not Y");
     }
+    let server = Server::new(fs.clone(), root, wanted.serving(holds_source));
+    if wanted.clones_device
+        && let Err(error) = device.clone_for_threads(server.further_threads())
+    {
+        eprintln!("ubtrfs: note: threads share one descriptor of /dev/fuse: {error}");
+    }
     let transport: Arc<dyn Transport> = Arc::new(device);
     let is_background = !args.foreground;
     let is_naive = wanted.naive;
-    let server = Server::new(fs.clone(), root, wanted.serving(holds_source));
     let owner = if wanted.fake_root { (0, 0) } else { me() };
     let live = Live {
         directory: directory.clone(),
@@ -743,6 +756,8 @@ mod tests {
         assert_eq!(again("ro"), [Restriction::NoDev, Restriction::NoExec]);
         assert_eq!(again("nodev,dev,nosuid"), [Restriction::NoSuid, Restriction::NoExec]);
         assert!(parse("rw").unwrap().says_writable && !parse("nodev").unwrap().says_writable);
+        assert!(parse("clone_fd").unwrap().clones_device);
+        assert!(parse("clone_fd,io_uring").is_err());
         assert!(parse("discard=async").unwrap().discard);
         assert!(!parse("discard,nodiscard").unwrap().discard);
         for bad in [
