@@ -2,9 +2,9 @@
 //! open, and the command that was called prints what they say.
 //!
 //! In the serving process a thread does one command after the other. While it does one, whatever opens an image gets the
-//! filesystem that is served, and failures are heard here instead of on the standard error. What it writes goes to who called as it comes,
-//! so that neither process holds all of a long answer, and nobody's answer is gone on with. Who called takes it at once, however slowly it
-//! is read of him: the thread has other commands to do.
+//! filesystem that is served, and failures are heard here instead of on the standard error. What it writes goes to who called as it comes:
+//! a long answer is not held here, and a command whose caller has gone ends. Who called takes it at once, however slowly it is read of him:
+//! the thread has other commands to do.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
