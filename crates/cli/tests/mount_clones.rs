@@ -264,7 +264,7 @@ fn threads_share_a_descriptor_where_there_can_be_no_other() {
         as=\"setpriv --reuid $2 --regid $2 --clear-groups\"
         PATH=\"$1:$PATH\" $as \"$3\" mount -o clone_fd \"$4\" \"$5\"
         $as sh -c 'echo made >\"$0\"/file' \"$5\"
-        find /proc/$(pgrep -f \"$3 mount.*$4\")/fd -lname '*/fuse' | wc -l
+        find /proc/$(pgrep -f \"[u]btrfs mount.*$4\")/fd -lname '*/fuse' | wc -l
         $as \"$3\" umount \"$5\"";
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", script, "sh"]).arg(place.image.with_file_name("fuse"));
@@ -287,7 +287,7 @@ fn root_of_a_user_namespace_has_them_too() {
         echo made >\"$2/file\"
         for n in 1 2 3; do (for i in $(seq 50); do echo $i >\"$2/$n-$i\"; cat \"$2/$n-$i\" >/dev/null; done) & done
         wait
-        find /proc/$(pgrep -f \"$0 mount.*$1\")/fd -lname '*/fuse' | wc -l
+        find /proc/$(pgrep -f \"[u]btrfs mount.*$1\")/fd -lname '*/fuse' | wc -l
         \"$0\" umount \"$2\"";
     let mut command = place.command("unshare");
     command.args(["-Urm", "sh", "-c", script]).arg(env!("CARGO_BIN_EXE_ubtrfs"));
