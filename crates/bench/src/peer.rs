@@ -41,6 +41,8 @@ pub(crate) enum Peer {
     Ubtrfs,
     /// Ours by io_uring, where root has switched that on.
     UbtrfsRings,
+    /// Ours with a descriptor for each thread.
+    UbtrfsClones,
     /// Ours where a user asks for `-o writeback`: what is written stays with the kernel first.
     UbtrfsWriteback,
     /// Ours without what spares it requests. It takes no part in the timing.
@@ -48,6 +50,8 @@ pub(crate) enum Peer {
     KernelBtrfs,
     /// Another directory, shown through FUSE.
     Bindfs,
+    /// The same where the kernel remembers nothing of attributes, so that it has to be asked. For what is answered without it else.
+    BindfsAsked,
     Fuse2fs,
     Ntfs3g,
     /// The server that does nothing.
@@ -55,12 +59,14 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Ubtrfs,
         Self::UbtrfsRings,
+        Self::UbtrfsClones,
         Self::UbtrfsWriteback,
         Self::KernelBtrfs,
         Self::Bindfs,
+        Self::BindfsAsked,
         Self::Fuse2fs,
         Self::Ntfs3g,
         Self::Floor,
@@ -71,10 +77,12 @@ impl Peer {
         match self {
             Self::Ubtrfs => "ubtrfs",
             Self::UbtrfsRings => "ubtrfs, io_uring",
+            Self::UbtrfsClones => "ubtrfs, clone_fd",
             Self::UbtrfsWriteback => "ubtrfs, writeback",
             Self::UbtrfsNaive => "ubtrfs, naive",
             Self::KernelBtrfs => Kernel::Btrfs.name(),
             Self::Bindfs => "bindfs",
+            Self::BindfsAsked => "bindfs, attr_timeout=0",
             Self::Fuse2fs => "fuse2fs",
             Self::Ntfs3g => "ntfs-3g",
             Self::Floor => "floor",
@@ -97,7 +105,7 @@ impl Peer {
             return Err(format!("{RINGS_SWITCH} is not Y"));
         }
         let (programs, package): (&[&str], _) = match self {
-            Self::Bindfs => (&["bindfs"], "bindfs"),
+            Self::Bindfs | Self::BindfsAsked => (&["bindfs"], "bindfs"),
             Self::Fuse2fs => (&["fuse2fs", "mkfs.ext4"], "fuse2fs"),
             Self::Ntfs3g => (&["ntfs-3g", "mkntfs"], "ntfs-3g"),
             _ => (&[], ""),
@@ -115,13 +123,17 @@ impl Peer {
     pub(crate) fn make(self, options: &Options, scratch: &Scratch) -> Result<()> {
         self.clear(scratch)?;
         match self {
-            Self::Ubtrfs | Self::UbtrfsRings | Self::UbtrfsWriteback | Self::UbtrfsNaive => {
+            Self::Ubtrfs
+            | Self::UbtrfsRings
+            | Self::UbtrfsClones
+            | Self::UbtrfsWriteback
+            | Self::UbtrfsNaive => {
                 let mut mkfs = Command::new(&options.ubtrfs);
                 mkfs.args(["mkfs", "--quiet", "--size", &IMAGE_BYTES.to_string()]);
                 child::run(mkfs.arg(scratch.path(IMAGE))).map(drop)
             }
             Self::KernelBtrfs => Kernel::Btrfs.make(&scratch.path(IMAGE)),
-            Self::Bindfs => {
+            Self::Bindfs | Self::BindfsAsked => {
                 std::fs::create_dir(scratch.path(BOUND)).map_err(Error::io("make a directory"))
             }
             Self::Fuse2fs => {
@@ -156,9 +168,13 @@ impl Peer {
                 floor.args(&options.floor[1..]);
                 floor
             }
-            Self::Bindfs => {
+            Self::Bindfs | Self::BindfsAsked => {
                 let mut bindfs = command("bindfs");
-                bindfs.arg("-f").arg(scratch.path(BOUND));
+                bindfs.arg("-f");
+                if self == Self::BindfsAsked {
+                    bindfs.args(["-o", "attr_timeout=0"]);
+                }
+                bindfs.arg(scratch.path(BOUND));
                 bindfs
             }
             Self::Fuse2fs => {
@@ -201,6 +217,7 @@ impl Peer {
         match self {
             Self::Ubtrfs => Some("defaults"),
             Self::UbtrfsRings => Some("io_uring"),
+            Self::UbtrfsClones => Some("clone_fd"),
             Self::UbtrfsWriteback => Some("writeback"),
             Self::UbtrfsNaive => Some("naive"),
             _ => None,
