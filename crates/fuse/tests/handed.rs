@@ -57,12 +57,10 @@ fn ioctl(command: u32, argument: &[u8]) -> Vec<u8> {
 
 /// Requests are answered while the others wait, which none of them does in vain.
 fn assert_wait(fake: &Fake, waiting: &[u64]) {
-    let begun = Instant::now();
-    // Each thread could be at one of them.
+    // Each thread could be at one of them: no answer would come before one of those had given up.
     for _ in 0..COUNT {
         fake.done(GETATTR, ROOT_NODE, &[0; 16]).unwrap();
     }
-    assert!(begun.elapsed() < PATIENCE * 9 / 10, "{:?}", begun.elapsed());
     std::thread::sleep(PATIENCE * 3 / 2);
     let early = waiting.iter().filter(|unique| fake.is_answered(**unique)).count();
     assert_eq!(early, 0);
