@@ -58,6 +58,18 @@ fn mounted() -> Option<Place> {
     Some(place)
 }
 
+/// Waits until nobody has written to the image for a while.
+fn wait_until_still(image: &Path) {
+    let written = || fs::metadata(image).unwrap().modified().unwrap();
+    let (mut last, mut since) = (written(), Instant::now());
+    while since.elapsed() < Duration::from_millis(500) {
+        std::thread::sleep(Duration::from_millis(20));
+        if written() != last {
+            (last, since) = (written(), Instant::now());
+        }
+    }
+}
+
 /// Who serves looked for a mount of the kernel's only as he wrote, and compared the superblock only before he wrote his own: data and
 /// tree blocks went over what the kernel had committed meanwhile. The umount then said that nothing had been written, and the image
 /// was lost.
@@ -68,7 +80,7 @@ fn what_the_kernel_wrote_meanwhile_is_left_when_the_mount_is_unmounted() {
         let begun = Instant::now();
         fs::write(place.directory.join("a"), vec![b'a'; len]).unwrap();
         // What the server still writes as the kernel mounts is not promised to be safe.
-        std::thread::sleep(Duration::from_millis(500));
+        wait_until_still(&place.image);
         kernel_writes(&place.image);
         let output = place.run(&["umount"], &[&place.directory]);
         let text = said(&output);
