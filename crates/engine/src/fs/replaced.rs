@@ -84,6 +84,10 @@ impl Filesystem {
                 // What is written from now on waits for the next commit.
                 space.inode().cut.state.lock().is_waiting = false;
                 self.store(&space);
+                if space.is_dirty() {
+                    // There was no room, or commits are held: the next one tries again.
+                    self.note_written(&space);
+                }
             }
             anew.count.fetch_sub(1, Ordering::Release);
         }
