@@ -545,7 +545,7 @@ impl Filesystem {
     /// # Errors
     /// `Aborted`, with its first cause: the medium then holds the last commit.
     pub fn commit(&self) -> Result<()> {
-        self.store_written_anew();
+        let are_stored = self.store_written_anew();
         match self.clean_noted_orphans() {
             Ok(()) => {}
             Err((_, error @ Error::Aborted { .. })) => return Err(error),
@@ -554,9 +554,13 @@ impl Filesystem {
             Err((root, _)) => self.inner.files.names().note_uncleaned(vec![root]),
         }
         self.inner.core.commit()?;
-        // What was unlinked and found no room to go has some now.
-        let late = self.inner.files.names().take_late();
+        // What found no room has some now: new contents of files that are empty on the medium otherwise, and what was unlinked.
         let mut count = 0;
+        if !are_stored {
+            self.store_written_anew();
+            count += 1;
+        }
+        let late = self.inner.files.names().take_late();
         for root in late {
             match self.clean_orphans(root) {
                 Ok(cleaned) => count += cleaned,

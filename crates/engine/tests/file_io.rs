@@ -471,8 +471,11 @@ fn mapped_access_of_threads_to_other_kinds_of_files_is_exact() {
 }
 
 #[test]
-fn reads_and_writes_of_files_written_in_place_are_atomic_to_each_other() {
-    io_suite::reads_and_writes_are_atomic_to_each_other(EngineHarness::in_place);
+fn reads_and_writes_of_other_kinds_of_files_are_atomic_to_each_other() {
+    for make in [EngineHarness::in_place, EngineHarness::compressed, EngineHarness::with_hole_items]
+    {
+        io_suite::reads_and_writes_are_atomic_to_each_other(make);
+    }
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use common::full::{create, make, open, read};
-use ubtrfs_engine::{BackgroundOptions, DataFile, Filesystem, RenameMode};
+use common::full::{create, make, open, open_with, read};
+use ubtrfs_engine::{BackgroundOptions, DataFile, Error, Filesystem, OpenOptions, RenameMode};
 use ubtrfs_iomap::FileOffset;
 
 const OLD: &[u8] = &[1; 600_000];
@@ -107,4 +107,26 @@ fn files_that_replace_nothing_wait_for_their_writeback() {
     fs.commit().unwrap();
     assert_eq!(fs.unstored_bytes(new.id()), 503_808, "still dirty");
     assert!(after_crash(&image, b"changed") == OLD);
+}
+
+/// What found no room before the commit finds it behind it, and not only before the next one: between the two the file was empty on the medium,
+/// and what it had been gone.
+#[test]
+fn new_contents_that_find_no_room_before_a_commit_are_stored_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 256 << 20);
+    let options = OpenOptions { cache_bytes: 4 << 20, ..OpenOptions::default() };
+    let fs = open_with(&image, options);
+    let file = synced(&fs, "cut");
+    let held = fs.hold_commits();
+    file.truncate(START).unwrap();
+    file.write(START, NEW).unwrap();
+    // Until the transaction takes no more.
+    let refused = (0..1_000_000).find_map(|made| create(&fs, &format!("filler {made}"), 0).err());
+    assert!(matches!(refused, Some(Error::Limit { .. })), "{refused:?}");
+    assert!(fs.unstored_bytes(file.id()) > 0);
+    fs.commit().unwrap();
+    drop(held);
+    assert!(after_crash(&image, b"cut") == NEW);
 }

@@ -126,7 +126,7 @@ impl<F: FileSystem> MappedRange<'_, F> {
     }
 
     /// Makes a part of the range durable, with what the file has before it, as [`OpenFile::fsync()`]: the file on the medium ends
-    /// where the part does, or further, and what it shows below that is what was written.
+    /// where the part does, or further, and what it shows below that is what was written. What lies outside of the map does not count.
     ///
     /// # Errors
     /// As there.
@@ -149,8 +149,9 @@ impl<F: FileSystem> MappedRange<'_, F> {
         mode: LockMode,
     ) -> Result<(FileRange, LockedRange<'_>), F::Error> {
         let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);
-        let range = AddressSpace::<F>::checked_range(at, len_bytes)?;
         let space = &self.file.space;
+        let range = AddressSpace::<F>::checked_range(at, len_bytes)
+            .map_err(|_| Error::BeyondEnd { offset: at, size: space.size() })?;
         let locked = space.states.lock(range.round_out(space.block_bytes), mode);
         // The end does not go below the blocks as long as they are locked.
         let size = space.size();

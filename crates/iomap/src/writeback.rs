@@ -74,16 +74,23 @@ impl<F: FileSystem> OpenFile<F> {
 }
 
 impl<F: FileSystem> AddressSpace<F> {
-    /// Brings to the device what is dirty in `range` and waits for what is on its way. Errors with which data was lost are kept
+    /// Brings to the device what is dirty in `range`, as far as the file reaches now, and waits for what is on its way. What others append
+    /// meanwhile is not waited for: who appends as fast as the device writes would let it never end. Errors with which data was lost are kept
     /// for [`OpenFile::fsync()`], and told at once by [`AddressSpace::flush_told()`] only. Durable only after that.
     ///
     /// # Errors
     /// One that passes ([`RunFailure::passes`](crate::RunFailure)): some of it is still dirty.
     pub fn flush(&self, range: FileRange) -> Result<(), F::Error> {
+        let end = range.end.min(self.size().round_up(self.block_bytes)).max(range.start);
+        self.flush_blocks(range, FileRange::new(range.start, end))
+    }
+
+    /// Brings to the device what is dirty in `written`, and waits for what is on its way in `range`.
+    fn flush_blocks(&self, range: FileRange, written: FileRange) -> Result<(), F::Error> {
         let blocks = self.blocks(range);
         loop {
             let abandoned_before = self.pages.lock().abandoned_count();
-            if let (_, Some(obstacle)) = self.write_back_runs(range, u64::MAX, Busy::Wait) {
+            if let (_, Some(obstacle)) = self.write_back_runs(written, u64::MAX, Busy::Wait) {
                 return Err(obstacle);
             }
             let mut pages = self.pages.lock();
@@ -199,7 +206,9 @@ impl<F: FileSystem> AddressSpace<F> {
                 if !matches!(tail, Ok(None)) {
                     self.abandon(&runs);
                     rest.start = runs.first().map_or(rest.start, |run| run.range.start);
-                    match tail.and_then(|tail| tail.map_or(Ok(()), |tail| self.flush(tail))) {
+                    match tail
+                        .and_then(|tail| tail.map_or(Ok(()), |tail| self.flush_blocks(tail, tail)))
+                    {
                         Ok(()) => continue,
                         Err(error) => return (done_bytes, Some(error)),
                     }

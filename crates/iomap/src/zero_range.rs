@@ -80,10 +80,12 @@ impl<F: FileSystem> AddressSpace<F> {
                     // Written, then mapped anew: what is dirty or on its way has become data of a mapping.
                     let any = Want::Any(StateBits::DELALLOC | StateBits::ORDERED);
                     let in_memory = CountQuery::first_run(part.round_out(self.block_bytes), any);
-                    if self.states.count_range(in_memory, None).is_none() {
-                        iter.advance_to(part.end);
-                    } else {
+                    let is_clean = self.states.count_range(in_memory, None).is_none();
+                    if !is_clean {
                         self.flush(part)?;
+                    } else if self.is_current(mapping.cookie) {
+                        // Asked behind the states: what writeback took out of them until then would have changed the mappings.
+                        iter.advance_to(part.end);
                     }
                     continue;
                 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{BLOCK, Failure, MemoryFs, at, new_file};
-use ubtrfs_iomap::{AddressSpace, CacheOptions, Error, FileOffset, Reach};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, Error, FiemapSync, FileOffset, FileRange, Reach};
 
 type Space = AddressSpace<MemoryFs>;
 
@@ -62,4 +62,82 @@ fn check_append_refuses_what_append_refuses() {
     }
     let refused = Error::TooLarge { offset: FileOffset::MAX, len_bytes: 1 };
     assert_eq!(space.check_append(1), Err(Failure::Request(refused)));
+}
+
+/// The offset of a map is that of a block, and it ends where a file may.
+#[test]
+fn map_refuses_what_is_no_range_of_blocks() {
+    let file = new_file(&MemoryFs::new(), CacheOptions::default()).open();
+    for (offset, len_bytes) in places() {
+        let expected = if !offset.bytes().is_multiple_of(BLOCK) {
+            Some(Error::Unaligned { offset, len_bytes, block_bytes: BLOCK })
+        } else if offset.bytes().checked_add(len_bytes).is_none_or(|end| end > MAX) {
+            Some(Error::TooLarge { offset, len_bytes })
+        } else {
+            None
+        };
+        let found = file.map(offset, len_bytes).err();
+        assert_eq!(found, expected.map(Failure::Request), "{len_bytes} at {offset}");
+    }
+}
+
+/// Where Linux sends SIGBUS, at the limits, too; and nothing is changed by it.
+#[test]
+fn access_to_blocks_that_the_file_does_not_have_is_beyond_its_end() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    for size in [0, 5, MAX - 5, MAX].map(at) {
+        file.truncate(size).unwrap();
+        let map = file.map(at(0), MAX).unwrap();
+        let upto = size.round_up(BLOCK);
+        for (offset, len) in places().filter(|(_, len)| *len <= BLOCK) {
+            let is_there = |len: u64| {
+                let end = offset.bytes().checked_add(len).filter(|end| *end <= MAX);
+                end.is_some_and(|end| end <= upto.bytes())
+            };
+            let expected = |len| match is_there(len) {
+                true => Ok(()),
+                false => Err(Failure::Request(Error::BeyondEnd { offset, size })),
+            };
+            let mut bytes = vec![0; usize::try_from(len).unwrap()];
+            let what = format!("{len} at {offset} of {size}");
+            assert_eq!(map.load(offset, &mut bytes), expected(len), "{what}");
+            assert_eq!(map.store(offset, &bytes), expected(len), "{what}");
+            assert_eq!(map.fault_for_read(offset), expected(1), "{what}");
+            assert_eq!(map.fault_for_write(offset), expected(1), "{what}");
+            assert_eq!(file.size(), size);
+        }
+        for (offset, len) in places() {
+            assert_eq!(map.msync(FileRange::with_len(offset, len)), Ok(()), "{len} at {offset}");
+        }
+        drop(map);
+        file.truncate(at(0)).unwrap();
+    }
+    file.fsync().unwrap();
+    assert_eq!((fs.used_blocks(), fs.reserved_blocks()), (0, 0));
+}
+
+/// Any range may be asked about, as far as a file can have it; one that ends before it begins is empty.
+#[test]
+fn fiemap_and_unshare_take_any_range_that_a_file_can_have() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    file.write(at(MAX - 3), &[7; 3]).unwrap();
+    file.write(at(0), &[7; 4096]).unwrap();
+    for (offset, len_bytes) in places() {
+        for sync in [FiemapSync::AsIs, FiemapSync::WriteBack] {
+            let range = FileRange::with_len(offset, len_bytes);
+            let extents = file.fiemap(range, usize::MAX, sync).unwrap();
+            let last = at(MAX - 3).round_down(BLOCK);
+            let blocks = [at(0), last].map(|start| FileRange::with_len(start, BLOCK));
+            let asked = range.round_out(BLOCK);
+            let expected = blocks.iter().filter(|block| block.overlaps(asked)).count();
+            assert_eq!(extents.len(), expected, "{len_bytes} at {offset}: {extents:?}");
+        }
+        let is_range = offset.bytes().checked_add(len_bytes).is_some_and(|end| end <= MAX);
+        let refused = Error::TooLarge { offset, len_bytes };
+        let expected = if is_range { Ok(()) } else { Err(Failure::Request(refused)) };
+        assert_eq!(file.unshare(offset, len_bytes), expected, "{len_bytes} at {offset}");
+    }
+    assert_eq!((file.size(), fs.reserved_blocks()), (FileOffset::MAX, 0));
 }

@@ -622,3 +622,34 @@ fn block_that_was_faulted_for_reading_is_loaded_from_memory() {
     assert_eq!(map.load(at(0), &mut bytes), Err(Failure::Io));
     assert!(map.fault_for_read(at(3 * BLOCK)).is_err(), "beyond the end");
 }
+
+/// Whoever appends as fast as the device writes kept a flush, and with it an fsync of another file and each commit, waiting for as long as he went on.
+#[test]
+fn flush_ends_though_somebody_goes_on_appending() {
+    const APPENDS_MAX: u64 = 1000;
+    let fs = MemoryFs::new();
+    let options = CacheOptions { writeback_bytes_max: BLOCK, ..CacheOptions::default() };
+    let space = new_file(&fs, options);
+    let file = space.open();
+    for block in 0..4 {
+        file.write(at(block * BLOCK), &[1; 4096]).unwrap();
+    }
+    let (weak, appended) = (Arc::downgrade(&space), Arc::new(AtomicU64::new(0)));
+    let count = Arc::clone(&appended);
+    fs.before_mapping(move || {
+        if count.fetch_add(1, Ordering::Relaxed) < APPENDS_MAX
+            && let Some(space) = weak.upgrade()
+        {
+            let end = space.size();
+            space.open().write(end, &[2; 4096]).unwrap();
+        }
+    });
+    space.flush(FileRange::from(at(0))).unwrap();
+    assert_eq!(appended.load(Ordering::Relaxed), 4, "blocks written by the flush");
+    file.fsync().unwrap();
+    assert_eq!(appended.load(Ordering::Relaxed), 8);
+    fs.before_mapping(|| {});
+    file.fsync().unwrap();
+    assert_eq!(file.size(), at(12 * BLOCK));
+    assert!(contents(&file)[4 * 4096..].iter().all(|byte| *byte == 2));
+}

@@ -7,7 +7,7 @@ mod open;
 mod read;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 use ubtrfs_ondisk::chunk::Chunk;
@@ -47,6 +47,8 @@ pub struct Volume {
     superblock: RwLock<Box<Superblock>>,
     /// All devices have the last superblock.
     is_caught_up: AtomicBool,
+    /// The devices that were given it, until that is durable. Locked by who does so.
+    catching_up: Mutex<BTreeSet<DeviceId>>,
     watch: Watch,
 }
 
@@ -270,11 +272,12 @@ impl Volume {
     ///
     /// # Errors
     /// `SuperblockChanged` when a primary is not as last read or written here, and `MountedByKernel`; no
-    /// superblock is written then. `ReadOnly`; `Io`: the filesystem on the medium is then the old or the new one.
+    /// primary is written then. `ReadOnly`; `Io`: the filesystem on the medium is then the old or the new one.
     pub fn write_superblocks(&self, superblock: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_ours()?;
         self.catch_up_first()?;
+        let _writing = self.watch.begin_write()?;
         let members = self.present_members();
         let devices = || members.iter().filter_map(|m| Some((m, m.device.as_deref()?)));
         let own = |member: &Member| {
@@ -293,6 +296,8 @@ impl Volume {
         }
         if members.len() > 1 {
             self.flush()?;
+            // That may have taken seconds.
+            self.check_ours()?;
         }
         for (member, device) in devices() {
             let own = own(member);
@@ -321,34 +326,40 @@ impl Volume {
         if self.is_caught_up.load(Ordering::Acquire) {
             return Ok(());
         }
+        let mut unflushed = self.catching_up.lock();
         let members = self.present_members();
         if members.len() > 1 {
-            self.catch_up(&members)?;
+            self.catch_up(&members, &mut unflushed)?;
         }
         self.is_caught_up.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Writes the last superblock to the devices that a power cut kept from it: after another cut they
-    /// would be two behind, or have no copy of it any more, and be taken for stale.
-    fn catch_up(&self, members: &[Arc<Member>]) -> Result<()> {
+    /// would be two behind, or have no copy of it any more, and be taken for stale. `unflushed` are those that have it, but perhaps not
+    /// durably: after a flush that failed the system may have dropped what was written, so it is written again.
+    fn catch_up(&self, members: &[Arc<Member>], unflushed: &mut BTreeSet<DeviceId>) -> Result<()> {
         let last = self.superblock();
         let generation = Generation(last.generation.get());
-        let mut is_behind = false;
         for member in members {
             let Some(device) = member.device.as_deref() else { continue };
             let own = Superblock { dev_item: *member.durable_item.lock(), ..last };
             let mut seen = member.seen.lock();
-            if seen.is_none_or(|seen| seen.generation >= generation) {
+            let is_behind = seen.is_some_and(|seen| seen.generation < generation);
+            if !is_behind && !unflushed.contains(&member.devid) {
                 continue;
             }
             self.check_seen(device, *seen)?;
+            unflushed.insert(member.devid);
             let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0])
                 .inspect_err(|_| Counters::add(&member.counters.write));
             *seen = Some(written?);
-            is_behind = true;
         }
-        if is_behind { self.flush() } else { Ok(()) }
+        if !unflushed.is_empty() {
+            self.flush()?;
+            unflushed.clear();
+        }
+        Ok(())
     }
 
     // Devices.
@@ -403,6 +414,7 @@ impl Volume {
     pub fn resize_device(&self, devid: DeviceId, len_bytes: u64) -> Result<()> {
         self.check_writable()?;
         self.check_ours()?;
+        let _writing = self.watch.begin_write()?;
         let member = self.member(devid)?;
         let device = member.device.as_ref().ok_or_else(|| self.missing_error(&member))?;
         device

@@ -181,12 +181,33 @@ fn open_with_one_device_a_primary_behind_takes_the_newer_superblock() {
 /// A write: to which device, where, what.
 type Write = (usize, PhysicalAddr, Vec<u8>);
 
+/// What becomes of the devices as one of them is flushed: told which, and what was written.
+type Flushed = dyn Fn(usize, &MemDevice) -> std::io::Result<()> + Send + Sync;
+
 /// A device that records its writes, so that a cut after any of them can be replayed.
-#[derive(Debug)]
 struct Recorder {
     inner: MemDevice,
     index: usize,
     writes: Arc<Mutex<Vec<Write>>>,
+    flushed: Option<Arc<Flushed>>,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+fn recorders(
+    devices: Vec<MemDevice>,
+    writes: &Arc<Mutex<Vec<Write>>>,
+    flushed: Option<&Arc<Flushed>>,
+) -> Vec<Arc<dyn Device>> {
+    let recorder = |(index, inner)| {
+        let (writes, flushed) = (Arc::clone(writes), flushed.cloned());
+        Arc::new(Recorder { inner, index, writes, flushed }) as Arc<dyn Device>
+    };
+    devices.into_iter().enumerate().map(recorder).collect()
 }
 
 impl Device for Recorder {
@@ -204,7 +225,7 @@ impl Device for Recorder {
         self.inner.write_at(at, buf)
     }
     fn flush(&self) -> std::io::Result<()> {
-        Ok(())
+        self.flushed.as_ref().map_or(Ok(()), |flushed| flushed(self.index, &self.inner))
     }
     fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
         self.inner.discard(at, len_bytes)
@@ -240,10 +261,7 @@ fn next_superblock_after(images: &[PathBuf], before: &[Write]) -> (u64, Vec<Writ
     for (index, at, bytes) in before {
         devices[*index].write_at(*at, bytes).unwrap();
     }
-    let recorders = devices.into_iter().enumerate().map(|(index, inner)| {
-        Arc::new(Recorder { inner, index, writes: writes.clone() }) as Arc<dyn Device>
-    });
-    let volume = Volume::open(recorders.collect(), &WRITE).unwrap();
+    let volume = Volume::open(recorders(devices, &writes, None), &WRITE).unwrap();
     let mut superblock = volume.superblock();
     superblock.generation += 1;
     volume.write_superblocks(&superblock).unwrap();
@@ -298,10 +316,7 @@ fn first_write_after_a_cut_comes_behind_the_last_superblock_on_all_devices() {
         for (index, at, bytes) in &writes[..cut] {
             devices[*index].write_at(*at, bytes).unwrap();
         }
-        let recorders = devices.into_iter().enumerate().map(|(index, inner)| {
-            Arc::new(Recorder { inner, index, writes: log.clone() }) as Arc<dyn Device>
-        });
-        let volume = Volume::open(recorders.collect(), &WRITE).unwrap();
+        let volume = Volume::open(recorders(devices, &log, None), &WRITE).unwrap();
         let start = volume.chunks().first().unwrap().start;
         for block in 0..2 {
             volume.write(LogicalAddr(start.0 + block * 4096), &[1; 4096]).unwrap();
@@ -327,6 +342,68 @@ fn first_write_after_a_cut_comes_behind_the_last_superblock_on_all_devices() {
         assert_eq!(blocks.len(), 2, "cut {cut}");
         assert!(blocks.iter().all(|(_, _, bytes)| bytes[..] == [1; 4096]));
     }
+}
+
+/// A flush that failed on that way was forgotten: the system may have dropped what it was to make durable, and takes the next flush, of which
+/// nothing is left, for done.
+#[test]
+fn last_superblock_is_written_again_where_it_could_not_be_made_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 2, &["-m", "raid0", "-d", "raid0"]) else { return };
+    let primary = SUPERBLOCK_OFFSETS[0];
+    let (new, writes) = next_superblock_after(&images, &[]);
+    let first = writes.iter().position(|(_, at, _)| *at == primary).unwrap();
+    let devices = heads(&images);
+    for (index, at, bytes) in &writes[..=first] {
+        devices[*index].write_at(*at, bytes).unwrap();
+    }
+    let behind = 1 - writes[first].0;
+    let (log, failures) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(1));
+    let flushed: Arc<Flushed> = Arc::new(move |index, _: &MemDevice| {
+        let mut failures = failures.lock().unwrap();
+        if index == behind && *failures > 0 {
+            *failures -= 1;
+            return Err(std::io::Error::other("made to fail"));
+        }
+        Ok(())
+    });
+    let volume = Volume::open(recorders(devices, &log, Some(&flushed)), &WRITE).unwrap();
+    let start = volume.chunks().first().unwrap().start;
+    assert!(volume.write(start, &[1; 4096]).is_err());
+    volume.write(start, &[1; 4096]).unwrap();
+    let log = log.lock().unwrap();
+    let of_primary = |(device, at, bytes): &Write| {
+        let is_new = || Superblock::parse(bytes, primary).unwrap().generation.get() == new;
+        (*device, *at) == (behind, primary) && is_new()
+    };
+    assert_eq!(log.iter().map(of_primary).collect::<Vec<_>>(), [true, true, false]);
+}
+
+/// Between the copies and the primaries of several devices all of them are flushed, which may take seconds: what another wrote meanwhile was
+/// written over.
+#[test]
+fn primaries_that_changed_while_the_copies_were_flushed_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 2, &["-m", "raid0", "-d", "raid0"]) else { return };
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let primary = SUPERBLOCK_OFFSETS[0];
+    let flushed: Arc<Flushed> = Arc::new(move |index, device: &MemDevice| {
+        if index == 1 {
+            let mut bytes = [0; SUPERBLOCK_BYTES];
+            device.read_at(primary, &mut bytes)?;
+            let mut other = Superblock::parse(&bytes, primary).unwrap();
+            other.generation += 7;
+            other.seal(primary).unwrap();
+            device.write_at(primary, zerocopy::IntoBytes::as_bytes(&*other))?;
+        }
+        Ok(())
+    });
+    let volume = Volume::open(recorders(heads(&images), &log, Some(&flushed)), &WRITE).unwrap();
+    let mut superblock = volume.superblock();
+    superblock.generation += 1;
+    let error = volume.write_superblocks(&superblock).unwrap_err();
+    assert!(matches!(error, Error::SuperblockChanged { has_written: true, .. }), "{error:?}");
+    assert!(log.lock().unwrap().iter().all(|(_, at, _)| *at != primary));
 }
 
 #[test]

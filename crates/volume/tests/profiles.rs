@@ -334,6 +334,9 @@ fn write_superblocks_writes_all_copies_before_any_primary_and_flushes_last() {
         format!("device 2 write {copy}"),
         "device 1 flush 0".to_owned(),
         "device 2 flush 0".to_owned(),
+        // Once more, as the flush may have taken long.
+        format!("device 1 read {primary}"),
+        format!("device 2 read {primary}"),
         format!("device 1 write {primary}"),
         format!("device 2 write {primary}"),
         "device 1 flush 0".to_owned(),

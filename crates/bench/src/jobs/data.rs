@@ -62,6 +62,9 @@ pub(super) trait Data {
     /// fallocate, which extends the file.
     fn allocate(&self, len_bytes: u64) -> Result<()>;
 
+    /// Makes so many bytes from the beginning zero; the space stays the file's.
+    fn zero_range(&self, len_bytes: u64) -> Result<()>;
+
     /// A store at `at` through a shared map of the file's first `map_bytes`.
     fn store_mapped(&self, map_bytes: usize, at: usize, bytes: &[u8]) -> Result<()>;
 
@@ -250,6 +253,10 @@ impl Data for Engine {
         Ok(self.file.allocate(FileOffset::ZERO, len_bytes, Reach::Extends)?)
     }
 
+    fn zero_range(&self, len_bytes: u64) -> Result<()> {
+        Ok(self.file.zero_range(FileOffset::ZERO, len_bytes)?)
+    }
+
     fn store_mapped(&self, map_bytes: usize, at: usize, bytes: &[u8]) -> Result<()> {
         let map = self.file.map(FileOffset::ZERO, map_bytes as u64)?;
         Ok(map.store(FileOffset::new(at as u64), bytes)?)
@@ -399,6 +406,12 @@ impl Data for System {
     fn allocate(&self, len_bytes: u64) -> Result<()> {
         let result = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len_bytes);
         result.map_err(failed("fallocate"))
+    }
+
+    fn zero_range(&self, len_bytes: u64) -> Result<()> {
+        let flags = FallocateFlags::ZERO_RANGE;
+        let result = rustix::fs::fallocate(&self.file, flags, 0, len_bytes);
+        result.map_err(failed("fallocate with ZERO_RANGE"))
     }
 
     fn store_mapped(&self, map_bytes: usize, at: usize, bytes: &[u8]) -> Result<()> {

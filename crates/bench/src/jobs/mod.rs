@@ -116,6 +116,8 @@ pub enum Phase {
     Copy,
     /// Asks for its extents.
     Fiemap,
+    /// Zeroes a range of which every other block is dirty.
+    Zero,
     /// Stores beyond the end of a file through a map.
     Store,
     /// Looks at what was stored.
@@ -147,6 +149,7 @@ impl Phase {
             Self::Seek => "seek",
             Self::Copy => "copy",
             Self::Fiemap => "fiemap",
+            Self::Zero => "zero",
             Self::Store => "store",
             Self::Look => "look",
             Self::Walk => "walk",

@@ -1,4 +1,5 @@
-//! A block is written and the file cut to one byte less, over and over; and the mapped store beyond the end of the file.
+//! A block is written and the file cut to one byte less, over and over; a range is zeroed of which every other block is dirty; and the mapped
+//! store beyond the end of the file.
 
 use super::data::{Data, with_file};
 use super::{Args, Outcome, Phase, Timing, require, timed};
@@ -8,11 +9,12 @@ const BLOCK: u64 = 4096;
 /// Where the mapped store goes.
 const STORE_AT: usize = 3072;
 
-/// With [`Phase::Make`] `count` rounds in a new file; with [`Phase::Store`] the mapped store beyond
+/// With [`Phase::Make`] `count` rounds in a new file; with [`Phase::Zero`] a range with as many dirty blocks; with [`Phase::Store`] the mapped store beyond
 /// the end in a new file; with [`Phase::Look`] what is there then.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     match args.phase {
         Phase::Make => with_file(args, true, |file| rounds(args.count, file)),
+        Phase::Zero => with_file(args, true, |file| zero(args.count, file)),
         Phase::Store => with_file(args, true, |file| store(file)),
         Phase::Look => with_file(args, false, |file| look(file)),
         _ => Err(Error::Input { what: "no such phase of zeroing".to_owned() }),
@@ -40,6 +42,29 @@ fn rounds(count: u64, file: &mut dyn Data) -> Result<Outcome> {
         require(
             buffer[..4095].iter().all(|byte| *byte == 7) && (len == 4095 || buffer[4095] == 0),
         )?;
+    }
+    Ok(outcome)
+}
+
+/// Over space that was allocated and holds nothing else: what is dirty has to be found, and need not be written back for that.
+fn zero(count: u64, file: &mut dyn Data) -> Result<Outcome> {
+    const PIECE: u64 = 1 << 20;
+    let mut outcome = Outcome::default();
+    let len = 2 * count * BLOCK;
+    file.allocate(len)?;
+    (0..count).try_for_each(|run| file.write(2 * run * BLOCK, &[7; 4096]))?;
+    file.counts();
+    let (spent, ()) = timed(|| file.zero_range(len))?;
+    outcome.timings.push(Timing::new("zero", count, spent));
+    outcome.note_counts("zero", file.counts());
+    let (synced, ()) = timed(|| file.fsync())?;
+    outcome.timings.push(Timing::new("fsync", 1, synced));
+    let mut buffer = vec![0xEE; PIECE as usize];
+    for at in (0..len).step_by(PIECE as usize) {
+        let read = file.read(at, &mut buffer)?;
+        require(read as u64 == PIECE.min(len - at))?;
+        require(buffer[..read].iter().all(|byte| *byte == 0))?;
+        buffer.fill(0xEE);
     }
     Ok(outcome)
 }

@@ -259,7 +259,8 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
         "times",
     ));
     table.note(verdicts.join(" "));
-    for one in &largest[1..] {
+    // Those that walked parts only are told of below.
+    for one in largest[1..].iter().filter(|one| all_ms(one, "copy", STATES[0]) > 0.0) {
         let times = STATES.map(|state| {
             let (seek, copy) = (
                 seek_ns(one, state) / seek_ns(large, state),

@@ -1,5 +1,5 @@
-//! Experiment 5: a block is written and the file cut to one byte less, over and over; and a mapped store beyond the end of a
-//! file, which nobody may see when the file has grown.
+//! Experiment 5: a block is written and the file cut to one byte less, over and over; a range is zeroed of which every other block is dirty;
+//! and a mapped store beyond the end of a file, which nobody may see when the file has grown.
 
 use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 
@@ -12,6 +12,8 @@ use crate::mount::Kernel;
 use crate::report::{Cell, Table};
 
 const ROUNDS: [u64; 3] = [5_000, 16_667, 50_000];
+/// Dirty blocks of a range that is zeroed, 128 MiB long.
+const ZEROED_BLOCKS: u64 = 16_384;
 const LOOP_S_MAX: f64 = 0.1;
 const GROWTH_MAX: f64 = 1.3;
 /// Of the time that the kernel's xfs takes.
@@ -48,7 +50,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     }
     draw(&mut table, &sizes);
     note(context, &mut table, &sizes);
-    Ok(vec![table, counts(&sizes), store(context)?])
+    Ok(vec![table, counts(&sizes), zeroed(context)?, store(context)?])
 }
 
 fn measure(context: &Context<'_>, rounds: u64) -> Result<Vec<Series<Kept>>> {
@@ -183,6 +185,65 @@ fn counts(sizes: &[(u64, Vec<Series<Kept>>)]) -> Table {
         }
     }
     table
+}
+
+/// The loop's block is dirty as a whole, which is seen without a mapping. Here the batch is what spares writing back.
+fn zeroed(context: &Context<'_>) -> Result<Table> {
+    let blocks = context.scaled(ZEROED_BLOCKS);
+    let title = format!(
+        "zeroing: a range of {} KiB that was allocated, of which every other block is dirty, zeroed at once; on {}, {} rounds",
+        blocks * 8,
+        context.scratch.kind(),
+        context.options.round_count,
+    );
+    let columns = [
+        ("who", "who"),
+        ("wall_s", "wall s"),
+        ("wall_ns", "ns a block"),
+        ("times_ours", "× ours"),
+        ("fsync_s", "fsync s"),
+        ("mappings", "mappings asked for"),
+        ("pages_flushed", "pages flushed"),
+        ("device_writes", "device writes"),
+    ];
+    let mut table = Table::new("zeroed_range", title, &columns);
+    let ours = |name: &str, ablation: &'static [&'static str]| {
+        Contestant::new(name, move || {
+            let add = |phase: &str, job: &mut std::process::Command| {
+                job.args(["--phase", phase, "--cache-mib", "1024"]).args(ablation);
+            };
+            files::ours(context, "zeroing", blocks, add, &["zero"])
+        })
+    };
+    let mut contestants = vec![ours(OURS, &[]), ours(BEFORE, &["--ablate", "batch"])];
+    for kernel in files::kernels(context) {
+        contestants.push(Contestant::new(kernel.name(), move || {
+            files::theirs(context, kernel, "", ("zeroing", blocks), &[], &["zero"])
+        }));
+    }
+    let series = alternate(contestants, context.options.round_count)?;
+    let wall_s = |one: &Series<Kept>| one.median(|run| run.outcome.wall_s("zero"));
+    for one in &series {
+        let first = one.rounds.first();
+        let count = |what: &str| {
+            let count = first.and_then(|run| run.outcome.count("zero", what));
+            count.map_or(Cell::Missing, Cell::Count)
+        };
+        table.push(vec![
+            Cell::text(&one.name),
+            Cell::Precise(wall_s(one)),
+            Cell::Nanos(one.median(|run| run.wall_each_ns("zero"))),
+            Cell::Ratio(wall_s(one) / wall_s(&series[0])),
+            Cell::Precise(one.median(|run| run.outcome.wall_s("fsync"))),
+            count("mappings"),
+            count("pages flushed"),
+            count("device writes"),
+        ]);
+    }
+    table.note(
+        "All of it reads as zeros then. Ours zeroes what is dirty in memory, as that is what the call is for that zeroes part of a file; the          kernel's ZERO_RANGE makes the range unwritten again, for which it writes back first, or drops what is dirty.",
+    );
+    Ok(table)
 }
 
 /// Who shows bytes that nobody wrote to the file.

@@ -104,8 +104,13 @@ impl Filesystem {
     ) -> Result<()> {
         let core = &self.inner.core;
         self.write_back_old();
-        self.store_written_anew();
+        let are_stored = self.store_written_anew();
         core.commit_unless_held()?;
+        if !are_stored && !core.is_held() {
+            // It found no room, and has some now.
+            self.store_written_anew();
+            core.commit_unless_held()?;
+        }
         if !options.cleans_deleted {
             return Ok(());
         }

@@ -580,7 +580,7 @@ impl FileSystem for FileIo {
             RunFailure { index: 0, error, passes: false, stored }
         })?;
         let (core, files) = (&fs.inner.core, &fs.inner.files);
-        let was_held = core.is_held();
+        let (was_held, holds_before) = (core.is_held(), core.holds_begun());
         // What was kept back for the items of these is what their handles ask for now.
         files.subtract_delalloc(stored.missing_bytes(runs));
         if fs.write_runs(inode, runs, &mut stored).is_ok() {
@@ -591,11 +591,13 @@ impl FileSystem for FileIo {
             let Err(error) = fs.write_run_in_parts(inode, run, &mut stored) else {
                 continue;
             };
-            // While somebody holds commits a transaction may be as large as it may become, or space not be
-            // free yet.
+            // While somebody holds commits, if only for a moment since this began, a transaction may be as large as it may become, or
+            // space not be free yet.
             let passes = match error {
                 Error::Limit { .. } => true,
-                Error::NoSpace { .. } => was_held || core.is_held(),
+                Error::NoSpace { .. } => {
+                    was_held || core.is_held() || core.holds_begun() != holds_before
+                }
                 _ => false,
             };
             let mut left = &runs[index..];

@@ -259,9 +259,11 @@ impl Filesystem {
     pub(super) fn flush_file(&self, id: InodeId) -> Result<Option<Arc<Space>>> {
         let Some(space) = self.inner.open_files.find(id) else { return Ok(None) };
         let open = space.open();
+        // What others write behind the end from now on may not be on the medium.
+        let size = space.size().bytes();
         space.flush(FileRange::from(FileOffset::ZERO))?;
         open.take_error()?;
-        self.record_file(space.inode(), space.size().bytes())?;
+        self.record_file(space.inode(), size)?;
         Ok(Some(space))
     }
 
@@ -441,11 +443,11 @@ impl DataFile {
         self.check_change(true)?;
         Space::io_range(size, 0)?;
         self.note_now();
-        let had_contents = self.open.size() > FileOffset::ZERO;
-        self.open.truncate(size)?;
-        if had_contents && size == FileOffset::ZERO {
+        if size == FileOffset::ZERO && self.open.size() > FileOffset::ZERO {
+            // Before it is: another thread may write to it at once.
             self.fs.note_cut(self.open.space());
         }
+        self.open.truncate(size)?;
         self.record_times()
     }
 

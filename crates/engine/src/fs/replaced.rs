@@ -5,7 +5,8 @@
 //! minute later: between the two the file would be empty. Linux's btrfs writes the data back as the name is replaced, and as
 //! a file is closed that was cut to nothing. Here the data of what replaces a name is brought to the medium before the name is, and
 //! that of what was cut before the commits that come by time or are asked for: an embedder's file, or one behind FUSE, may
-//! never be closed. A commit that comes by itself because its transaction is full looks for neither.
+//! never be closed. A commit that comes by itself because its transaction is full looks for neither; nor is it known of a file that nobody had
+//! open that it was cut.
 
 use std::sync::Weak;
 
@@ -16,6 +17,7 @@ use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering, Time};
 use super::inode::InodeId;
 use super::open_file::Space;
 use super::rename::RenameMode;
+use crate::error::Error;
 use crate::filesystem::Filesystem;
 
 /// How long after it was cut to nothing what is written to a file counts as its new contents: longer than passes between two commits.
@@ -46,6 +48,12 @@ pub(crate) struct WrittenAnew {
 impl WrittenAnew {
     fn add(&self, space: &Arc<Space>) {
         let mut spaces = self.spaces.lock();
+        // Each time before it would grow: who never asks for a commit closes files all the same.
+        if spaces.len() == spaces.capacity() {
+            let before = spaces.len();
+            spaces.retain(|space| space.strong_count() > 0);
+            self.count.fetch_sub(before - spaces.len(), Ordering::Release);
+        }
         spaces.push(Arc::downgrade(space));
         self.count.fetch_add(1, Ordering::Release);
     }
@@ -64,32 +72,44 @@ impl Filesystem {
         let passed = self.runtime().clock.now().sec.saturating_sub(when.sec);
         if !(0..=ANEW_SECONDS).contains(&passed) {
             cut.when = None;
-        } else if !cut.is_waiting {
-            cut.is_waiting = true;
+        } else if !std::mem::replace(&mut cut.is_waiting, true) {
             self.inner.open_files.written_anew.add(space);
         }
     }
 
     /// Brings the new contents of files that were cut to nothing to the medium. Called before a commit, by a thread that holds no handle. What
-    /// cannot be stored is told to who syncs those files.
-    pub(crate) fn store_written_anew(&self) {
+    /// cannot be stored is told to who syncs those files. Returns whether all is stored, or lost: what is not, as there was no room before
+    /// the commit, or commits are held, is tried again with the next call.
+    pub(crate) fn store_written_anew(&self) -> bool {
         let anew = &self.inner.open_files.written_anew;
         if anew.count.load(Ordering::Acquire) == 0 {
-            return;
+            return true;
         }
         let _storing = anew.storing.lock();
         let spaces = std::mem::take(&mut *anew.spaces.lock());
+        let mut are_stored = true;
         for space in &spaces {
             if let Some(space) = space.upgrade() {
                 // What is written from now on waits for the next commit.
                 space.inode().cut.state.lock().is_waiting = false;
-                self.store(&space);
-                if space.is_dirty() {
-                    // There was no room, or commits are held: the next one tries again.
+                let is_stored = self.store(&space);
+                are_stored &= is_stored;
+                if !is_stored {
+                    // However long ago it was cut: it is still new contents that the medium does not have.
+                    self.store_with_next_commit(&space);
+                } else if space.is_dirty() {
                     self.note_written(&space);
                 }
             }
             anew.count.fetch_sub(1, Ordering::Release);
+        }
+        are_stored
+    }
+
+    fn store_with_next_commit(&self, space: &Arc<Space>) {
+        let mut cut = space.inode().cut.state.lock();
+        if !std::mem::replace(&mut cut.is_waiting, true) {
+            self.inner.open_files.written_anew.add(space);
         }
     }
 
@@ -111,15 +131,19 @@ impl Filesystem {
         let has_contents = self
             .inode(target)
             .is_ok_and(|inode| inode.file_type() == FileType::Regular && inode.size_bytes > 0);
-        if has_contents && moved != target {
-            self.store(&space);
+        if has_contents && moved != target && !self.store(&space) {
+            self.store_with_next_commit(&space);
         }
     }
 
-    fn store(&self, space: &Space) {
+    /// Returns whether nothing is left in memory of what the file had: lost data is told by the file's next fsync.
+    fn store(&self, space: &Space) -> bool {
         let size = space.size().bytes();
         let stored = space.flush(FileRange::from(FileOffset::ZERO));
-        // Lost data is told by the file's next fsync, and what could not be stored yet is still dirty.
-        let _ = stored.and_then(|()| self.record_file(space.inode(), size));
+        match stored.and_then(|()| self.record_file(space.inode(), size)) {
+            // One that went meanwhile has nothing to be kept.
+            Ok(()) | Err(Error::NotFound { .. }) => true,
+            Err(_) => false,
+        }
     }
 }

@@ -59,6 +59,7 @@ pub(crate) struct Core {
     /// Where not 0, no handle commits what is there by itself, and a transaction grows up to so
     /// many bytes.
     held_bytes_max: AtomicU64,
+    holds_begun: AtomicU64,
     /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
     /// what it copies. 0 until first asked for.
     bookkeeping_bytes: AtomicU64,
@@ -131,6 +132,7 @@ impl Core {
             commit_bytes,
             has_new_superblock: AtomicBool::new(false),
             held_bytes_max: AtomicU64::new(0),
+            holds_begun: AtomicU64::new(0),
             bookkeeping_bytes: AtomicU64::new(0),
             names: NameWatch::default(),
         }
@@ -147,7 +149,9 @@ impl Core {
     pub(crate) fn hold_commits(&self, bytes_max: u64) {
         let mut gate = lock_brief(&self.gate);
         gate.holders += 1;
-        self.held_bytes_max.store(bytes_max, Ordering::Relaxed);
+        // What sees it held sees that it has begun.
+        self.holds_begun.fetch_add(1, Ordering::Release);
+        self.held_bytes_max.store(bytes_max, Ordering::Release);
     }
 
     /// Takes one [`Core::hold_commits`] back.
@@ -309,7 +313,12 @@ impl Core {
 
     /// Whether nothing commits by itself just now.
     pub(crate) fn is_held(&self) -> bool {
-        self.held_bytes_max.load(Ordering::Relaxed) > 0
+        self.held_bytes_max.load(Ordering::Acquire) > 0
+    }
+
+    /// How many times somebody began to hold commits.
+    pub(crate) fn holds_begun(&self) -> u64 {
+        self.holds_begun.load(Ordering::Acquire)
     }
 
     /// What is changed while nothing commits must not take more memory than was said, files' data in memory included: that cannot be

@@ -106,9 +106,13 @@ pub fn make_mixed(image: &Path, len_bytes: u64) {
 }
 
 pub fn open(image: &Path) -> Filesystem {
+    open_with(image, OpenOptions::default())
+}
+
+pub fn open_with(image: &Path, options: OpenOptions) -> Filesystem {
     let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
-    Filesystem::open(volume, OpenOptions::default()).unwrap()
+    Filesystem::open(volume, options).unwrap()
 }
 
 /// The filesystem on a device whose writes to its first group of data fail while that is set.

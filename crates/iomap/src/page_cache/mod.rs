@@ -307,12 +307,13 @@ impl PageCache {
             return;
         }
         self.reclaim(len_bytes);
-        if self.excess(len_bytes) > 0 {
+        let is_over = || self.excess(len_bytes) > 0;
+        if is_over() {
             let is_needed = || {
                 self.reclaim(len_bytes);
-                self.excess(len_bytes) > 0
+                is_over()
             };
-            self.write_back_while(is_needed);
+            self.write_back_while(is_over, is_needed);
         }
     }
 
@@ -328,7 +329,7 @@ impl PageCache {
             if !is_needed() {
                 return;
             }
-            if self.write_back_while(is_needed) > 0 {
+            if self.write_back_while(is_needed, is_needed) > 0 {
                 continue;
             }
             let mut dirty = self.dirty.lock();
@@ -363,7 +364,8 @@ impl PageCache {
         }
     }
 
-    fn write_back_while(&self, is_needed: impl Fn() -> bool) -> u64 {
+    /// `is_over` is asked with the dirty list locked, `is_needed` with nothing locked.
+    fn write_back_while(&self, is_over: impl Fn() -> bool, is_needed: impl Fn() -> bool) -> u64 {
         let turn = |file: &DirtyFile| {
             let mut sum_bytes = 0;
             while is_needed() {
@@ -374,7 +376,7 @@ impl PageCache {
             }
             sum_bytes
         };
-        self.write_back_oldest(|_| is_needed(), turn)
+        self.write_back_oldest(|_| is_over(), turn)
     }
 
     /// Gives each dirty file a turn, in the order in which they became dirty, up to the first that is not chosen; returns how

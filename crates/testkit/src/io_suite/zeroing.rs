@@ -291,7 +291,7 @@ pub fn write_and_truncate_by_turns_keeps_all_but_the_cut_bytes<H: Harness>(
 }
 
 /// More dirty runs than a batch holds, over unwritten space and holes: the mapping is trimmed to the batch, and the next one begins
-/// there.
+/// there. Nothing is written back for it.
 ///
 /// # Panics
 /// If it is not so.
@@ -313,7 +313,9 @@ pub fn zero_range_over_more_dirty_runs_than_a_batch_holds_zeroes_all<H: Harness>
                 file.flush(range(run * 2 * block, (run * 2 + 1) * block)).unwrap();
             }
         }
+        let written_bytes = file.written_back_bytes();
         file.zero_range(at(100), runs * 2 * block).unwrap();
+        assert_eq!(file.written_back_bytes(), written_bytes, "it wrote back what it was to zero");
         let bytes = contents(&file);
         assert!(bytes[..100].iter().all(|byte| *byte == 9));
         assert!(bytes[100..].iter().all(|byte| *byte == 0));

@@ -6,7 +6,7 @@ use ubtrfs_ondisk::misc::DevItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::verify::{self, Geometry};
 use ubtrfs_ondisk::{Corruption, CsumType, DeviceId, Generation, Reason, Uuid};
-use ubtrfs_rt::{Arc, AtomicBool, RwLock};
+use ubtrfs_rt::{Arc, AtomicBool, Mutex, RwLock};
 
 use super::watch::Watch;
 use super::{Member, Volume, VolumeOptions};
@@ -39,6 +39,7 @@ impl Volume {
             map: RwLock::default(),
             superblock: RwLock::new(newest.clone()),
             is_caught_up: AtomicBool::new(false),
+            catching_up: Mutex::default(),
             watch: Watch::new(found.iter().any(|(device, _)| device.is_shareable())),
         };
         for (device, superblock) in found {
@@ -83,6 +84,7 @@ impl Volume {
             map: RwLock::default(),
             superblock: RwLock::new(Box::new(superblock)),
             is_caught_up: AtomicBool::new(true),
+            catching_up: Mutex::default(),
             watch,
         })
     }

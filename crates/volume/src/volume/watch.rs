@@ -5,8 +5,8 @@
 //! superblock is another than the one last read or written here. Space that is free to us is the other's by then.
 //!
 //! 1. Nothing is written on a look that is older than [`LOOK_AGAIN_MS`], where no look has been yet, or after one that refused. A commit
-//!    compares the superblocks besides, before its tree blocks and before its superblocks. What remains is that time: what another
-//!    commits in it is written over, as is what he has not committed when he is seen.
+//!    compares the superblocks besides, before its tree blocks, before its superblocks, and, of several devices, before the primaries. What
+//!    remains is that time: what another commits in it is written over, as is what he has not committed when he is seen.
 //! 2. Once a superblock was another, nothing is written any more, whatever it is then.
 //! 3. Whether anything was written since the last look is known, so that what is told is true. A write is in `under_way` from before it
 //!    asks whether it still may to after it is in `has_written`.
@@ -111,7 +111,7 @@ impl Watch {
         self.lost.lock().as_ref().map_or(Ok(()), |lost| Err(lost.error()))
     }
 
-    fn begin_write(&self) -> Result<Writing<'_>> {
+    pub(super) fn begin_write(&self) -> Result<Writing<'_>> {
         self.under_way.fetch_add(1, Ordering::SeqCst);
         self.check().map(|()| Writing(self)).inspect_err(|_| {
             self.under_way.fetch_sub(1, Ordering::SeqCst);
