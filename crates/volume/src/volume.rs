@@ -277,8 +277,9 @@ impl Volume {
         self.check_writable()?;
         self.check_ours()?;
         self.catch_up_first()?;
-        let _writing = self.watch.begin_write()?;
         let members = self.present_members();
+        let is_one = members.len() <= 1;
+        let writing = (!is_one).then(|| self.watch.begin_write()).transpose()?;
         let devices = || members.iter().filter_map(|m| Some((m, m.device.as_deref()?)));
         let own = |member: &Member| {
             let mut own = *superblock;
@@ -294,8 +295,9 @@ impl Volume {
                 counted(member, superblocks::write_copy(device, &own, at))?;
             }
         }
-        if members.len() > 1 {
+        if !is_one {
             self.flush()?;
+            drop(writing);
             // That may have taken seconds.
             self.check_ours()?;
         }
