@@ -40,6 +40,10 @@ fn mount_that_root_may_not_look_into_is_made_read_only_and_unmounted_by_root() {
             let bytes = Prng::new(1).bytes(3 << 20);
             fs::write(place.image.with_file_name("bytes"), &bytes).unwrap();
             shell(&place, "cp \"${1%/*}/bytes\" \"$2/file\"");
+            // What is taken off is what was found, and nothing that the system does not tell of.
+            assert!(
+                ubtrfs_fuse::reached(&place.directory).unwrap().is_some_and(|found| found.is_top)
+            );
             let mut root = Command::new(PROGRAM);
             root.args(words);
             if words.len() > 1 {

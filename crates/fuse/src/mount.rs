@@ -325,22 +325,23 @@ pub struct Reached {
     pub is_top: bool,
 }
 
-/// What a path leads to. Who serves it is not asked, and may be dead. `None` where the system does not tell, before Linux 5.8.
+/// What a path leads to. Who serves it is not asked, and may be dead. `None` where the system does not tell: before Linux 5.8, or where the
+/// way there leads through what this process is not let into.
 ///
 /// # Errors
 /// The system's.
 pub fn reached(path: &Path) -> io::Result<Option<Reached>> {
-    Ok(reached_from(CWD, path, AtFlags::empty())?)
+    match reached_from(CWD, path, AtFlags::empty()) {
+        Err(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => Ok(None),
+        found => Ok(found?),
+    }
 }
 
 fn reached_from(from: impl AsFd, path: &Path, flags: AtFlags) -> Result<Option<Reached>, Errno> {
     let flags = flags | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-    // Nothing that who serves it knows.
-    let about = match statx(from, path, flags, StatxFlags::MNT_ID) {
-        // Not known, or not allowed, to this process.
-        Err(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => return Ok(None),
-        about => about?,
-    };
+    // Nothing is asked for: a filesystem that does not let this process in refuses all else, also what the kernel alone knows, which it
+    // tells unasked.
+    let about = statx(from, path, flags, StatxFlags::empty())?;
     let is_told = about.stx_mask & StatxFlags::MNT_ID.bits() != 0
         && about.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
     Ok(is_told.then(|| Reached {
@@ -349,14 +350,13 @@ fn reached_from(from: impl AsFd, path: &Path, flags: AtFlags) -> Result<Option<R
     }))
 }
 
-/// Refuses what is not the top of a mount by now.
+/// Refuses what is not the top of a mount by now, and what may not be.
 fn check_reached(mount: MountId, found: Result<Option<Reached>, Errno>) -> Result<(), MountError> {
     const LOOKING: &str = "looking what is mounted there";
     match found.map_err(failed(LOOKING))? {
-        Some(reached) if reached != (Reached { mount, is_top: true }) => {
-            Err(failed("something else is mounted there by now, or nothing")(Errno::STALE))
-        }
-        _ => Ok(()),
+        Some(reached) if reached == (Reached { mount, is_top: true }) => Ok(()),
+        Some(_) => Err(failed("something else is mounted there by now, or nothing")(Errno::STALE)),
+        None => Err(failed(LOOKING)(Errno::OPNOTSUPP)),
     }
 }
 
@@ -491,3 +491,18 @@ mod tests {
         assert_eq!(found, [true, true, false, false, false]);
     }
 }
+
+    /// Root was told nothing of another user's mount, and took that for the one that was meant.
+    #[test]
+    fn what_the_system_does_not_tell_is_not_taken_for_the_mount_that_is_meant() {
+        let mount = MountId(7);
+        let top = Reached { mount, is_top: true };
+        check_reached(mount, Ok(Some(top))).unwrap();
+        let refused = |found| check_reached(mount, found).unwrap_err().errno;
+        assert_eq!(refused(Ok(None)), Errno::OPNOTSUPP);
+        assert_eq!(refused(Ok(Some(Reached { is_top: false, ..top }))), Errno::STALE);
+        assert_eq!(refused(Ok(Some(Reached { mount: MountId(8), ..top }))), Errno::STALE);
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::NOSYS, Errno::NOENT] {
+            assert_eq!(refused(Err(errno)), errno);
+        }
+    }
