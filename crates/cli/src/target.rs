@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ubtrfs_ondisk::PhysicalAddr;
 use ubtrfs_rt::Arc;
-use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
+use ubtrfs_volume::{Device, Error, FileDevice, Op, OpenMode, Window};
 
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{WindowArgs, open_device};
@@ -76,7 +76,14 @@ impl Target {
             }
             Window::Whole => len_bytes,
         };
-        let device = open_device(path, OpenMode::CreateNew { len_bytes }, window)?;
+        let opened = FileDevice::open(path, OpenMode::CreateNew { len_bytes }, window);
+        let device = opened.map_err(|error| {
+            // Whoever could not make the file, or finds that it is another's by now, has none to take away.
+            if !matches!(error, Error::Io { op: Op::Open, .. } | Error::Busy { .. }) {
+                let _ = fs::remove_file(path);
+            }
+            Failure::volume("opening", &error).at_path(path)
+        })?;
         Ok(Self { device: Arc::new(device), made: Some(Unfinished::new(path.into())) })
     }
 
@@ -100,7 +107,7 @@ impl Target {
             }
             Length::AsItIs => device.len_bytes(),
         };
-        let device = fit(device, path, want_bytes)?;
+        let device = fit(device, path, want_bytes, existing)?;
         Ok(Self { device: Arc::new(device), made: None })
     }
 
@@ -143,7 +150,7 @@ fn refuse_what_holds_something(device: &FileDevice, path: &Path) -> Result<()> {
 }
 
 /// Makes the device `want_bytes` long, or uses the beginning of it.
-fn fit(device: FileDevice, path: &Path, want_bytes: u64) -> Result<FileDevice> {
+fn fit(device: FileDevice, path: &Path, want_bytes: u64, existing: Existing) -> Result<FileDevice> {
     let have_bytes = device.len_bytes();
     if want_bytes == have_bytes {
         return Ok(device);
@@ -167,5 +174,10 @@ fn fit(device: FileDevice, path: &Path, want_bytes: u64) -> Result<FileDevice> {
     // The lock is given back before it is taken anew.
     drop(device);
     let window = Window::Offset { start_bytes, len_bytes: Some(want_bytes) };
-    open_device(path, OpenMode::ReadWrite, window)
+    let device = open_device(path, OpenMode::ReadWrite, window)?;
+    // In between somebody else could have it.
+    if existing == Existing::Refuse {
+        refuse_what_holds_something(&device, path)?;
+    }
+    Ok(device)
 }

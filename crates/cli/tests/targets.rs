@@ -258,3 +258,20 @@ fn export_of_a_single_file_keeps_what_export_of_a_directory_keeps() {
     assert_eq!(fs::read_dir(target.path()).unwrap().count(), 2);
     target.unmount();
 }
+
+/// An empty file stayed where there was no space for one so long.
+#[test]
+fn file_that_cannot_be_made_so_long_is_not_left() {
+    let place = Place::new();
+    let script = "trap '' XFSZ; ulimit -f 100; exec \"$0\" mkfs --size 1G new.img";
+    let output = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_ubtrfs")])
+        .current_dir(place.0.path())
+        .output()
+        .unwrap();
+    let ran = Ran::from(output);
+    assert!(ran.code != 0, "{}", ran.stderr);
+    let code = ran.code;
+    ran.fails(code).says("new.img").says("File too large");
+    assert!(!place.path("new.img").exists());
+}
