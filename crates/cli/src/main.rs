@@ -16,6 +16,7 @@ mod mount_words;
 mod mounts;
 mod output;
 mod progress;
+mod read_ahead;
 mod signature;
 mod size;
 mod target;

@@ -129,14 +129,16 @@ pub fn goes_elsewhere() -> bool {
 }
 
 /// Goes to the mount namespace that mount(8) or umount(8) was told of: it has its helper run in its own. No program may be started from
-/// there on: it would be one of that namespace, or would load its libraries.
+/// there on: it would be one of that namespace, or would load its libraries. Nor may anything be read or written by the names of `/proc` and
+/// `/sys`, by which somebody else may have put anything there.
 ///
 /// # Errors
 /// The system's.
 pub fn enter_namespace() -> Result<()> {
     let words = words();
     let Some(namespace) = namespace_in(&words) else { return Ok(()) };
-    enter(namespace).map_err(|error| Failure::io("entering the mount namespace", &error))
+    let entered = ubtrfs_fuse::keep_own_proc().and_then(|()| enter(namespace));
+    entered.map_err(|error| Failure::io("entering the mount namespace", &error))
 }
 
 fn enter(namespace: &OsStr) -> io::Result<()> {

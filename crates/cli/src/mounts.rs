@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ pub fn on(directory: &Path) -> Option<Mounted> {
 /// The system's, where nothing is found by that name.
 pub fn at(path: &Path) -> io::Result<Option<Mounted>> {
     let reached = ubtrfs_fuse::reached(path)?;
-    let Some(table) = table_of("self") else { return Ok(None) };
+    let Some(table) = own_table() else { return Ok(None) };
     Ok(match reached {
         Some(reached) => by_id(&table, reached.mount).filter(|_| reached.is_top),
         None => on_in(&table, &resolved(&table, path)?),
@@ -73,7 +73,7 @@ pub fn at(path: &Path) -> io::Result<Option<Mounted>> {
 /// What a file or directory lies in, if this command mounted that.
 pub fn around(path: &Path) -> Option<Mounted> {
     let reached = ubtrfs_fuse::reached(path).ok()?;
-    let table = table_of("self")?;
+    let table = own_table()?;
     match reached {
         Some(reached) => by_id(&table, reached.mount),
         None => around_in(&table, &std::fs::canonicalize(path).ok()?),
@@ -83,17 +83,17 @@ pub fn around(path: &Path) -> Option<Mounted> {
 /// Where an image is mounted.
 pub fn of_image(image: &Path) -> Option<Mounted> {
     let image = std::fs::canonicalize(image).ok()?;
-    of_image_in(&table_of("self")?, &image)
+    of_image_in(&own_table()?, &image)
 }
 
 /// A mount as it is by now: directories above it may have other names. Nothing where it has been taken off, or something else is mounted on it.
 pub fn as_it_is_now(mounted: &Mounted) -> Option<Mounted> {
-    as_it_is_in(&table_of("self")?, mounted)
+    as_it_is_in(&own_table()?, mounted)
 }
 
 /// Whether what was mounted is to be seen anywhere yet.
 pub fn is_anywhere(mounted: &Mounted) -> bool {
-    let table = table_of("self").unwrap_or_default();
+    let table = own_table().unwrap_or_default();
     // The number alone may be another mount's by now.
     lines(&table)
         .filter_map(of_line)
@@ -102,7 +102,7 @@ pub fn is_anywhere(mounted: &Mounted) -> bool {
 
 /// Opens a directory in the filesystem with a device number, wherever it is mounted by now, if this process is let in.
 pub fn open_by_device(device: &str) -> Option<File> {
-    let table = table_of("self")?;
+    let table = own_table()?;
     let places = lines(&table).filter_map(of_line).filter(|mounted| mounted.device == device);
     // Not what lies below something else, which might be slow to answer.
     let mut places = places.filter(|mounted| as_it_is_in(&table, mounted).is_some());
@@ -198,7 +198,7 @@ enum Served {
 
 /// The mount that a process serves, be it where only its own namespace shows it. The image may have been mounted by another name than `image`.
 fn mount_of(pid: u32, image: &Path) -> Served {
-    let Some(table) = table_of(&pid.to_string()) else { return Served::Unknown };
+    let Ok(table) = std::fs::read(format!("/proc/{pid}/mountinfo")) else { return Served::Unknown };
     let connections = connections_of(pid);
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let file = file_of(image);
@@ -255,9 +255,13 @@ fn names_directory(line: &[u8], directory: &Path) -> bool {
     line.split(|byte| *byte == 0).any(|word| Path::new(OsStr::from_bytes(word)) == directory)
 }
 
-/// The mounts that a process sees. A place's name may be any bytes.
-fn table_of(process: &str) -> Option<Vec<u8>> {
-    std::fs::read(format!("/proc/{process}/mountinfo")).ok()
+/// The mounts that this process sees. A place's name may be any bytes.
+fn own_table() -> Option<Vec<u8>> {
+    let mut table = Vec::new();
+    ubtrfs_fuse::open_own_proc("mountinfo")
+        .and_then(|mut file| file.read_to_end(&mut table))
+        .ok()?;
+    Some(table)
 }
 
 fn as_it_is_in(table: &[u8], mounted: &Mounted) -> Option<Mounted> {

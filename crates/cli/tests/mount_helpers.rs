@@ -117,6 +117,62 @@ fn helpers_run_no_program_of_another_namespace() {
     }
 }
 
+/// What another namespace had by the name of a file in `/sys` was written to, and what it had by the name of a file that is open was mounted
+/// again and unmounted: its users could have root of the machine empty any file that they see.
+#[test]
+fn helpers_go_by_nothing_that_another_namespace_has_as_proc_and_sys() {
+    let Some(place) = Place::new(true) else { return };
+    let said = with_helpers(&place, "ln -s", IN_A_NAMESPACE_THAT_LIES);
+    assert_eq!(said, "rw\n512\nro\n0\nrw rw\nrw\n0\nuntouched\n");
+    place.assert_clean();
+}
+
+const IN_A_NAMESPACE_THAT_LIES: &str = r##"
+        mkdir "$3/decoy" "$3/real"
+        printf untouched >"$3/canary"
+        unshare -m sh -c '
+            mount --bind /proc "$3/real"
+            mount -t tmpfs none "$3/decoy"
+            mkdir "$3/decoy/a b"
+            mount -t tmpfs none "$3/decoy/a b"
+            mount -t tmpfs none /sys
+            mkdir -p /sys/class/bdi/any
+            ln -s "$3/canary" /sys/class/bdi/any/read_ahead_kb
+            mount -t tmpfs none /proc
+            mkdir -p /proc/self/fd
+            ln -s "$3/real/self/mountinfo" /proc/self/mountinfo
+            perl -e "
+                symlink(q(any), qq(/sys/class/bdi/0:\$_)) or die for 0 .. 9999;
+                symlink(\$ARGV[0], qq(/proc/self/fd/\$_)) or die for 0 .. 99;
+            " "$3/decoy"
+            : >"$3/ready"
+            exec sleep 120
+        ' sh "$1" "$2" "$3" &
+        other=$!
+        while ! [ -e "$3/ready" ]; do sleep 0.01; done
+        exec 7</proc/$other/ns/mnt
+        try() { timeout 60 "$@" || echo "$1: $?"; }
+        lines() { grep "$1" /proc/$other/mountinfo || true; }
+        shown() { lines "$1" | cut -d " " -f 6 | cut -d , -f 1; }
+        try /usr/sbin/mount.fuse.ubtrfs "$1" "$2" -o commit=3600 -N $other
+        shown " fuse.ubtrfs $1 "
+        cat "/sys/class/bdi/$(lines " fuse.ubtrfs $1 " | cut -d " " -f 3)/read_ahead_kb"
+        try /usr/sbin/mount.fuse.ubtrfs "$1" "$2" -o remount,ro -N $other
+        shown " fuse.ubtrfs $1 "
+        try /usr/sbin/umount.fuse "$2" -N $other
+        lines " fuse.ubtrfs $1 " | wc -l
+        flock -n "$1" true || echo in use
+        echo $(shown "$3/decoy")
+        # By the process that serves, too.
+        try /usr/sbin/mount.fuse.ubtrfs "$1" "$2" -o commit=3600 -N $other
+        shown " fuse.ubtrfs $1 "
+        kill $(pgrep -f "mount.fuse.ubtrfs $1 ")
+        flock -w 60 "$1" true || echo in use
+        lines " fuse.ubtrfs $1 " | wc -l
+        cat "$3/canary"; echo
+        { kill $other; wait $other || true; } 2>/dev/null
+        true"##;
+
 const IN_ANOTHER_NAMESPACE: &str = r##"
         mkdir "$3/memory"
         unshare -m sh -c '

@@ -14,7 +14,8 @@
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting. `inherited`: what a process in the background has no use for.
 //! - [`floor`]: a server that does nothing, for benchmarks.
-//! - `control`: the socket by which commands reach the engine that serves a mount.
+//! - `control`: the socket by which commands reach the engine that serves a mount. `own`: what the system tells a
+//!   process of itself, in another mount namespace, too.
 //!
 //! Writes go through at once: the kernel keeps what it wrote for reading only. But for stores to a shared map, and writes with
 //! `-o writeback`: those it holds back, and they come marked WRITE_CACHE. What fsync (or msync) returned for is durable; the rest with the
@@ -44,6 +45,7 @@ mod notify;
 mod ops;
 mod overdue;
 mod owed;
+mod own;
 mod queue_threads;
 mod ring;
 mod server;
@@ -64,6 +66,7 @@ pub use mount::{
     unmount_when_unused,
 };
 pub use notify::Changed;
+pub use own::{keep_own_proc, open_again, open_own_proc};
 pub use ring::{RINGS_SWITCH, offers_rings};
 pub use server::{Farewell, RequestCounts, ServeError, ServeOptions, Server, Syncs};
 pub use transport::{Answers, FuseDevice, Queues, Received, Transport};

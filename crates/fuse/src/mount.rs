@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -17,7 +17,7 @@ use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
-use crate::control;
+use crate::{control, own};
 
 /// How a filesystem is mounted.
 #[derive(Clone, Debug, Default)]
@@ -222,9 +222,12 @@ fn mount_as_user(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     received.next().ok_or_else(|| failed(WHAT)(Errno::NODEV))
 }
 
+/// The mounts that a process sees, in its directory of `/proc`.
+const TABLE: &str = "mountinfo";
+
 /// Whether a filesystem with this device number, as `/proc/self/mountinfo` shows it, may be written nowhere where this process sees it.
 pub(crate) fn is_read_only(device: &str) -> bool {
-    is_read_only_in(&table_of("self"), device)
+    is_read_only_in(&own_table(), device)
 }
 
 /// [`is_read_only`] for who asks often: the table, of which reading takes as long as it is, is read when it has changed.
@@ -245,7 +248,7 @@ impl ReadOnlyWatch {
             }
             None => {
                 // Changes count from here on. Without it each look is a new one.
-                self.table = File::open("/proc/self/mountinfo").ok();
+                self.table = own::open_own_proc(TABLE).ok();
                 true
             }
         };
@@ -281,14 +284,21 @@ pub(crate) fn device_of(pid: u32, mount: &str) -> Option<String> {
 /// The mounts that a process sees, and those that this one does: what it has open may be from where it was before. The numbers are of the
 /// whole machine.
 fn tables_for(pid: u32) -> [String; 2] {
-    [table_of(&pid.to_string()), table_of("self")]
+    let its = std::fs::read(format!("/proc/{pid}/{TABLE}"));
+    [text_of(its), own_table()]
+}
+
+/// The mounts that this process sees.
+fn own_table() -> String {
+    let mut table = Vec::new();
+    let read = own::open_own_proc(TABLE).and_then(|mut file| file.read_to_end(&mut table));
+    text_of(read.map(|_| table))
 }
 
 /// Empty where it cannot be read.
-fn table_of(process: &str) -> String {
-    let table = std::fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+fn text_of(table: io::Result<Vec<u8>>) -> String {
     // A place's name may be any bytes.
-    String::from_utf8_lossy(&table).into_owned()
+    String::from_utf8_lossy(&table.unwrap_or_default()).into_owned()
 }
 
 fn is_read_only_in(table: &str, device: &str) -> bool {
@@ -408,12 +418,8 @@ pub fn remount(directory: &Path, mount: MountId, options: &Remount) -> Result<()
     let pinned = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let place = rustix::fs::open(directory, pinned, Mode::empty()).map_err(failed(WHAT))?;
     check_reached(mount, reached_from(&place, Path::new(""), AtFlags::EMPTY_PATH))?;
-    rustix::mount::mount_remount(path_of(&place), flags, c"").map_err(failed(WHAT))
-}
-
-/// A path that leads to what is open, whatever its name leads to by now.
-fn path_of(file: &OwnedFd) -> PathBuf {
-    Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
+    own::with_path_of(&place, |path| rustix::mount::mount_remount(path, flags, c""))
+        .map_err(failed(WHAT))
 }
 
 /// For so long a mount may be busy with who looks at it just now.
@@ -460,8 +466,8 @@ fn unmount_as_root(
     let pinned = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let parent = rustix::fs::open(parent, pinned, Mode::empty()).map_err(failed(UNMOUNTING))?;
     check_reached(mount, reached_from(&parent, Path::new(name), AtFlags::SYMLINK_NOFOLLOW))?;
-    let path = path_of(&parent).join(name);
-    rustix::mount::unmount(path, flags).map_err(failed(UNMOUNTING))
+    own::with_path_of(&parent, |path| rustix::mount::unmount(path.join(name), flags))
+        .map_err(failed(UNMOUNTING))
 }
 
 /// `fusermount3` takes off what its caller mounted, and follows no link.
@@ -490,7 +496,6 @@ mod tests {
             ["0:5", "0:6", "0:7", "0:8", "0:9"].map(|device| is_read_only_in(table, device));
         assert_eq!(found, [true, true, false, false, false]);
     }
-}
 
     /// Root was told nothing of another user's mount, and took that for the one that was meant.
     #[test]
@@ -506,3 +511,4 @@ mod tests {
             assert_eq!(refused(Err(errno)), errno);
         }
     }
+}

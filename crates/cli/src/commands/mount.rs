@@ -1,6 +1,7 @@
 //! `ubtrfs mount`: a filesystem as a directory.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
@@ -12,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::ArgAction;
+use rustix::fs::{FileType, Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_engine::{BackgroundOptions, Filesystem, InodeId, OpenOptions};
@@ -34,6 +36,7 @@ use crate::mount_helper;
 use crate::mount_words;
 use crate::mounts::{self, Mounted};
 use crate::output::quote;
+use crate::read_ahead::ReadAhead;
 
 /// Set for the process that serves; it says on its standard output when it does.
 const SERVES: &str = "UBTRFS_MOUNT_SERVES";
@@ -42,8 +45,6 @@ const READY: &str = "ready";
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 /// Of mount(8): an image that is not there is no failure.
 const NO_FAIL: &str = "nofail";
-/// A large file is read half again to twice as fast as by 128 KiB, and no faster by more.
-const READ_AHEAD_KIB: u32 = 512;
 /// Names the file into which the process that serves writes at its end how often each operation of `linux/fuse.h` was asked for, a line
 /// each of its number and the count. For the benchmarks.
 const REQUEST_COUNTS: &str = "UBTRFS_REQUEST_COUNTS";
@@ -357,6 +358,7 @@ pub fn run(args: &Args) -> Result<Exit> {
         let image = args.image.with_words(&Wanted::parse(&args.options)?.volume)?;
         return start_server(args, &image);
     }
+    let read_ahead = ReadAhead::here();
     mount_helper::enter_namespace()?;
     if is_said("remount") {
         return remount(args);
@@ -373,7 +375,7 @@ pub fn run(args: &Args) -> Result<Exit> {
         return Err(Failure::new(Exit::Io, "-o", why).at("nosymfollow"));
     }
     let image = args.image.with_words(&wanted.volume)?;
-    if serves { serve(args, &image, &wanted) } else { start_server(args, &image) }
+    if serves { serve(args, &image, &wanted, read_ahead) } else { start_server(args, &image) }
 }
 
 fn is_missing(image: &Path) -> bool {
@@ -482,7 +484,7 @@ fn start_server(args: &Args, image: &ImageArgs) -> Result<Exit> {
     }
 }
 
-fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
+fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted, read_ahead: ReadAhead) -> Result<Exit> {
     let directory = std::fs::canonicalize(&args.directory)
         .map_err(|error| Failure::io("mounting", &error).at_path(&args.directory))?;
     let source = std::fs::canonicalize(args.image.path())
@@ -580,8 +582,8 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted) -> Result<Exit> {
         }
     });
     let served = server.run(&transport, || {
-        if !is_naive {
-            read_ahead(&directory);
+        if !is_naive && let Some(mounted) = &mounted {
+            read_ahead.set(mounted);
         }
         if is_background {
             leave_terminal();
@@ -634,22 +636,12 @@ fn take_commands(
     Ok((socket, taking))
 }
 
-/// Has the kernel read further ahead, and ask for as much at once: where a server may only ask for less than its 128 KiB, root may say
-/// more. Others go on with that.
-fn read_ahead(directory: &Path) {
-    let Some(mounted) = mounts::on(directory) else { return };
-    for kind in ["", "-fuseblk"] {
-        let file = format!("/sys/class/bdi/{}{kind}/read_ahead_kb", mounted.device);
-        let _ = std::fs::write(file, READ_AHEAD_KIB.to_string());
-    }
-}
-
 /// Says that the directory can be used, and leaves the terminal to others.
 fn leave_terminal() {
     let _ = rustix::process::setsid();
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
-    if let Ok(nowhere) = std::fs::File::options().read(true).write(true).open("/dev/null") {
+    if let Some(nowhere) = open_null() {
         let _ = rustix::stdio::dup2_stdout(&nowhere);
         let _ = rustix::stdio::dup2_stderr(&nowhere);
     }
@@ -683,6 +675,15 @@ fn watch_signals(
             }
         }
     });
+}
+
+/// The device that takes everything. In another namespace something else may have its name, to which nothing is to be written.
+fn open_null() -> Option<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open("/dev/null", flags, Mode::empty()).ok()?;
+    let about = rustix::fs::fstat(&opened).ok()?;
+    let is_device = FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice;
+    (is_device && about.st_rdev == rustix::fs::makedev(1, 3)).then_some(opened)
 }
 
 /// Unmounts what was mounted, wherever that is by now, unless something else lies on it; it ends when nobody uses it any more.
