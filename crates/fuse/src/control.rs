@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,10 @@ const ONLY_ITSELF: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::C
 const OUTPUT: u8 = 1;
 const ERRORS: u8 = 2;
 const EXIT: u8 = 3;
+/// What who called hears of a command that panicked, and its exit code: as of an error of input or output.
+const PANICKED: &str =
+    "ubtrfs: the command panicked in the process that serves the mount, which goes on\n";
+const PANICKED_EXIT: u8 = 4;
 /// Before the next connection is taken where one could not be.
 const AFTER_ERROR: Duration = Duration::from_millis(10);
 
@@ -219,7 +224,16 @@ impl ControlSocket {
         }
         let words = self.hear(&mut stream)?;
         let words = words.into_iter().map(OsString::from_vec).collect();
-        run(words, Caller::new(stream, ANSWER_PATIENCE));
+        let again = stream.try_clone()?;
+        let caller = Caller::new(stream, ANSWER_PATIENCE);
+        // A command that panics takes no other with it: who listens and answers nobody would be waited for without end. What became of the
+        // filesystem is told where that is asked next.
+        let answered = catch_unwind(AssertUnwindSafe(|| run(words, caller)));
+        if answered.is_err() {
+            let mut caller = Caller::new(again, ANSWER_PATIENCE);
+            caller.say(Said::Errors(PANICKED.as_bytes()))?;
+            caller.end(PANICKED_EXIT)?;
+        }
         Ok(())
     }
 

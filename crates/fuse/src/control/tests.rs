@@ -221,6 +221,28 @@ fn nobody_is_asked_but_by_a_socket_of_the_users_own() {
     reached.unwrap();
 }
 
+/// The thread that takes commands ended while others were listened to: each later command at the mount waited for ever.
+#[test]
+fn command_that_panics_is_told_of_and_others_are_answered() {
+    let device = format!("test:panic:{}", std::process::id());
+    let socket = Arc::new(ControlSocket::bind(&device).unwrap());
+    let uid = rustix::process::geteuid().as_raw();
+    let serving = serve_control(&socket, |words, caller| {
+        assert!(words != ["x"], "as the test has it");
+        let _ = caller.end(0);
+    })
+    .unwrap();
+    let control = |word: &str| control_within(uid, &device, &[word.into()], PATIENCE);
+    for _ in 0..2 {
+        let answer = control("x").unwrap();
+        assert_eq!(answer.exit, PANICKED_EXIT);
+        assert_eq!(answer.errors, PANICKED.as_bytes());
+        assert_eq!(control("y").unwrap(), ControlAnswer::default());
+    }
+    socket.close();
+    serving.join().unwrap();
+}
+
 trait ConcatBytes {
     fn concat_bytes(&self) -> Vec<u8>;
 }
