@@ -364,3 +364,21 @@ fn umount_ends_where_who_serves_does_not_answer() {
         place.assert_clean();
     }
 }
+
+/// The number of who serves is none there.
+#[test]
+fn commands_reach_a_mount_from_where_its_process_is_not_to_be_seen() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let run = |words: &[&str], path: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-pf", "--mount-proc", env!("CARGO_BIN_EXE_ubtrfs")]).args(words);
+        let output = command.arg(&place.directory).arg(path).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        said(&output)
+    };
+    run(&["mkdir"], "/made");
+    assert_eq!(run(&["ls"], "/"), "made\n");
+    place.umount();
+    place.assert_clean();
+}

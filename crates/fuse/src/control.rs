@@ -23,10 +23,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{PidfdFlags, Uid};
+use rustix::process::PidfdFlags;
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 
 use crate::own;
+use crate::peer::Peer;
 
 /// Bytes of a command at most, each string with [`STRING_OWN_BYTES`]. That is more than any command line has: execve(2) gives no more than
 /// 6 MiB to that and the environment.
@@ -218,7 +219,7 @@ impl ControlSocket {
         mut stream: UnixStream,
         run: &impl Fn(Vec<OsString>, Caller),
     ) -> io::Result<()> {
-        let peer = peer_of(&stream)?;
+        let peer = Peer::of(&stream)?.uid;
         if !peer.is_root() && peer != rustix::process::geteuid() {
             return Err(refused("of another user".to_owned()));
         }
@@ -371,10 +372,6 @@ impl Write for Until<'_> {
     }
 }
 
-fn peer_of(stream: &UnixStream) -> io::Result<Uid> {
-    Ok(rustix::net::sockopt::socket_peercred(stream)?.uid)
-}
-
 /// Has a command done by who serves the mount of user `uid` with that device number, and calls `hear` with what it says, as it comes.
 /// Returns the exit code.
 ///
@@ -429,10 +426,11 @@ impl ServingProcess {
     /// That which listens for the mount of user `uid` with that device number.
     ///
     /// # Errors
-    /// As [`control`]; the system's, where it lies outside of what processes this one sees.
+    /// As [`control`]; `NotFound`, too, where it lies outside of what processes this one sees.
     pub fn of_mount(uid: u32, device: &str) -> io::Result<Self> {
-        let peer = rustix::net::sockopt::socket_peercred(connect(uid, device)?)?;
-        Ok(Self(rustix::process::pidfd_open(peer.pid, PidfdFlags::empty())?))
+        let peer = Peer::of(&connect(uid, device)?)?;
+        let pid = peer.pid.ok_or(io::ErrorKind::NotFound)?;
+        Ok(Self(rustix::process::pidfd_open(pid, PidfdFlags::empty())?))
     }
 
     /// Waits until it has ended, and let go of all that it had open. Whether that was within `patience`.
@@ -487,7 +485,7 @@ fn connect_at(path: &Path, uid: u32) -> io::Result<UnixStream> {
         Ok(UnixStream::from(stream))
     })?;
     // Root is not believed where it is not he who mounted: another link to his socket leads to him, who would do the command at his own mount.
-    if peer_of(&stream)?.as_raw() != uid {
+    if Peer::of(&stream)?.uid.as_raw() != uid {
         return Err(refused(format!("who listens at {} is not user {uid}", path.display())));
     }
     Ok(stream)

@@ -14,8 +14,8 @@
 //! - [`Server`] and `ops`: what each request does.
 //! - `mount`: mounting and unmounting. `inherited`: what a process in the background has no use for.
 //! - [`floor`]: a server that does nothing, for benchmarks.
-//! - `control`: the socket by which commands reach the engine that serves a mount. `own`: what the system tells a
-//!   process of itself, in another mount namespace, too.
+//! - `control`: the socket by which commands reach the engine that serves a mount. `peer`: who is at its other end. `own`: what the system
+//!   tells a process of itself, in another mount namespace, too.
 //!
 //! Writes go through at once: the kernel keeps what it wrote for reading only. But for stores to a shared map, and writes with
 //! `-o writeback`: those it holds back, and they come marked WRITE_CACHE. What fsync (or msync) returned for is durable; the rest with the
@@ -46,6 +46,7 @@ mod ops;
 mod overdue;
 mod owed;
 mod own;
+mod peer;
 mod queue_threads;
 mod ring;
 mod server;
