@@ -251,7 +251,7 @@ fn told_of_sync(mounted: &Mounted, synced: io::Result<()>) -> io::Result<Synced>
 }
 
 /// Does `work` on a thread of its own, unless that takes longer.
-fn within<T: Send + 'static>(
+pub fn within<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
@@ -292,7 +292,10 @@ fn sync(mounted: &Mounted) -> io::Result<ControlAnswer> {
     words.extend(["ubtrfs", "filesystem", "sync"].map(OsString::from));
     words.push(mounted.directory.clone().into_os_string());
     let patience = sync_wait_max(SYNC_WAIT_MAX);
-    ubtrfs_fuse::control_within(mounted.uid, &mounted.device, &words, patience)
+    let (uid, device) = (mounted.uid, mounted.device.clone());
+    // The way to him may lead through what nobody serves.
+    let asked = move || ubtrfs_fuse::control_within(uid, &device, &words, patience);
+    within(patience, asked).unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// Has this process's command done by who serves the mount, and prints what that says.

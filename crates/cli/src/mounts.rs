@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use ubtrfs_fuse::{MountId, Restriction};
 
 use crate::failure;
@@ -41,6 +41,9 @@ pub struct Mounted {
     pub notes_access: bool,
 }
 
+/// For so long it may take to find what a user named: that may lie in what nobody serves.
+pub const LOOK_WAIT_MAX: Duration = Duration::from_secs(10);
+
 /// Behind what has lost its name, in the system's table.
 pub const GONE: &[u8] = b"//deleted";
 
@@ -48,6 +51,22 @@ impl Mounted {
     /// Whether only a part of it is to be seen there.
     pub fn is_part(&self) -> bool {
         self.root != Path::new("/")
+    }
+
+    /// Opens its image to be read, if that is still found by its name. Whoever mounted chose the name, and may have put there by now what is
+    /// not to be opened: a FIFO, which waits for who writes to it, or a device.
+    ///
+    /// # Errors
+    /// The system's; `InvalidInput` for what is neither a file nor a block device.
+    pub fn open_source(&self) -> io::Result<File> {
+        // That opens nothing.
+        let found = rustix::fs::open(&self.source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
+        if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // What was looked at, whatever has the name by now.
+        Ok(ubtrfs_fuse::open_again(&found)?.into())
     }
 }
 

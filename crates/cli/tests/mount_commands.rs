@@ -365,6 +365,57 @@ fn umount_ends_where_who_serves_does_not_answer() {
     }
 }
 
+/// Listens in the place of sockets, with as many waiting as it lets wait, and takes nobody.
+const TAKES_NOBODY: &str = "use Socket; $| = 1; my @open; for (@ARGV) {
+    for my $listens (1, 0) {
+        socket(my $s, PF_UNIX, SOCK_STREAM, 0) or die $!;
+        if ($listens) { bind($s, sockaddr_un($_)) && listen($s, 0) or die $! }
+        else { connect($s, sockaddr_un($_)) or die $! }
+        push @open, $s;
+    }
+} print qq(full\\n); <STDIN>";
+
+/// Root's command opened what a user had put into the place of his image, a FIFO say, and waited at his socket for who takes nobody:
+/// without end.
+#[test]
+fn root_waits_for_nothing_that_a_user_has_put_into_his_way() {
+    let remount = ["mount", "-o", "remount,rw"];
+    for (words, options, code) in
+        [(&["umount", "-f"][..], "rw", 0), (&["umount"], "rw", 4), (&remount, "ro", 0)]
+    {
+        let Some(place) = Place::new(false) else { return };
+        place.mount(&["-o", options]);
+        let sockets = sockets_of(NOBODY, &place.directory);
+        assert!(!sockets.is_empty());
+        let away = Replaced::by(sockets.clone(), |_| ());
+        let mut child = place
+            .command("perl")
+            .args(["-e", TAKES_NOBODY])
+            .args(&sockets)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "full\n");
+        fs::rename(&place.image, place.image.with_file_name("away")).unwrap();
+        assert!(Command::new("mkfifo").arg(&place.image).status().unwrap().success());
+        let mut root = Command::new("timeout");
+        root.args(["60", env!("CARGO_BIN_EXE_ubtrfs")]).args(words);
+        if words == remount {
+            root.arg(&place.image);
+        }
+        let output = root.arg(&place.directory).env("UBTRFS_SYNC_WAIT_SECONDS", "1").output();
+        let output = output.unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        drop(away);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", said(&output));
+        assert_eq!(place.is_mounted(), words != ["umount", "-f"], "{words:?}");
+    }
+}
+
 /// The number of who serves is none there.
 #[test]
 fn commands_reach_a_mount_from_where_its_process_is_not_to_be_seen() {

@@ -56,6 +56,10 @@ const PANICKED: &str =
 const PANICKED_EXIT: u8 = 4;
 /// Before the next connection is taken where one could not be.
 const AFTER_ERROR: Duration = Duration::from_millis(10);
+/// Before the next try to connect to who has more waiting than the system lets wait.
+const CONNECT_AGAIN_EVERY: Duration = Duration::from_millis(5);
+/// No limit.
+const FOR_EVER: Duration = Duration::MAX;
 
 /// A piece of what a command says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -384,7 +388,7 @@ pub fn control(
     words: &[OsString],
     hear: impl FnMut(Said<'_>) -> io::Result<()>,
 ) -> io::Result<u8> {
-    let mut stream = connect(uid, device)?;
+    let mut stream = connect(uid, device, FOR_EVER)?;
     say_words(&mut stream, words)?;
     hear_answer(&mut stream, hear)
 }
@@ -400,8 +404,9 @@ pub fn control_within(
     words: &[OsString],
     patience: Duration,
 ) -> io::Result<ControlAnswer> {
-    let mut stream = connect(uid, device)?;
-    let mut until = Until::within(&mut stream, patience);
+    let begun = Instant::now();
+    let mut stream = connect(uid, device, patience)?;
+    let mut until = Until::within(&mut stream, patience.saturating_sub(begun.elapsed()));
     say_words(&mut until, words)?;
     let mut answer = ControlAnswer::default();
     answer.exit = hear_answer(&mut until, |said| {
@@ -423,12 +428,13 @@ pub fn control_within(
 pub struct ServingProcess(OwnedFd);
 
 impl ServingProcess {
-    /// That which listens for the mount of user `uid` with that device number.
+    /// That which listens for the mount of user `uid` with that device number. It is not waited for.
     ///
     /// # Errors
-    /// As [`control`]; `NotFound`, too, where it lies outside of what processes this one sees.
+    /// As [`control`]; `WouldBlock` where it is behind with those who connect; `NotFound`, too, where it lies outside of what processes this
+    /// one sees.
     pub fn of_mount(uid: u32, device: &str) -> io::Result<Self> {
-        let peer = Peer::of(&connect(uid, device)?)?;
+        let peer = Peer::of(&connect(uid, device, Duration::ZERO)?)?;
         let pid = peer.pid.ok_or(io::ErrorKind::NotFound)?;
         Ok(Self(rustix::process::pidfd_open(pid, PidfdFlags::empty())?))
     }
@@ -450,10 +456,11 @@ impl ServingProcess {
     }
 }
 
-fn connect(uid: u32, device: &str) -> io::Result<UnixStream> {
+fn connect(uid: u32, device: &str, patience: Duration) -> io::Result<UnixStream> {
+    let begun = Instant::now();
     let mut refused = io::Error::from(io::ErrorKind::NotFound);
     for path in control_paths(uid, device) {
-        match connect_at(&path, uid) {
+        match connect_at(&path, uid, patience.saturating_sub(begun.elapsed())) {
             Ok(stream) => return Ok(stream),
             // Of two refusals that one is told which is not because nothing is there.
             Err(error) if error.kind() != io::ErrorKind::NotFound => refused = error,
@@ -463,8 +470,9 @@ fn connect(uid: u32, device: &str) -> io::Result<UnixStream> {
     Err(refused)
 }
 
-/// Whatever else lies by these names by now, it is what was looked at that is connected to.
-fn connect_at(path: &Path, uid: u32) -> io::Result<UnixStream> {
+/// Whatever else lies by these names by now, it is what was looked at that is connected to. Who listens and takes nobody is waited for no
+/// longer than `patience`.
+fn connect_at(path: &Path, uid: u32, patience: Duration) -> io::Result<UnixStream> {
     let parts = path.parent().zip(path.file_name());
     let (directory, name) = parts.ok_or(io::ErrorKind::NotFound)?;
     let directory = open_directory(directory, uid)?;
@@ -474,16 +482,23 @@ fn connect_at(path: &Path, uid: u32) -> io::Result<UnixStream> {
     if !is_socket || about.st_uid != uid {
         return Err(refused(format!("{} is no socket of user {uid}", path.display())));
     }
-    let stream = own::with_path_of(&socket, |path| {
-        let stream = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        rustix::net::connect(&stream, &SocketAddrUnix::new(path)?)?;
-        Ok(UnixStream::from(stream))
-    })?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let begun = Instant::now();
+    let connect = || {
+        own::with_path_of(&socket, |path| {
+            rustix::net::connect(&stream, &SocketAddrUnix::new(path)?)
+        })
+    };
+    // The system would wait for room without end.
+    while let Err(errno) = connect() {
+        if errno != Errno::AGAIN || begun.elapsed() >= patience {
+            return Err(errno.into());
+        }
+        std::thread::sleep(CONNECT_AGAIN_EVERY);
+    }
+    let stream = UnixStream::from(stream);
+    stream.set_nonblocking(false)?;
     // Root is not believed where it is not he who mounted: another link to his socket leads to him, who would do the command at his own mount.
     if Peer::of(&stream)?.uid.as_raw() != uid {
         return Err(refused(format!("who listens at {} is not user {uid}", path.display())));

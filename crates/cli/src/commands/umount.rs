@@ -88,7 +88,11 @@ pub fn run(args: &Args) -> Result<Exit> {
     })?;
     let directory = &mounted.directory;
     // Looked for before: it listens, and the image may be known by this name, only as long as it is mounted.
-    let serving = Serving::of(&mounted);
+    let serving = {
+        let mounted = mounted.clone();
+        let found = live::within(mounts::LOOK_WAIT_MAX, move || Serving::of(&mounted));
+        found.unwrap_or(Serving::Unknown)
+    };
     let unmounted = match args.force {
         true => ubtrfs_fuse::unmount_by_force(directory, mounted.id),
         false => ubtrfs_fuse::unmount(directory, mounted.id),
@@ -126,7 +130,7 @@ impl Serving {
         if mounted.source.starts_with(&mounted.directory) {
             return Self::Unknown;
         }
-        File::open(&mounted.source).map_or(Self::Unknown, Self::Image)
+        mounted.open_source().map_or(Self::Unknown, Self::Image)
     }
 
     /// Waits for its end. Says why it went on too long.

@@ -208,9 +208,9 @@ fn nobody_is_asked_but_by_a_socket_of_the_users_own() {
     let directory = scratch.path().join("directory");
     std::os::unix::fs::symlink(path.parent().unwrap(), &directory).unwrap();
     let through = directory.join(path.file_name().unwrap());
-    let refused = [&link, &file, &through].map(|path| connect_at(path, uid).unwrap_err());
-    let of_another = connect_at(&path, uid + 1).unwrap_err();
-    let reached = connect_at(&path, uid);
+    let refused = [&link, &file, &through].map(|path| connect_at(path, uid, PATIENCE).unwrap_err());
+    let of_another = connect_at(&path, uid + 1, PATIENCE).unwrap_err();
+    let reached = connect_at(&path, uid, PATIENCE);
     for path in [link, file] {
         std::fs::remove_file(path).unwrap();
     }
@@ -241,6 +241,41 @@ fn command_that_panics_is_told_of_and_others_are_answered() {
     }
     socket.close();
     serving.join().unwrap();
+}
+
+/// Who listened and took nobody, with as many waiting as he let wait, had whoever connects wait without end, whatever his patience.
+#[test]
+fn who_listens_and_takes_nobody_is_waited_for_no_longer_than_said() {
+    let device = format!("test:full:{}", std::process::id());
+    let socket = ControlSocket::bind(&device).unwrap();
+    let uid = rustix::process::geteuid().as_raw();
+    let path = control_paths(uid, &device).swap_remove(0);
+    // What the system lets wait is counted anew.
+    for one in &socket.bound {
+        rustix::net::listen(&one.listener, 0).unwrap();
+    }
+    let mut waiting = Vec::new();
+    let full = loop {
+        match connect_at(&path, uid, Duration::ZERO) {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+    };
+    let refused = [
+        control_within(uid, &device, &[], Duration::from_millis(50)).unwrap_err(),
+        ServingProcess::of_mount(uid, &device).unwrap_err(),
+        full,
+    ];
+    // One who goes makes room.
+    drop(waiting);
+    let (stream, _) = socket.bound[0].listener.accept().unwrap();
+    drop(stream);
+    let again = connect_at(&path, uid, Duration::ZERO);
+    socket.close();
+    for error in refused {
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+    }
+    again.unwrap();
 }
 
 trait ConcatBytes {
