@@ -246,6 +246,10 @@ fn told_of_sync(mounted: &Mounted, synced: io::Result<()>) -> io::Result<Synced>
             failure.report();
             Ok(Synced::Stopped(failure.exit))
         }
+        Ok(()) if mounted.is_part() => Err(io::Error::other(
+            "only a part of it is to be seen there, and who serves it cannot be reached: sync it where all of it is mounted, or take it off \
+             by umount -l",
+        )),
         result => result.map(|()| Synced::Durable),
     }
 }

@@ -416,6 +416,40 @@ fn root_waits_for_nothing_that_a_user_has_put_into_his_way() {
     }
 }
 
+/// Where commands did not reach who serves, what is seen at the place was synced, which may be a part, and all was said to be durable.
+#[test]
+fn umount_of_a_part_says_of_no_more_that_it_is_durable_than_is() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&["-o", "commit=3600"]);
+    fs::create_dir(place.directory.join("part")).unwrap();
+    fs::write(place.directory.join("file"), b"elsewhere").unwrap();
+    let bound = place.image.with_file_name("bound");
+    fs::create_dir(&bound).unwrap();
+    let bind = || {
+        let mut mount = Command::new("mount");
+        mount.arg("--bind").arg(place.directory.join("part")).arg(&bound);
+        assert!(mount.status().unwrap().success());
+        Bound(bound.clone())
+    };
+    let is_bound = || Command::new("mountpoint").arg("-q").arg(&bound).status().unwrap().success();
+    let bound_once = bind();
+    {
+        let _away = Replaced::by(sockets_of(0, &place.directory), |_| ());
+        let output = place.run(&["umount"], &[&bound]);
+        assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+        assert!(said(&output).contains("only a part") && is_bound(), "{}", said(&output));
+    }
+    place.done(&["umount"], &[&bound]);
+    assert!(!is_bound());
+    drop(bound_once);
+    // Of what nobody serves any more nothing is to be had.
+    let _bound = bind();
+    place.kill();
+    let output = place.run(&["umount"], &[&bound]);
+    assert!(output.status.success() && said(&output).contains("nobody served"), "{output:?}");
+    assert!(!is_bound());
+}
+
 /// The number of who serves is none there.
 #[test]
 fn commands_reach_a_mount_from_where_its_process_is_not_to_be_seen() {
