@@ -17,6 +17,7 @@ mod mounts;
 mod output;
 mod progress;
 mod read_ahead;
+mod signals;
 mod signature;
 mod size;
 mod target;

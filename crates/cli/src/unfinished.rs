@@ -4,9 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+
+use crate::signals;
 
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static WATCH: Once = Once::new();
@@ -75,7 +75,7 @@ fn files() -> MutexGuard<'static, Vec<PathBuf>> {
 /// From now on a signal that ends the command removes what is unfinished first. Where no thread can
 /// be had, signals do what they always do.
 fn watch_signals() {
-    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+    let Ok(mut signals) = signals::that_end() else { return };
     let _ = std::thread::Builder::new().spawn(move || {
         if let Some(signal) = signals.forever().next() {
             // Held to the end: nothing becomes finished, or unfinished, any more.

@@ -210,6 +210,32 @@ fn process_that_is_asked_to_end_loses_nothing() {
     place.assert_clean();
 }
 
+/// nohup(1) was undone: a signal that the caller had the command ignore was heeded.
+#[test]
+fn signal_that_is_ignored_when_it_is_mounted_stays_so() {
+    let Some(place) = Place::new(true) else { return };
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        "trap '' HUP; exec \"$0\" mount \"$1\" \"$2\"",
+        env!("CARGO_BIN_EXE_ubtrfs"),
+    ]);
+    assert!(shell.args([&place.image, &place.directory]).status().unwrap().success());
+    let status = fs::read_to_string(format!("/proc/{}/status", place.server())).unwrap();
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        u64::from_str_radix(line.trim(), 16).unwrap()
+    };
+    let (hangup, end) = (1, 1 << 14);
+    assert_eq!(mask("SigIgn:") & (hangup | end), hangup);
+    assert_eq!(mask("SigCgt:") & (hangup | end), end);
+    place.signal("-HUP");
+    assert_eq!(place.done(&["ls"], &[&place.directory]), "");
+    place.signal("-TERM");
+    File::open(&place.image).unwrap().lock_shared().unwrap();
+    assert!(!place.is_mounted());
+}
+
 /// A block device that root mounts is the kernel's to hold: syncfs(2) reaches the engine, umount(8) returns when all is
 /// durable, and others are kept out as from any mounted device.
 #[test]

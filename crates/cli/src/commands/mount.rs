@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use clap::ArgAction;
 use rustix::fs::{FileType, Mode, OFlags};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_engine::{BackgroundOptions, Filesystem, InodeId, OpenOptions};
 use ubtrfs_fuse::{
@@ -37,6 +36,7 @@ use crate::mount_words;
 use crate::mounts::{self, Mounted};
 use crate::output::quote;
 use crate::read_ahead::ReadAhead;
+use crate::signals;
 
 /// Set for the process that serves; it says on its standard output when it does.
 const SERVES: &str = "UBTRFS_MOUNT_SERVES";
@@ -525,7 +525,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted, read_ahead: ReadAhead)
         holds_source,
     };
     // From before the mount on, so that no signal leaves one that nobody serves.
-    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
+    let signals = signals::that_end();
     if holds_source {
         image.filesystem().volume().yield_claims();
     }
