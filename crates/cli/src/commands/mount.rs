@@ -8,7 +8,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -479,11 +479,37 @@ fn start_server(args: &Args, image: &ImageArgs) -> Result<Exit> {
         return Ok(Exit::Done);
     }
     let status = child.wait().map_err(|error| Failure::io(WHAT, &error))?;
-    match status.code().filter(|code| *code != 0) {
-        Some(code) => std::process::exit(code),
-        // It was not there where the one that was to serve looked for it.
-        None if args.options.iter().any(|option| option == NO_FAIL) => Ok(Exit::Done),
-        None => Err(Failure::new(Exit::Io, WHAT, "it ended").at_path(&args.directory)),
+    let is_excused =
+        mount_helper::is_called_by_mount() && args.options.iter().any(|option| option == NO_FAIL);
+    match Ended::by(status, is_excused) {
+        Ended::Failed(code) => std::process::exit(code),
+        Ended::Excused => Ok(Exit::Done),
+        Ended::Silent => {
+            let why = format!("it ended: {status}");
+            Err(Failure::new(Exit::Io, WHAT, why).at_path(&args.directory))
+        }
+    }
+}
+
+/// How a process that was to serve ended before it did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// It has said why, and goes by this code.
+    Failed(i32),
+    /// The image was not there where it looked, which is no failure.
+    Excused,
+    /// It has said nothing.
+    Silent,
+}
+
+impl Ended {
+    fn by(status: ExitStatus, is_excused: bool) -> Self {
+        match status.code() {
+            Some(0) if is_excused => Self::Excused,
+            // Killed by a signal, it found nothing.
+            Some(0) | None => Self::Silent,
+            Some(code) => Self::Failed(code),
+        }
     }
 }
 
@@ -651,6 +677,15 @@ fn leave_terminal() {
     let _ = std::env::set_current_dir("/");
 }
 
+/// The device that takes everything. In another namespace something else may have its name, to which nothing is to be written.
+fn open_null() -> Option<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open("/dev/null", flags, Mode::empty()).ok()?;
+    let about = rustix::fs::fstat(&opened).ok()?;
+    let is_device = FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice;
+    (is_device && about.st_rdev == rustix::fs::makedev(1, 3)).then_some(opened)
+}
+
 /// Says that the directory can be used to who asked for it when it started this process.
 fn tell_service_manager() -> std::io::Result<()> {
     let Some(name) = std::env::var_os(NOTIFY_SOCKET) else { return Ok(()) };
@@ -678,15 +713,6 @@ fn watch_signals(
             }
         }
     });
-}
-
-/// The device that takes everything. In another namespace something else may have its name, to which nothing is to be written.
-fn open_null() -> Option<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = rustix::fs::open("/dev/null", flags, Mode::empty()).ok()?;
-    let about = rustix::fs::fstat(&opened).ok()?;
-    let is_device = FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice;
-    (is_device && about.st_rdev == rustix::fs::makedev(1, 3)).then_some(opened)
 }
 
 /// Unmounts what was mounted, wherever that is by now, unless something else lies on it; it ends when nobody uses it any more.
@@ -730,58 +756,4 @@ fn root_of(image: &Image, wanted: &Wanted) -> Result<InodeId> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> Result<Wanted> {
-        Wanted::parse(&text.split(',').map(str::to_owned).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn options_known_are_taken_and_others_refused() {
-        let wanted = parse("ro,subvol=a/b,compress=zstd:3,commit=5,max_inline=0,noatime").unwrap();
-        assert!(wanted.read_only);
-        assert_eq!(wanted.subvol.as_deref(), Some("a/b"));
-        assert_eq!((wanted.commit_seconds, wanted.max_inline_bytes), (Some(5), Some(0)));
-        assert!(wanted.compress.is_some() && !wanted.force_compression);
-        assert!(parse("compress-force=lzo").unwrap().force_compression);
-        assert!(!parse("ro,rw").unwrap().read_only);
-        let every = |text| parse(text).unwrap().background().commit_every;
-        assert_eq!(every("rw"), BackgroundOptions::default().commit_every);
-        assert_eq!(every("commit=0"), BackgroundOptions::default().commit_every);
-        assert_eq!(every("commit=1"), Duration::from_secs(1));
-        assert_eq!(every("commit=3600"), Duration::from_secs(3600));
-        let restrictions = |text| parse(text).unwrap().restrictions(&[]);
-        assert_eq!(restrictions("nodev,dev,noexec,noexec"), [Restriction::NoExec]);
-        assert_eq!(restrictions("users,exec,suid"), [Restriction::NoDev]);
-        assert_eq!(restrictions("nosymfollow"), [Restriction::NoSymFollow]);
-        let before = [Restriction::NoExec, Restriction::NoDev];
-        let again = |text| parse(text).unwrap().restrictions(&before);
-        assert_eq!(again("ro"), [Restriction::NoDev, Restriction::NoExec]);
-        assert_eq!(again("nodev,dev,nosuid"), [Restriction::NoSuid, Restriction::NoExec]);
-        assert!(parse("rw").unwrap().says_writable && !parse("nodev").unwrap().says_writable);
-        assert!(parse("clone_fd").unwrap().clones_device);
-        assert!(parse("clone_fd,io_uring").is_err());
-        assert!(parse("discard=async").unwrap().discard);
-        assert!(!parse("discard,nodiscard").unwrap().discard);
-        for bad in [
-            "write-back",
-            "ro=1",
-            "subvol",
-            "commit=soon",
-            "compress=rar",
-            "compress=zstd:99",
-            "nodatacow",
-            "nodatasum",
-            "nobarrier",
-            "flushoncommit",
-            "noacl",
-            "strictatime",
-            "user_id=0",
-            "busy_poll=x",
-            "cache=much",
-        ] {
-            assert!(parse(bad).is_err(), "{bad}");
-        }
-    }
-}
+mod tests;
