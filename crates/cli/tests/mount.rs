@@ -199,15 +199,19 @@ fn mount_8_mounts_by_the_type_of_fstab() {
 
 #[test]
 fn process_that_is_asked_to_end_loses_nothing() {
-    let Some(place) = Place::new(true) else { return };
-    place.mount(&[]);
-    fs::write(place.directory.join("file"), b"not synced").unwrap();
-    place.signal("-TERM");
-    // As the next opener: it waits for the lock.
-    File::open(&place.image).unwrap().lock_shared().unwrap();
-    assert!(!place.is_mounted());
-    assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
-    place.assert_clean();
+    for is_root in [true, false] {
+        let Some(place) = Place::new(is_root) else { return };
+        place.mount(&["-o", "commit=3600"]);
+        let mut shell = place.command("sh");
+        shell.args(["-c", "printf 'not synced' >\"$0/file\""]).arg(&place.directory);
+        assert!(shell.status().unwrap().success());
+        place.signal("-TERM");
+        // As the next opener: it waits for the lock.
+        File::open(&place.image).unwrap().lock_shared().unwrap();
+        assert!(!place.is_mounted());
+        assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
+        place.assert_clean();
+    }
 }
 
 /// nohup(1) was undone: a signal that the caller had the command ignore was heeded.

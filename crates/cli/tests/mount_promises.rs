@@ -679,11 +679,21 @@ fn synchronous_mount_has_each_change_when_it_returns() {
 /// It was taken off its directory, and nothing became durable as long as a program had a file open; nor where somebody had taken it off before.
 #[test]
 fn process_that_is_asked_to_end_while_in_use_makes_durable_what_there_is() {
-    for is_taken_off in [false, true] {
-        let Some(place) = Place::new(true) else { return };
+    for (is_root, is_taken_off) in [(true, false), (true, true), (false, false), (false, true)] {
+        let Some(place) = Place::new(is_root) else { return };
         place.mount(&["-o", "commit=3600"]);
-        let mut file = File::create(place.directory.join("file")).unwrap();
-        file.write_all(b"not synced").unwrap();
+        // Root is not let in where another user mounted.
+        let script = "exec 3>\"$0/file\"; printf 'not synced' >&3; echo written; read end";
+        let mut shell = place.command("sh");
+        shell
+            .args(["-c", script])
+            .arg(&place.directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut writer = shell.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "written\n");
         if is_taken_off {
             run("umount", &["-l"], &place.directory);
         }
@@ -693,12 +703,18 @@ fn process_that_is_asked_to_end_while_in_use_makes_durable_what_there_is() {
         let read = || {
             let copy = place.image.with_extension("copy");
             fs::copy(&place.image, &copy).unwrap();
-            let output = place.run(&["cat"], &[&copy, Path::new("/file")]);
-            String::from_utf8_lossy(&output.stdout).into_owned()
+            // The copy is root's.
+            let output = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
+                .arg("cat")
+                .arg(&copy)
+                .arg("/file")
+                .output();
+            String::from_utf8_lossy(&output.unwrap().stdout).into_owned()
         };
         wait_until("durable", || read() == "not synced");
         place.kill();
-        drop(file);
+        drop(writer.stdin.take());
+        writer.wait().unwrap();
         assert_eq!(place.done(&["cat"], &[&place.image, Path::new("/file")]), "not synced");
     }
 }

@@ -554,3 +554,24 @@ fn mount_goes_on_while_an_image_inside_of_it_is_attached() {
     place.umount();
     place.assert_clean();
 }
+
+/// The kernel tells who watches, once it is told that the name is gone for good.
+#[test]
+fn who_watches_a_directory_hears_that_a_command_has_deleted_a_subvolume() {
+    use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    let top = &place.directory;
+    place.done(&["subvolume", "create"], &[top, Path::new("/sub")]);
+    let events = init(CreateFlags::CLOEXEC).unwrap();
+    add_watch(&events, top, WatchFlags::DELETE).unwrap();
+    let gone = add_watch(&events, top.join("sub"), WatchFlags::DELETE_SELF).unwrap();
+    place.done(&["subvolume", "delete"], &[top, Path::new("/sub")]);
+    let mut space = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut reader = Reader::new(&events, &mut space);
+    let event = reader.next().unwrap();
+    assert!(event.wd() == gone && event.events().contains(ReadFlags::DELETE_SELF), "{event:?}");
+    drop(events);
+    place.umount();
+    place.assert_clean();
+}
