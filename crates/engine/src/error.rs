@@ -70,7 +70,19 @@ pub enum Error {
         /// What it is: "is immutable" or "can only be appended to".
         flag: &'static str,
     },
-    /// A number of links, files or bytes is at its limit.
+    /// A file has as many names as it can have.
+    #[error("limit reached: {what}")]
+    TooManyLinks {
+        /// Which names.
+        what: String,
+    },
+    /// A directory has names of one hash, which share an item, and no leaf has room for another of them.
+    #[error("limit reached: {what}")]
+    HashFull {
+        /// Which names.
+        what: String,
+    },
+    /// There is no room for another number, or in a transaction that cannot be committed just now.
     #[error("limit reached: {what}")]
     Limit {
         /// Which limit.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_engine::{
     Error, Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, PreparedData,
-    Reservation, SetAttributes, mkfs,
+    RenameMode, Reservation, SetAttributes, mkfs,
 };
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::{CsumType, FileOffset};
@@ -253,13 +253,14 @@ fn xattr_at_the_border_is_taken_and_a_byte_more_is_refused_as_by_the_kernel() {
 
 /// Names whose crc32c with seed ~1 is the same: the hash is linear, so that a difference that the
 /// hash maps to zero can be added to any name.
-fn colliding_names() -> Vec<Vec<u8>> {
-    let base = b"xxxxxxxxxxxxxxxx".to_vec();
+fn colliding_names(len_bytes: usize) -> Vec<Vec<u8>> {
+    const VARIED_BYTES: usize = 16;
+    let base = vec![b'x'; len_bytes];
     let hash = |name: &[u8]| ubtrfs_ondisk::hash::name_hash(name);
     let at_base = hash(&base);
     // One column for each bit that may be flipped without leaving printable letters.
     let mut columns = Vec::new();
-    for position in 0..base.len() {
+    for position in 0..VARIED_BYTES {
         for bit in 0..3 {
             let mut name = base.clone();
             name[position] ^= 1 << bit;
@@ -279,7 +280,10 @@ fn colliding_names() -> Vec<Vec<u8>> {
         if value == 0 { vanishing.push(of) } else { pivots.push((value, of)) }
     }
     let mut names = vec![base.clone()];
-    for of in vanishing {
+    let pairs = vanishing.iter().enumerate().flat_map(|(count, one)| {
+        vanishing[..count].iter().map(move |other| one ^ other).chain([*one])
+    });
+    for of in pairs {
         let mut name = base.clone();
         for index in (0..48).filter(|index| of >> index & 1 == 1) {
             name[index / 3] ^= 1 << (index % 3);
@@ -294,7 +298,7 @@ fn colliding_names() -> Vec<Vec<u8>> {
 fn names_of_one_hash_share_an_item() {
     let made = make(&MkfsOptions::default());
     let (fs, top) = (&made.fs, made.fs.top_level());
-    let names = colliding_names();
+    let names = colliding_names(16);
     for name in &names {
         let id = create(fs, top, name, &file());
         let mut handle = fs.begin(Reservation::items(20)).unwrap();
@@ -302,6 +306,33 @@ fn names_of_one_hash_share_an_item() {
         handle.set_xattr(id, b"user.x", name).unwrap();
     }
     assert_eq!(fs.read_dir(top, 0).unwrap().count(), names.len());
+    judge(made);
+}
+
+/// As Linux has it, and no limit of links: the item of a hash is full.
+#[test]
+fn name_whose_hash_has_no_room_is_refused_and_others_are_not() {
+    let made = make(&MkfsOptions::default());
+    let (fs, top) = (&made.fs, made.fs.top_level());
+    let names = colliding_names(255);
+    let mut handle = fs.begin(Reservation::items(1000)).unwrap();
+    let source = handle.create(top, b"source", &file()).unwrap();
+    let results = names.iter().map(|name| handle.create(top, name, &file()));
+    let count = results.take_while(Result::is_ok).count();
+    // Of a leaf of 16 KiB.
+    assert!(count > 50 && count < names.len(), "{count} of {}", names.len());
+    let refused = [
+        handle.create(top, &names[count], &file()).map(drop),
+        handle.link(top, &names[count], source),
+        handle.create_subvolume(top, &names[count], &directory()).map(drop),
+    ];
+    drop(handle);
+    let moved = fs.rename(top, b"source", top, &names[count], RenameMode::Replace);
+    for (number, refused) in refused.into_iter().chain([moved]).enumerate() {
+        assert!(matches!(refused, Err(Error::HashFull { .. })), "{number}: {refused:?}");
+    }
+    create(fs, top, b"another", &file());
+    assert_eq!(fs.read_dir(top, 0).unwrap().count(), count + 2);
     judge(made);
 }
 

@@ -39,7 +39,7 @@ fn errno(error: &Error) -> Errno {
         Error::InvalidArgument { .. } => Errno::INVAL,
         Error::OtherSubvolume { .. } => Errno::XDEV,
         Error::NotPermitted { .. } => Errno::PERM,
-        Error::Limit { .. } => Errno::MLINK,
+        Error::TooManyLinks { .. } => Errno::MLINK,
         other => panic!("{other}"),
     }
 }
@@ -486,7 +486,7 @@ fn file_has_as_many_names_as_linux_gives_it_and_no_more() {
     }
     let mut handle = fs.begin(Reservation::create(0)).unwrap();
     let refused = handle.link(top, b"one more", file);
-    assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::TooManyLinks { .. })), "{refused:?}");
     drop(handle);
     assert_eq!(fs.inode(file).unwrap().nlink, NAMES);
     fs.commit().unwrap();
@@ -511,7 +511,7 @@ fn file_has_as_many_names_as_linux_gives_it_and_no_more() {
     mount.unmount();
     let fs = open_for_writing(&image);
     let mut handle = fs.begin(Reservation::create(0)).unwrap();
-    assert!(matches!(handle.link(top, b"40000", file), Err(Error::Limit { .. })));
+    assert!(matches!(handle.link(top, b"40000", file), Err(Error::TooManyLinks { .. })));
     drop(handle);
     fs.unlink(top, b"one more").unwrap();
     fs.begin(Reservation::create(0)).unwrap().link(top, b"40000", file).unwrap();

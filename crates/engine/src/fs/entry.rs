@@ -75,7 +75,7 @@ impl Handle<'_> {
     /// Refuses a name for which `id` has no room for a reference back.
     ///
     /// # Errors
-    /// `Limit`.
+    /// `TooManyLinks`.
     pub(super) fn check_ref(&self, named: &Named, dir: InodeId, name: &[u8]) -> Result<()> {
         if named.is_subvolume {
             return Ok(());

@@ -154,7 +154,7 @@ pub(super) fn checked_name(name: &[u8]) -> Result<()> {
 /// Refuses a name that the directory has, or whose hash has no room for another.
 ///
 /// # Errors
-/// As [`checked_name`]; `Exists`, `Limit`.
+/// As [`checked_name`]; `Exists`, `HashFull`.
 pub(super) fn check_new_name(
     fs: &Filesystem,
     core: &Core,
@@ -169,7 +169,7 @@ pub(super) fn check_new_name(
     let have = core.roots.tree(dir.root)?.lookup(&dir.key(KeyType::DIR_ITEM, name_hash(name)))?;
     let have_bytes = have.map_or(0, |item| item.len());
     if have_bytes + size_of::<DirItem>() + name.len() > item_bytes_max(core) {
-        return Err(Error::Limit { what: format!("names of one hash in {dir}") });
+        return Err(Error::HashFull { what: format!("names of one hash in {dir}") });
     }
     Ok(())
 }
@@ -177,7 +177,7 @@ pub(super) fn check_new_name(
 /// Enters a name by hash. Several names of one hash share an item.
 ///
 /// # Errors
-/// `Exists` when the directory has the name, `Limit` when its hash has no room for another; with
+/// `Exists` when the directory has the name, `HashFull` when its hash has no room for another; with
 /// nothing changed.
 fn insert_by_hash(
     handle: &mut txn::Handle<'_>,
@@ -201,7 +201,7 @@ fn insert_by_hash(
     }
     let longer = [&have[..], entry.as_slice()].concat();
     if longer.len() > item_bytes_max(handle.core()) {
-        return Err(Error::Limit { what: format!("names of one hash in {dir}") });
+        return Err(Error::HashFull { what: format!("names of one hash in {dir}") });
     }
     handle.replace(dir.root, key, &longer)
 }
@@ -397,7 +397,7 @@ impl Handle<'_> {
     /// [`Handle::create_unlinked`] its first.
     ///
     /// # Errors
-    /// As [`Handle::create`]; `Limit` when the inode has as many names as it can have,
+    /// As [`Handle::create`]; `TooManyLinks` when the inode has as many names as it can have,
     /// `OtherSubvolume` when it is in another subvolume than `dir`, `NotPermitted`.
     pub fn link(&mut self, dir: InodeId, name: &[u8], id: InodeId) -> Result<()> {
         checked_name(name)?;
@@ -418,7 +418,7 @@ impl Handle<'_> {
         names.check_not_going(id, item.nlink.get())?;
         check_flags(id, item.flags.get(), false)?;
         if item.nlink.get() >= LINK_COUNT_MAX {
-            return Err(Error::Limit { what: format!("names of {id}") });
+            return Err(Error::TooManyLinks { what: format!("names of {id}") });
         }
         let parent = names.hold(core, dir)?;
         check_directory(dir, &parent.item)?;
@@ -761,7 +761,7 @@ pub(super) fn plan_ref(
             return Ok(plan);
         }
     }
-    Err(Error::Limit { what: format!("names of {id} in one directory") })
+    Err(Error::TooManyLinks { what: format!("names of {id} in one directory") })
 }
 
 /// Makes the root directory of a subvolume that is empty yet: it names itself.

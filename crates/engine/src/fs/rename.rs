@@ -40,7 +40,7 @@ impl Filesystem {
     /// medium before: a crash leaves the old contents or the new ones.
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly`, `NotPermitted`, `Exists`, `TooLong`, `Limit`; `OtherSubvolume` for
+    /// `NotFound`, `ReadOnly`, `NotPermitted`, `Exists`, `TooLong`, `TooManyLinks`, `HashFull`; `OtherSubvolume` for
     /// what is no subvolume; `IsDirectory`, `NotDirectory` or `NotEmpty` where the new name is of
     /// what cannot be replaced so; `InvalidArgument` for a directory that would come to lie in
     /// itself.

@@ -38,7 +38,9 @@ impl From<Error> for Failed {
             Error::InvalidArgument { .. } => Refusal::InvalidArgument,
             Error::OtherSubvolume { .. } => Refusal::OtherSubvolume,
             Error::NotPermitted { .. } => Refusal::NotPermitted,
-            Error::Limit { .. } => Refusal::Limit,
+            Error::Limit { .. } | Error::TooManyLinks { .. } | Error::HashFull { .. } => {
+                Refusal::Limit
+            }
             Error::ReadOnly { .. } => Refusal::ReadOnly,
             Error::Unsupported { .. } => Refusal::Unsupported,
             Error::NoSpace { .. } => return Self::NoSpace,
