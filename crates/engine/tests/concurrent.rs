@@ -131,6 +131,60 @@ fn appender_of_a_subvolume_that_was_deleted_aborts_nothing() {
     commit_and_judge(fs, &image);
 }
 
+/// Whoever removes an empty subvolume looked first and deleted then: what a command had made in between went with it.
+#[test]
+fn empty_subvolume_is_deleted_or_has_what_was_made_in_it() {
+    const ROUNDS: u32 = 200;
+    let directory = temporary();
+    let (image, fs) = make(directory.path(), 256 << 20, 16_384);
+    let top = fs.top_level();
+    let sub = subvolume(&fs, b"holds one");
+    create(&fs, sub, b"file");
+    let refused = fs.delete_empty_subvolume(top, b"holds one");
+    assert!(matches!(refused, Err(Error::NotEmpty { .. })), "{refused:?}");
+    assert_eq!(fs.lookup(top, b"holds one").unwrap(), sub);
+    create(&fs, sub, b"another");
+    assert_eq!(fs.read_dir(sub, 0).unwrap().count(), 2);
+    assert!(matches!(fs.delete_empty_subvolume(sub, b"file"), Err(Error::InvalidArgument { .. })));
+    let (mut kept, mut gone) = (0, 0);
+    for round in 0..ROUNDS {
+        let sub = subvolume(&fs, b"sub");
+        let started = Barrier::new(2);
+        let (made, deleted) = std::thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                // Half of them begin before.
+                let handle = (round % 2 == 0).then(|| fs.begin(Reservation::items(200)).unwrap());
+                started.wait();
+                let mut handle = match handle {
+                    Some(handle) => handle,
+                    None => fs.begin(Reservation::items(200))?,
+                };
+                for number in 0..round % 16 {
+                    handle.create(top, format!("{round} {number}").as_bytes(), &file_mode())?;
+                }
+                handle.create(sub, b"file", &file_mode())
+            });
+            started.wait();
+            let deleted = fs.delete_empty_subvolume(top, b"sub");
+            (made.join().unwrap(), deleted)
+        });
+        match (made, deleted) {
+            (Ok(id), Err(Error::NotEmpty { .. })) => {
+                assert_eq!(fs.lookup(sub, b"file").unwrap(), id, "{round}");
+                fs.delete_subvolume(top, b"sub").unwrap();
+                kept += 1;
+            }
+            (Err(Error::NotFound { .. }), Ok(root)) => {
+                assert_eq!(root, sub.root);
+                gone += 1;
+            }
+            other => panic!("{round}: {other:?}"),
+        }
+    }
+    println!("kept {kept}, gone {gone}");
+    commit_and_judge(fs, &image);
+}
+
 /// A device that takes its time to read.
 #[derive(Debug)]
 struct SlowDevice {

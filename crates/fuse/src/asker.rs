@@ -41,6 +41,20 @@ pub(crate) fn umask_of(pid: u32) -> u32 {
     value.and_then(|value| u32::from_str_radix(value.trim(), 8).ok()).unwrap_or(USUAL)
 }
 
+/// Whether a thread has CAP_SYS_ADMIN, which root may be without. One of which nothing is told has not.
+pub(crate) fn may_administer(pid: u32) -> bool {
+    let about = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    has_sys_admin(&about)
+}
+
+/// Source: proc_pid_status(5); the capability's number is of `linux/capability.h`.
+fn has_sys_admin(about: &str) -> bool {
+    const SYS_ADMIN: u64 = 1 << 21;
+    let value = about.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let held = value.and_then(|value| u64::from_str_radix(value.trim(), 16).ok());
+    held.is_some_and(|held| held & SYS_ADMIN != 0)
+}
+
 /// The descriptor by which a thread makes the ioctl `command`, if that is told: of others than its own threads root hears it, and perhaps
 /// nobody else (ptrace(2)).
 fn descriptor_of_ioctl(thread: u32, command: u32) -> Option<i64> {
@@ -92,6 +106,15 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn capability_is_that_which_is_in_effect() {
+        let about = |held: &str| format!("CapPrm:\t000001ffffffffff\nCapEff:\t{held}\n");
+        let found = ["000001ffffffffff", "000001ffffdfffff", "0000000000200000", "x"]
+            .map(|held| has_sys_admin(&about(held)));
+        assert_eq!(found, [true, false, true, false]);
+        assert!(!has_sys_admin(""));
+    }
 
     #[test]
     fn descriptor_is_that_of_the_call_that_waits() {

@@ -4,12 +4,13 @@
 mod mounted;
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use mounted::Mounted;
-use ubtrfs_testkit::{Compare, KernelMount};
+use ubtrfs_testkit::{Compare, KernelMount, MkfsBtrfs};
 
 /// A request of `linux/btrfs.h` at a directory or file, with the struct that `pack` of Perl makes of `words`; what comes back.
 fn ioctl(path: &Path, number: u32, pack: &str, words: &str) -> Result<Vec<u8>, String> {
@@ -79,7 +80,7 @@ fn subvolumes_by_ioctl_are_made_snapshotted_and_deleted() {
     assert!(top.join("brief").is_dir());
     done(&top, 0x5000_943f, v2, "0, 0, 0, 0, 0, 0, 0, 'brief'");
     assert!(!top.join("brief").exists());
-    assert!(ioctl(&top, 0x5000_943f, v2, "0, 0, 16, 0, 0, 0, 0, 'x'").is_err());
+    assert!(ioctl(&top, 0x5000_943f, v2, "0, 0, 8, 0, 0, 0, 0, 'x'").is_err());
     for (number, expected) in [("256", 256), ("0", 5)] {
         done(&top, 0x4008_9413, "Q", number);
         assert_eq!(default_in(&mounted.image), expected, "{number}");
@@ -185,4 +186,121 @@ fn generation_by_ioctl_same_as_the_kernel_says() {
     mounted.judge();
     let kernel = KernelMount::read_only(&mounted.image, "");
     assert_eq!(ours, said_in(kernel.path()));
+}
+
+/// A mount of the kernel's, of a new filesystem.
+fn kernels(directory: &Path) -> KernelMount {
+    let image = directory.join("image");
+    MkfsBtrfs::new().size_bytes(256 << 20).make(&image);
+    KernelMount::read_write(&image, "")
+}
+
+fn create_subvolume(dir: &Path, name: &str) {
+    ioctl(dir, 0x5000_940e, "q a4088", &format!("0, '{name}'")).unwrap();
+}
+
+fn number_of_subvolume(top: &Path) -> u64 {
+    let said = ioctl(top, 0xd000_9412, "Q Q a4080", "0, 256, ''").unwrap();
+    u64::from_ne_bytes(said[..8].try_into().unwrap())
+}
+
+fn names_in(dir: &Path) -> BTreeSet<OsString> {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+}
+
+/// As libbtrfsutil and `btrfs subvolume delete -i` do. It was refused as a flag that is not known.
+#[test]
+fn subvolumes_are_deleted_by_number_as_the_kernel_deletes_them() {
+    const DELETE_V2: u32 = 0x5000_943f;
+    const SET_DEFAULT: u32 = 0x4008_9413;
+    let Some(mut mounted) = Mounted::new() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = kernels(directory.path());
+    let by = |top: &Path| {
+        fs::create_dir(top.join("dir")).unwrap();
+        for (dir, name) in [
+            ("", "one"),
+            ("", "two"),
+            ("dir", "deep"),
+            ("", "default"),
+            ("", "holds"),
+            ("holds", "low"),
+        ] {
+            create_subvolume(&top.join(dir), name);
+        }
+        fs::write(top.join("dir/deep/file"), "gone with it").unwrap();
+        let number = |name: &str| number_of_subvolume(&top.join(name));
+        let default = number("default");
+        ioctl(top, SET_DEFAULT, "Q", &default.to_string()).unwrap();
+        let (one, low) = (number("one"), number("holds/low"));
+        // Wherever in the filesystem who asks is.
+        [
+            ("", 16, one),
+            ("", 16, one),
+            ("two", 16, number("dir/deep")),
+            ("", 16, default),
+            ("", 16, number("holds")),
+            ("dir", 16, low),
+            ("", 16, number("holds")),
+            ("", 16, 0),
+            ("", 16, 5),
+            ("", 16, 255),
+            ("", 16, 9999),
+            ("", 16, u64::MAX),
+            ("", 17, number("two")),
+        ]
+        .map(|(place, flags, number)| {
+            let words = format!("0, 0, {flags}, 0, 0, 0, 0, {number}");
+            let said = ioctl(&top.join(place), DELETE_V2, "q Q Q Q4 Q x4032", &words);
+            let names = [names_in(top), names_in(&top.join("dir"))];
+            (place, flags, said.map(drop), names)
+        })
+    };
+    let (ours, theirs) = (by(&mounted.directory), by(kernel.path()));
+    for (number, (ours, theirs)) in ours.into_iter().zip(theirs).enumerate() {
+        assert_eq!(ours, theirs, "{number} (ours | the kernel's)");
+    }
+    assert_eq!(names_in(&mounted.directory), ["default", "dir", "two"].map(Into::into).into());
+    ioctl(&mounted.directory, SET_DEFAULT, "Q", "0").unwrap();
+    mounted.judge_by(&Compare { inodes: false, subvolumes: false, ..Compare::same_filesystem() });
+}
+
+/// Root of a container, say, that was given a directory of the mount: he may make subvolumes, and not name the filesystem.
+#[test]
+fn root_without_the_right_to_administer_is_refused_what_the_kernel_refuses_him() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = kernels(directory.path());
+    let by = |top: &Path| {
+        for name in ["one", "two", "three"] {
+            create_subvolume(top, name);
+        }
+        let one = number_of_subvolume(&top.join("one"));
+        let (v1, v2) = ("q a4088", "q Q Q Q4 a4040");
+        [
+            (0x4100_9432_u32, "a256", "'by nobody'".to_owned()),
+            (0x4008_9413, "Q", one.to_string()),
+            (0x5000_940f, v1, "0, 'one'".to_owned()),
+            (0x5000_943f, v2, "0, 0, 0, 0, 0, 0, 0, 'two'".to_owned()),
+            (0x5000_943f, "q Q Q Q4 Q x4032", format!("0, 0, 16, 0, 0, 0, 0, {one}")),
+            (0x5000_940e, v1, "0, 'made'".to_owned()),
+            (0x5000_9418, v2, "0, 0, 0, 0, 0, 0, 0, 'made too'".to_owned()),
+        ]
+        .map(|(number, pack, words)| {
+            let script = format!(
+                "open(F, '<', $ARGV[0]) or die $!; my $b = pack('{pack}', {words}); ioctl(F, {number}, $b) or die $!"
+            );
+            let mut command = Command::new("setpriv");
+            command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]);
+            let output = command.args(["perl", "-e", &script]).arg(top).output().unwrap();
+            (number, String::from_utf8_lossy(&output.stderr).into_owned())
+        })
+    };
+    let (ours, theirs) = (by(&mounted.directory), by(kernel.path()));
+    assert_eq!(ours, theirs, "(ours | the kernel's)");
+    assert!(ours[..5].iter().all(|(_, said)| said.contains("not permitted")), "{ours:?}");
+    assert!(ours[5..].iter().all(|(_, said)| said.is_empty()), "{ours:?}");
+    let names = ["made", "made too", "one", "three", "two"].map(Into::into).into();
+    assert_eq!(names_in(&mounted.directory), names);
+    mounted.judge_by(&Compare { inodes: false, subvolumes: false, ..Compare::same_filesystem() });
 }

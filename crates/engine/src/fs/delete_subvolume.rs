@@ -24,6 +24,13 @@ const REFS_PER_HANDLE: usize = 512;
 /// Bytes of a leaf that a reference to data takes: a file extent and its item's header.
 const REFERENCE_BYTES_MIN: u64 = 78;
 
+/// What a subvolume that is to be deleted may hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    Any,
+    Nothing,
+}
+
 impl Filesystem {
     /// Deletes the subvolume named `name` in `dir`: it is no longer there, and nothing can be
     /// changed in it, unless somebody holds it ([`Filesystem::subvolume_holds`]). Its space is freed by [`Filesystem::clean_deleted_subvolumes`], in this or
@@ -34,9 +41,22 @@ impl Filesystem {
     /// `NotFound`; `InvalidArgument` for what is no subvolume, or is the default one; `NotEmpty`
     /// where it holds other subvolumes; `ReadOnly` where `dir` cannot be changed.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
+        self.delete_subvolume_if(dir, name, Contents::Any)
+    }
+
+    /// As [`Filesystem::delete_subvolume`], of one in which there is nothing: whatever others do meanwhile, they find it gone, or it stays
+    /// with what they made.
+    ///
+    /// # Errors
+    /// As [`Filesystem::delete_subvolume`]; `NotEmpty` where there is a name in it.
+    pub fn delete_empty_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
+        self.delete_subvolume_if(dir, name, Contents::Nothing)
+    }
+
+    fn delete_subvolume_if(&self, dir: InodeId, name: &[u8], holds: Contents) -> Result<RootId> {
         let txn = self.inner.core.begin_alone(Reservation::delete_subvolume())?;
         let mut handle = Handle { fs: self, txn };
-        let (root, is_closed) = handle.delete_subvolume(dir, name)?;
+        let (root, is_closed) = handle.delete_subvolume(dir, name, holds)?;
         let files = if is_closed { self.end_files_of(root) } else { Vec::new() };
         drop(handle);
         files.iter().for_each(|file| file.throw_away());
@@ -197,13 +217,22 @@ fn orphan_key(root: RootId) -> Key {
 
 impl Handle<'_> {
     /// Returns the subvolume, and whether its tree was closed, as nobody holds it.
-    fn delete_subvolume(&mut self, dir: InodeId, name: &[u8]) -> Result<(RootId, bool)> {
+    fn delete_subvolume(
+        &mut self,
+        dir: InodeId,
+        name: &[u8],
+        holds: Contents,
+    ) -> Result<(RootId, bool)> {
         let named = Named::find(self, dir, name)?;
         if !named.is_subvolume {
             let what = format!("{} is no subvolume", shown(dir, name));
             return Err(Error::InvalidArgument { what });
         }
         let root = named.id.root;
+        // First, as in Linux. Nobody makes anything while this handle lives.
+        if holds == Contents::Nothing && self.fs.read_dir(named.id, 0)?.next().is_some() {
+            return Err(Error::NotEmpty { what: shown(dir, name) });
+        }
         let item = self.live_root_item(root)?;
         if self.fs.default_root()? == root {
             let what = format!("{} is the default subvolume", shown(dir, name));

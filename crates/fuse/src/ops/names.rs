@@ -155,10 +155,10 @@ impl Server {
             .begin(Reservation::create(INHERITED_XATTRS))
             .and_then(|mut handle| handle.create_unlinked(dir, &new))
             .map_err(|error| errno(&error))?;
-        self.put_opened(id, answer)?;
-        // Unless it gets a name it goes when the kernel forgets it; one that has got a name is not evicted.
-        self.nodes.lost_name(id);
-        Ok(())
+        let told = self.put_opened(id, answer);
+        // Unless it gets a name it goes when the kernel forgets it, or now, if it was not told of it; one that has got a name is not evicted.
+        self.let_go(Some(id));
+        told
     }
 
     fn put_opened(&self, id: InodeId, answer: &mut Answer) -> Result {
@@ -231,11 +231,8 @@ impl Server {
         let name = request.take_entry_name()?;
         let id = self.fs.lookup(dir, name).map_err(|error| errno(&error))?;
         if id.root != dir.root && id.inode == InodeNo::SUBVOLUME_ROOT {
-            let mut entries = self.fs.read_dir(id, 0).map_err(|error| errno(&error))?;
-            if entries.next().is_some() {
-                return Err(Errno::NOTEMPTY);
-            }
-            self.delete_subvolume(dir, name)?;
+            let deleted = self.fs.delete_empty_subvolume(dir, name);
+            deleted.map_err(|error| self.errno_of_delete(dir, name, &error))?;
             return self.settle_names(&[(dir, name)]);
         }
         let gone = self.fs.rmdir_deferred(dir, name).map_err(|error| errno(&error))?;

@@ -2,11 +2,11 @@
 //! mounted, and root: the kernel asks nobody's permission for an ioctl.
 
 use rustix::io::Errno;
-use ubtrfs_engine::{InodeId, Reservation, SnapshotOptions, SubvolumeInfo};
+use ubtrfs_engine::{Error, InodeId, Reservation, SnapshotOptions, SubvolumeInfo};
 use ubtrfs_ondisk::{InodeNo, RootId};
 
 use crate::abi::{self, InHeader};
-use crate::asker::umask_of;
+use crate::asker::{may_administer, umask_of};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
 use crate::server::Server;
@@ -29,6 +29,10 @@ const DELETE_V2: u32 = 0x5000_943f;
 
 /// Of `BTRFS_IOC_SUBVOL_GETFLAGS` and `BTRFS_IOC_SNAP_CREATE_V2`.
 const READ_ONLY: u64 = 1 << 1;
+/// Of `BTRFS_IOC_SNAP_DESTROY_V2`: what is to be deleted is named by its number.
+const BY_ID: u64 = 1 << 4;
+/// The numbers below are those of trees that are no subvolumes, and of the top level.
+const FIRST_SUBVOLUME: RootId = RootId(256);
 const LABEL_BYTES: usize = 256;
 /// `struct btrfs_ioctl_ino_lookup_args`.
 const LOOK_UP_BYTES: usize = 4096;
@@ -54,7 +58,7 @@ impl Server {
         let (header, patience) = (request.header, answer.patience());
         // What is unknown is said to be so to anybody: `isatty` asks in this way.
         let is_change = is_commit(command) || matches!(command, DELETE | DELETE_V2);
-        if is_change && header.uid != 0 && header.uid != rustix::process::geteuid().as_raw() {
+        if is_change && !may_change(&header, command) {
             return Err(Errno::PERM);
         }
         // The kernel does not look at it for an ioctl.
@@ -89,25 +93,18 @@ impl Server {
                 self.forget_name(id, name, patience);
             }
             DELETE | DELETE_V2 => {
-                let name = match command {
-                    DELETE => vol_args(&mut request)?.1,
-                    _ => vol_args_v2(&mut request, 0)?.2,
-                };
-                match name {
-                    b"." => return Err(Errno::ACCESS),
-                    b".." => return Err(Errno::INVAL),
-                    _ => {}
-                }
-                let named = self.fs.lookup(id, name).map_err(|error| errno(&error))?;
+                let (dir, name) = self.place_to_delete(id, command, &mut request)?;
+                let named = self.fs.lookup(dir, &name).map_err(|error| errno(&error))?;
                 if !self.inode(named)?.is_dir() {
                     return Err(Errno::NOTDIR);
                 }
-                if named == self.root && named.root != id.root {
+                if named == self.root && named.root != dir.root {
                     return Err(Errno::BUSY);
                 }
-                self.delete_subvolume(id, name)?;
+                let deleted = self.fs.delete_subvolume(dir, &name);
+                deleted.map_err(|error| self.errno_of_delete(dir, &name, &error))?;
                 // Its space is freed in the background.
-                self.forget_name(id, name, patience);
+                self.forget_name(dir, &name, patience);
             }
             SNAPSHOT | SNAPSHOT_V2 => {
                 let (file, flags, name) = match command {
@@ -181,16 +178,46 @@ impl Server {
         Ok(())
     }
 
-    /// Deletes the subvolume of a name.
-    pub(crate) fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result {
-        let Err(error) = self.fs.delete_subvolume(dir, name) else { return Ok(()) };
-        // Linux has a number of its own for the default one.
+    /// The directory and the name of what a request at `id` asks to delete. By number that may be anywhere, also outside of what is mounted.
+    fn place_to_delete(
+        &self,
+        id: InodeId,
+        command: u32,
+        request: &mut Request<'_>,
+    ) -> Result<(InodeId, Vec<u8>)> {
+        let flags = match command {
+            DELETE => request.take::<i64>().map(|_file| 0)?,
+            _ => front_of_v2(request, BY_ID)?.1,
+        };
+        if flags & BY_ID == 0 {
+            return match entry_name(request)? {
+                b"." => Err(Errno::ACCESS),
+                b".." => Err(Errno::INVAL),
+                name => Ok((id, name.to_owned())),
+            };
+        }
+        let root = RootId(request.take()?);
+        if root < FIRST_SUBVOLUME {
+            return Err(Errno::INVAL);
+        }
+        let info = self.fs.subvolume(root).map_err(|error| errno(&error))?;
+        // One that is deleted is in none.
+        let dir = info.parent.ok_or(Errno::NOENT)?;
+        Ok((dir, last_name(info.path.as_deref().unwrap_or_default()).to_owned()))
+    }
+
+    /// Why the subvolume of a name is not deleted: Linux has a number of its own for the default one.
+    pub(crate) fn errno_of_delete(&self, dir: InodeId, name: &[u8], error: &Error) -> Errno {
         let default = self.fs.default_subvolume();
         match self.fs.lookup(dir, name) {
-            Ok(named) if named.root != dir.root && default.is_ok_and(|root| root == named) => {
-                Err(Errno::PERM)
+            Ok(named)
+                if named.root != dir.root
+                    && default.is_ok_and(|root| root == named)
+                    && !matches!(error, Error::NotEmpty { .. }) =>
+            {
+                Errno::PERM
             }
-            _ => Err(errno(&error)),
+            _ => errno(error),
         }
     }
 
@@ -314,15 +341,35 @@ fn vol_args<'a>(request: &mut Request<'a>) -> Result<(i64, &'a [u8])> {
     Ok((file, entry_name(request)?))
 }
 
+/// Whether who asks may change anything here: root, and who mounted it. What Linux leaves to who may administer the machine takes more than being
+/// root, unless who mounted it is somebody else, whose own all of this is.
+fn may_change(header: &InHeader, command: u32) -> bool {
+    let mounter = rustix::process::geteuid().as_raw();
+    match header.uid {
+        0 if mounter == 0 => !is_for_administrator(command) || may_administer(header.pid),
+        uid => uid == 0 || uid == mounter,
+    }
+}
+
+fn is_for_administrator(command: u32) -> bool {
+    matches!(command, SET_LABEL | SET_DEFAULT | DELETE | DELETE_V2)
+}
+
 /// `struct btrfs_ioctl_vol_args_v2`: the file, the flags, of which `known` are taken, and the name.
 fn vol_args_v2<'a>(request: &mut Request<'a>, known: u64) -> Result<(i64, u64, &'a [u8])> {
+    let (file, flags) = front_of_v2(request, known)?;
+    Ok((file, flags, entry_name(request)?))
+}
+
+/// What is in front of the name there.
+fn front_of_v2(request: &mut Request<'_>, known: u64) -> Result<(i64, u64)> {
     let file: i64 = request.take()?;
     let [_transid, flags]: [u64; 2] = request.take()?;
     let _: [u64; UNUSED_WORDS] = request.take()?;
     if flags & !known != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    Ok((file, flags, entry_name(request)?))
+    Ok((file, flags))
 }
 
 fn entry_name<'a>(request: &mut Request<'a>) -> Result<&'a [u8]> {
