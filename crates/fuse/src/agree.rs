@@ -11,6 +11,8 @@ use crate::transport::{Queues, Received, Transport};
 pub(crate) struct Agreed {
     /// The kernel's flags.
     pub(crate) flags: u32,
+    /// The minor version of the protocol that the kernel speaks.
+    pub(crate) minor: u32,
     /// By which requests come then.
     pub(crate) queues: Option<Arc<dyn Queues>>,
 }
@@ -82,5 +84,5 @@ pub(crate) fn agree(
     answer.put(&ours);
     let answer = answer.finish(request.header.unique, Ok(()));
     transport.send(answer).map_err(ServeError::Transport)?;
-    Ok(Some(Agreed { flags: theirs.flags, queues }))
+    Ok(Some(Agreed { flags: theirs.flags, minor: theirs.minor, queues }))
 }

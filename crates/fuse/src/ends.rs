@@ -77,6 +77,26 @@ pub(crate) struct Ends {
     state: Mutex<State>,
 }
 
+/// A change that is under way.
+#[must_use = "it is under way while it lives"]
+pub(crate) struct Change<'a> {
+    ends: &'a Ends,
+    moved: Vec<(InodeId, MovedEnd)>,
+}
+
+impl Change<'_> {
+    /// It is done, and has moved the ends of these.
+    pub(crate) fn end(mut self, moved: Vec<(InodeId, MovedEnd)>) {
+        self.moved = moved;
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.ends.end(std::mem::take(&mut self.moved));
+    }
+}
+
 /// When something began that may come across a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Since(u64);
@@ -87,16 +107,18 @@ impl Ends {
         Since(self.generation.load(Ordering::Acquire))
     }
 
-    /// A change begins.
-    pub(crate) fn begin(&self) {
+    /// A change begins. It is under way until what is returned ends, or is dropped, as of one that panics: of the ends that such a one moved
+    /// nothing is known.
+    pub(crate) fn begin(&self) -> Change<'_> {
         let mut state = self.state.lock();
         state.change_count += 1;
         self.note(&state);
         self.generation.fetch_add(1, Ordering::AcqRel);
+        Change { ends: self, moved: Vec::new() }
     }
 
     /// A change is done, and has moved the ends of these.
-    pub(crate) fn end(&self, moved: Vec<(InodeId, MovedEnd)>) {
+    fn end(&self, moved: Vec<(InodeId, MovedEnd)>) {
         let mut state = self.state.lock();
         state.change_count -= 1;
         for (id, end) in moved {
@@ -238,9 +260,9 @@ mod tests {
         let ends = Ends::default();
         let place = |inode, at| ends.place(id(inode), at, Append::Cached);
         assert_eq!(place(257, 100), Place::AsAsked);
-        ends.begin();
+        let change = ends.begin();
         assert_eq!((place(257, 100), place(258, 0)), (Place::End, Place::End));
-        ends.end(vec![(id(257), OLD)]);
+        change.end(vec![(id(257), OLD)]);
         assert_eq!((place(257, 100), place(258, 0)), (Place::End, Place::AsAsked));
         ends.note_appended(id(257), OLD);
         ends.note_told(id(257), ends.now());
@@ -254,11 +276,11 @@ mod tests {
     fn direct_appends_are_moved_in_any_order_while_the_kernel_cannot_know() {
         let ends = Ends::default();
         let place = |inode, at| ends.place(id(inode), at, Append::Direct);
-        ends.begin();
+        let change = ends.begin();
         // Of all files that are not changed, too.
         assert_eq!(place(257, 100), Place::AsAsked);
         ends.note_touched(id(258));
-        ends.end(vec![(id(257), OLD), (id(258), OLD)]);
+        change.end(vec![(id(257), OLD), (id(258), OLD)]);
         assert_eq!((place(257, 110), place(257, 100)), (Place::At(17), Place::At(7)));
         assert_eq!((place(257, 99), place(258, 100)), (Place::AsAsked, Place::AsAsked));
         ends.note_told(id(257), ends.now());
@@ -287,8 +309,8 @@ mod tests {
         let ends = Ends::default();
         ends.note_failed(id(257), 200, 1);
         assert_eq!(ends.cut(id(257), 100, 1), 100);
-        ends.begin();
-        ends.end(vec![(id(257), MovedEnd { known_bytes: 100, true_bytes: 7000 })]);
+        let change = ends.begin();
+        change.end(vec![(id(257), MovedEnd { known_bytes: 100, true_bytes: 7000 })]);
         // Of a program, or after a write that did not go behind the end.
         assert_eq!(ends.cut(id(257), 100, 1), 100);
         ends.note_failed(id(257), 100, 1);
@@ -313,11 +335,11 @@ mod tests {
             let ends = Ends::default();
             let since = ends.now();
             ends.note_touched(id(257));
-            ends.begin();
+            let change = ends.begin();
             if is_done_before_the_end {
                 ends.note_done(id(257), since);
             }
-            ends.end(vec![(id(257), OLD)]);
+            change.end(vec![(id(257), OLD)]);
             if !is_done_before_the_end {
                 ends.note_done(id(257), since);
             }
@@ -325,8 +347,8 @@ mod tests {
         }
         let ends = Ends::default();
         let before = ends.now();
-        ends.begin();
-        ends.end(vec![(id(257), OLD)]);
+        let change = ends.begin();
+        change.end(vec![(id(257), OLD)]);
         ends.note_told(id(257), before);
         assert_eq!(place(&ends), Place::At(7));
         // It began when the change was over.

@@ -82,10 +82,26 @@ pub(crate) struct ChangedNames {
     names: Mutex<Vec<Told>>,
 }
 
+/// A change that is under way, until it is dropped: it may panic.
+struct UnderWay<'a>(&'a ChangedNames);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.change_count.fetch_sub(1, Ordering::AcqRel);
+        self.0.done_count.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
 impl ChangedNames {
     /// So many changes were done: of those that follow the kernel is told for each node that is known now.
     pub(crate) fn done_count(&self) -> usize {
         self.done_count.load(Ordering::Acquire)
+    }
+
+    /// A change begins, and is under way until what is returned is dropped.
+    fn begin(&self) -> UnderWay<'_> {
+        self.change_count.fetch_add(1, Ordering::AcqRel);
+        UnderWay(self)
     }
 
     /// To be called where the filesystem changes a name.
@@ -114,13 +130,12 @@ impl Server {
     /// all attributes, and for data where that may have changed. Called without a handle, and not by who serves requests: the
     /// kernel may wait for those.
     pub fn change<T>(&self, changed: Changed, change: impl FnOnce() -> T) -> T {
-        self.changed_names.change_count.fetch_add(1, Ordering::AcqRel);
+        let under_way = self.changed_names.begin();
         let (result, grown) = match changed {
             Changed::Names => (change(), Vec::new()),
             Changed::Anything => self.change_anything(change),
         };
-        self.changed_names.change_count.fetch_sub(1, Ordering::AcqRel);
-        self.changed_names.done_count.fetch_add(1, Ordering::AcqRel);
+        drop(under_way);
         let names = std::mem::take(&mut *self.changed_names.names.lock());
         for told in names {
             self.forget_changed(&told);
@@ -162,7 +177,7 @@ impl Server {
 
     /// Returns the files that the kernel knew and that have grown, and to where.
     fn change_anything<T>(&self, change: impl FnOnce() -> T) -> (T, Vec<(InodeId, u64)>) {
-        self.ends.begin();
+        let under_way = self.ends.begin();
         let before: FxHashMap<InodeId, u64> = self.known_sizes().collect();
         let result = change();
         let mut moved = Vec::new();
@@ -175,7 +190,7 @@ impl Server {
         }
         let has_grown = |(_, end): &&(InodeId, MovedEnd)| end.known_bytes < end.true_bytes;
         let grown = moved.iter().filter(has_grown).map(|(id, end)| (*id, end.true_bytes)).collect();
-        self.ends.end(moved);
+        under_way.end(moved);
         self.files.note_capabilities();
         (result, grown)
     }

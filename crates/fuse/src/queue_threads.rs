@@ -74,6 +74,11 @@ impl QueueThreads {
         self.queues.fail(errno);
     }
 
+    /// Why a queue ended before its time, if one has by now.
+    pub(crate) fn failure(&self) -> Option<Errno> {
+        self.queues.failure()
+    }
+
     /// Waits until the queues have ended, then ends the pool. Returns why a queue ended before its time.
     pub(crate) fn join(self) -> Option<Errno> {
         self.threads.into_iter().for_each(Service::join);

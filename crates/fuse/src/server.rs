@@ -36,6 +36,9 @@ pub(crate) const DATA_BYTES_MAX: usize = 1 << 20;
 pub(crate) const REQUEST_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
 /// For so long the kernel need not ask again. Nobody else changes the filesystem.
 pub(crate) const VALID_SECONDS: u64 = 1 << 32;
+/// From this minor version of the protocol on (Linux 5.14, and 5.13 with the one before) the kernel looks itself at who sets flags of an
+/// inode, as of any filesystem; before it hands the request on as it is.
+const LOOKS_AT_FLAGS_MINOR: u32 = 34;
 /// At least so many threads, as one may wait for a commit.
 pub(crate) const THREADS_MIN: usize = 4;
 
@@ -129,6 +132,8 @@ pub struct Server {
     /// Where to tell the kernel what it did not ask for.
     transport: OnceLock<Arc<dyn Transport>>,
     has_setxattr_ext: AtomicBool,
+    /// The kernel does not look at who sets flags of an inode.
+    leaves_flags_to_us: AtomicBool,
     /// Whether the mount was read-only as the table of mounts last changed.
     pub(crate) read_only_watch: Mutex<mount::ReadOnlyWatch>,
     /// The kernel may know inodes whose flags promise more than the mount does.
@@ -219,6 +224,7 @@ impl Server {
             options,
             transport: OnceLock::new(),
             has_setxattr_ext: AtomicBool::new(false),
+            leaves_flags_to_us: AtomicBool::new(false),
             read_only_watch: Mutex::default(),
             has_synced: AtomicBool::new(false),
             device: OnceLock::new(),
@@ -319,6 +325,7 @@ impl Server {
         let _ = self.transport.set(Arc::clone(transport));
         let Some(agreed) = agree(&**transport, &mut buffer, &self.options)? else { return Ok(()) };
         self.has_setxattr_ext.store(agreed.flags & init::SETXATTR_EXT != 0, Ordering::Release);
+        self.leaves_flags_to_us.store(agreed.minor < LOOKS_AT_FLAGS_MINOR, Ordering::Release);
         let executor = self.fs.runtime().executor;
         let mut threads = Vec::new();
         let queue_threads = agreed.queues.map(|queues| {
@@ -353,6 +360,12 @@ impl Server {
         is_ready();
         let result = self.work(transport, &mut buffer);
         self.unsettled.end();
+        // Somebody may wait until the kernel has taken a notification, before which it writes by requests that nobody takes any more.
+        if result.is_err()
+            || queue_threads.as_ref().is_some_and(|queues| queues.failure().is_some())
+        {
+            transport.abort(self.device());
+        }
         let queue_failure = queue_threads.and_then(|queue_threads| {
             if let Err(error) = &result {
                 queue_threads.fail(error.errno());
@@ -530,6 +543,11 @@ impl Server {
     /// Whether SETXATTR has flags of its own.
     pub(crate) fn has_setxattr_ext(&self) -> bool {
         self.has_setxattr_ext.load(Ordering::Acquire)
+    }
+
+    /// Whether who sets flags of an inode is to be looked at here.
+    pub(crate) fn leaves_flags_to_us(&self) -> bool {
+        self.leaves_flags_to_us.load(Ordering::Acquire)
     }
 
     /// The mount's device number, as `/proc` writes it.

@@ -81,6 +81,10 @@ pub trait Transport: Send + Sync {
 
     /// It is the end for all who look for requests here, though the filesystem is mounted yet.
     fn stop(&self);
+
+    /// It is the end for the kernel, too: all requests fail, and who waits until it has taken a notification waits no more. `device` is the
+    /// mount's device number, as `/proc` writes it, where that is known. What cannot be done is not.
+    fn abort(&self, device: Option<&str>);
 }
 
 /// Who answers what comes by [`Queues`]. Threads share it.
@@ -218,5 +222,45 @@ impl Transport for FuseDevice {
         self.stop.is_stopped.store(true, Ordering::Release);
         // Nothing reads it, so there is room.
         let _ = rustix::io::write(&self.stop.stopped, &1_u64.to_ne_bytes());
+    }
+
+    fn abort(&self, device: Option<&str>) {
+        let Some(connection) = device.and_then(connection_of).filter(|_| !self.has_ended()) else {
+            return;
+        };
+        // Nothing is there where nobody has mounted it.
+        let _ = std::fs::write(format!("{CONNECTIONS}/{connection}/abort"), "1");
+    }
+}
+
+/// Where the kernel has a directory for each connection, in which its owner may end it.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
+/// The number of a connection: of the mount's device, as the kernel has it.
+fn connection_of(device: &str) -> Option<u32> {
+    const MINOR_BITS: u32 = 20;
+    let (major, minor) = device.split_once(':')?;
+    let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+    Some(major << MINOR_BITS | minor)
+}
+
+impl FuseDevice {
+    /// Whether it is unmounted: its number may be another's by now.
+    fn has_ended(&self) -> bool {
+        let mut device = [PollFd::new(&self.device, PollFlags::IN)];
+        let looked = poll(&mut device, Some(&Timespec::default()));
+        looked.is_err() || device[0].revents().contains(PollFlags::ERR)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_has_the_number_of_its_device() {
+        // Of a mount that holds no block device, and of one that does.
+        let found = ["0:53", "8:17", "", "0", "a:b"].map(connection_of);
+        assert_eq!(found, [Some(53), Some(8 << 20 | 17), None, None, None]);
     }
 }

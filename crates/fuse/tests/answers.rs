@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fake::{
     CREATE, DELETE, FALLOCATE, FORGET, Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, IOCTL, LOOKUP,
-    LSEEK, MKDIR, READ, READDIR, READLINK, ROOT_NODE, SETATTR, STORE, Served, WRITE, number,
+    LSEEK, MKDIR, READ, READDIR, READLINK, ROOT_NODE, SETATTR, STORE, Served, WRITE, ioctl, number,
 };
 use ubtrfs_engine::{
     InodeId, MkfsOptions, NewInode, RenameMode, Reservation, SetAttributes, SnapshotOptions, mkfs,
@@ -20,6 +20,7 @@ use ubtrfs_ondisk::PhysicalAddr;
 use ubtrfs_rt::Runtime;
 use ubtrfs_volume::{Device, MemDevice};
 
+const EPERM: i32 = 1;
 const EIO: i32 = 5;
 const EEXIST: i32 = 17;
 const ENOSPC: i32 = 28;
@@ -323,6 +324,68 @@ fn page_is_cleared_too_late(syncs: Syncs) {
     assert!(fake.has_told(|told| told.code == STORE && told.at == 1509));
     assert!(!fake.has_told(|told| told.code == INVAL_INODE && told.at == 1509));
     assert_eq!(size(), 2001);
+}
+
+/// A command that panicked counted as one under way for ever: what was appended went to where the file ended, wherever the kernel had it go.
+#[test]
+fn change_that_panics_is_over() {
+    const O_APPEND: u32 = 0o2000;
+    let served = served(&Medium::new(), Syncs::Asked);
+    let id = made(&served, b"file");
+    let node = node_of(&served.fake, b"file");
+    write(&served.fake, node, b"old").unwrap();
+    let change = || served.server.change(Changed::Anything, || panic!("as wanted"));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(change)).is_err());
+    write_at(&served.fake, node, 4096, b"appended", O_APPEND).unwrap();
+    assert_eq!(served.fs.inode(id).unwrap().size_bytes, 4096 + 8);
+}
+
+/// Before Linux 5.13 the kernel looks at nothing of such a request, and anybody could change the flags of another's file.
+#[test]
+fn flags_are_set_by_owner_and_root_where_the_kernel_does_not_look_at_that() {
+    const SET_FLAGS: u32 = 0x4008_6602;
+    const SET_XFLAGS: u32 = 0x401c_5820;
+    const IMMUTABLE: u32 = 0x10;
+    const NODUMP: u32 = 0x40;
+    // Immutable, append-only, and not to be dumped, by that of xfs.
+    const X: [u32; 3] = [0x8, 0x10, 0x80];
+    const OWNER: u32 = 1000;
+    const OTHER: u32 = 1001;
+    for minor in [31, 33, 34, 39] {
+        let device: Arc<dyn Device> = Medium::new();
+        let served = Served::to_kernel(minor, device, ServeOptions::default());
+        let id = made(&served, b"file");
+        let owned = SetAttributes { uid: Some(OWNER), ..SetAttributes::default() };
+        let mut handle = served.fs.begin(Reservation::items(3)).unwrap();
+        handle.set_attributes(id, &owned).unwrap();
+        drop(handle);
+        let node = node_of(&served.fake, b"file");
+        let set = |uid, command, bits: u32| {
+            let len = if command == SET_FLAGS { 8 } else { 28 };
+            let mut argument = bits.to_ne_bytes().to_vec();
+            argument.resize(len, 0);
+            let before = served.fs.inode(id).unwrap().flags;
+            let answered = served.fake.done_as(uid, IOCTL, node, &ioctl(command, &argument));
+            let after = served.fs.inode(id).unwrap().flags;
+            assert!(answered.is_ok() || before == after, "{before:#x}, {after:#x}");
+            answered.map(drop)
+        };
+        let refused = if minor < 34 { Err(EPERM) } else { Ok(()) };
+        for (uid, command, bits, expected) in [
+            (OTHER, SET_FLAGS, NODUMP, refused),
+            (OTHER, SET_XFLAGS, X[2], refused),
+            (OWNER, SET_FLAGS, NODUMP, Ok(())),
+            (OWNER, SET_FLAGS, NODUMP | IMMUTABLE, refused),
+            (OWNER, SET_XFLAGS, X[1], refused),
+            (0, SET_XFLAGS, X[0], Ok(())),
+            (OWNER, SET_XFLAGS, X[0] | X[2], Ok(())),
+            (OWNER, SET_FLAGS, 0, refused),
+            (0, SET_FLAGS, 0, Ok(())),
+            (0, SET_FLAGS, NODUMP, Ok(())),
+        ] {
+            assert_eq!(set(uid, command, bits), expected, "{minor}: {uid} {command:#x} {bits:#x}");
+        }
+    }
 }
 
 /// The names that are told of the top from a place on, and the place behind them.

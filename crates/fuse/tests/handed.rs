@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fake::{
-    Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, IOCTL, LOOKUP, READ, ROOT_NODE, Served, WRITE, number,
+    Fake, GETATTR, INVAL_ENTRY, INVAL_INODE, IOCTL, LOOKUP, READ, ROOT_NODE, Served, WRITE, ioctl,
+    number,
 };
 use ubtrfs_engine::{InodeId, MkfsOptions, NewInode, Reservation, mkfs};
 use ubtrfs_fuse::ServeOptions;
@@ -45,14 +46,6 @@ fn place(at: u64, len: usize, flags: u32) -> Vec<u8> {
     let words = [u32::try_from(len).unwrap(), 0, 0, 0, flags, 0];
     body.extend(words.map(u32::to_ne_bytes).concat());
     body
-}
-
-/// What IOCTL has.
-fn ioctl(command: u32, argument: &[u8]) -> Vec<u8> {
-    let words = |words: [u32; 2]| words.map(u32::to_ne_bytes).concat();
-    let zero = [0; 8];
-    let len = u32::try_from(argument.len()).unwrap();
-    [&zero[..], &words([0, command]), &zero, &words([len, 0]), argument].concat()
 }
 
 /// Requests are answered while the others wait, which none of them does in vain.

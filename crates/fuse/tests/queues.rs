@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fake::{Fake, GETATTR, INIT, LOOKUP, MKDIR, ROOT_NODE, number};
+use fake::{CREATE, Fake, GETATTR, INIT, IOCTL, LOOKUP, MKDIR, ROOT_NODE, ioctl, number};
 use rustix::io::Errno;
 use ubtrfs_engine::{Filesystem, MkfsOptions, OpenOptions, mkfs};
 use ubtrfs_fuse::{
@@ -169,6 +169,9 @@ impl Transport for Connection {
     fn stop(&self) {
         self.fake.stop();
     }
+    fn abort(&self, device: Option<&str>) {
+        self.fake.abort(device);
+    }
 }
 
 struct Served {
@@ -207,8 +210,8 @@ impl Served {
         Self { fake, queues, agreed, serving, next: 1 << 32 }
     }
 
-    /// What a request by a queue is answered: by whom, an error, and what there is.
-    fn done(&mut self, queue: usize, operation: u32, node: u64, body: &[u8]) -> (By, i32, Vec<u8>) {
+    /// Makes a request by a queue; returns its number.
+    fn ask(&mut self, queue: usize, operation: u32, node: u64, body: &[u8]) -> u64 {
         self.next += 1;
         let unique = self.next;
         let len = u32::try_from(40 + body.len()).unwrap();
@@ -218,6 +221,12 @@ impl Served {
         bytes.extend([0_u32, 0, 1, 0].map(u32::to_ne_bytes).concat());
         bytes.extend(body);
         self.queues.change(|state| state.waiting[queue].push_back(bytes));
+        unique
+    }
+
+    /// What a request by a queue is answered: by whom, an error, and what there is.
+    fn done(&mut self, queue: usize, operation: u32, node: u64, body: &[u8]) -> (By, i32, Vec<u8>) {
+        let unique = self.ask(queue, operation, node, body);
         let (by, answer) =
             self.queues.wait_until("answered", |state| state.answers.remove(&unique));
         (by, i32::from_ne_bytes(answer[4..8].try_into().unwrap()), answer[16..].to_vec())
@@ -265,6 +274,29 @@ fn queue_that_fails_ends_the_service_which_says_why() {
     let error = served.serving.join().unwrap().unwrap_err();
     assert!(matches!(error, ServeError::Transport(Errno::PERM)), "{error}");
     assert_eq!(queues.state.lock().running, 0);
+}
+
+/// What somebody waits for that the kernel is to forget it writes before, by requests that nobody takes once a queue has failed: the pool's thread
+/// was waited for without end, and the mount with it.
+#[test]
+fn queue_that_fails_ends_the_service_though_others_wait_for_the_kernel() {
+    const SET_SUBVOLUME_FLAGS: u32 = 0x4008_941a;
+    let mut served = Served::new(OVER_IO_URING, true);
+    let made = [0_u32, 0o100_644, 0, 0].map(u32::to_ne_bytes).concat();
+    let made = served.done(0, CREATE, ROOT_NODE, &[&made, &b"file\0"[..]].concat());
+    assert_eq!(made.1, 0);
+    served.fake.hold_pages(true);
+    let read_only = ioctl(SET_SUBVOLUME_FLAGS, &2_u64.to_ne_bytes());
+    served.ask(1, IOCTL, ROOT_NODE, &read_only);
+    served.fake.wait_held_pages();
+    // One that is done beside waits for the first.
+    let beside = served.fake.ask(IOCTL, ROOT_NODE, &read_only);
+    served.fake.wait_taken(beside);
+    served.queues.fail(Errno::PERM);
+    let serving = &served.serving;
+    served.queues.wait_until("ended", |_| serving.is_finished().then_some(()));
+    let error = served.serving.join().unwrap().unwrap_err();
+    assert!(matches!(error, ServeError::Transport(Errno::PERM)), "{error}");
 }
 
 #[test]

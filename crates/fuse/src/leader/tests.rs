@@ -62,6 +62,10 @@ impl Transport for Queued {
         Ok(())
     }
 
+    fn abort(&self, _device: Option<&str>) {
+        self.end();
+    }
+
     fn stop(&self) {}
 }
 

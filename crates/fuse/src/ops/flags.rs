@@ -6,7 +6,7 @@ use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 
-use crate::abi::{self, opcode};
+use crate::abi::{self, InHeader, opcode};
 use crate::errno::errno;
 use crate::message::{Answer, Request, Result};
 use crate::notify::Patience;
@@ -22,6 +22,8 @@ const SET_XFLAGS: u32 = 0x401c_5820;
 const XFLAGS_BYTES: usize = 28;
 
 const COMPRESS: u32 = 0x4;
+const IMMUTABLE: u32 = 0x10;
+const APPEND: u32 = 0x20;
 const NODUMP: u32 = 0x40;
 const NOATIME: u32 = 0x80;
 const NOCOMPRESS: u32 = 0x400;
@@ -36,8 +38,8 @@ const FLAGS_ITEMS: u64 = 4;
 const FLAGS: [(u32, u32, u64); 9] = [
     (COMPRESS, 0, flags::COMPRESS),
     (0x8, 0x20, flags::SYNC),
-    (0x10, 0x8, flags::IMMUTABLE),
-    (0x20, 0x10, flags::APPEND),
+    (IMMUTABLE, 0x8, flags::IMMUTABLE),
+    (APPEND, 0x10, flags::APPEND),
     (NODUMP, 0x80, flags::NODUMP),
     (NOATIME, 0x40, flags::NOATIME),
     (NOCOMPRESS, 0, flags::NOCOMPRESS),
@@ -80,6 +82,7 @@ impl Server {
             }
             SET_FLAGS => {
                 let asked: u32 = request.take()?;
+                self.check_may_set(id, &request.header, wanted.cmd, asked)?;
                 self.bring_back_before(id, asked, answer.patience())?;
                 let lock = self.flags.lock();
                 self.set_flags(id, asked, Form::Words)?;
@@ -97,6 +100,7 @@ impl Server {
                     return Err(Errno::OPNOTSUPP);
                 }
                 let set = words(xflags);
+                self.check_may_set(id, &request.header, wanted.cmd, set)?;
                 self.bring_back_before(id, set, answer.patience())?;
                 let lock = self.flags.lock();
                 // Those that this form does not know stay.
@@ -112,6 +116,24 @@ impl Server {
                 self.settle(id, opcode::SETATTR)
             }
             other => self.subvolume_ioctl(id, other, request, answer),
+        }
+    }
+
+    /// Refuses what the kernel refuses before it asks here, where it does not look at that.
+    fn check_may_set(&self, id: InodeId, header: &InHeader, command: u32, asked: u32) -> Result {
+        if !self.leaves_flags_to_us() {
+            return Ok(());
+        }
+        if self.is_read_only_to(header, command) {
+            return Err(Errno::ROFS);
+        }
+        let inode = self.inode(id)?;
+        let has = shown(inode.flags, |(flag, _, _)| *flag);
+        let is_for_root = (has ^ asked) & (IMMUTABLE | APPEND) != 0;
+        match self.owner(header) {
+            (0, _) => Ok(()),
+            (uid, _) if uid == inode.uid && !is_for_root => Ok(()),
+            _ => Err(Errno::PERM),
         }
     }
 

@@ -36,6 +36,8 @@ pub const INVAL_ENTRY: i32 = 3;
 pub const STORE: i32 = 4;
 pub const DELETE: i32 = 6;
 pub const ROOT_NODE: u64 = 1;
+/// Of the protocol, as it is spoken if no other is said to be.
+const MINOR: u32 = 39;
 /// Who makes requests if nobody else is said to.
 const PROCESS: u32 = 1;
 const EIO: i32 = 5;
@@ -92,9 +94,13 @@ struct State {
     holds_stores: bool,
     holds_pages: bool,
     holds_names: bool,
+    /// Those who wait with what it forgets of files' pages.
+    waiting_for_pages: usize,
     opened: Vec<Opened>,
     next: u64,
     is_ended: bool,
+    /// Nobody takes requests any more.
+    is_stopped: bool,
 }
 
 #[derive(Default)]
@@ -157,6 +163,11 @@ impl Fake {
         state.taken_by.get(&unique).copied()
     }
 
+    /// Waits until a request was taken.
+    pub fn wait_taken(&self, unique: u64) {
+        self.wait_until("taken", |state| state.taken_by.contains_key(&unique).then_some(()));
+    }
+
     /// Keeps the thread that has no way of its own from taking any further request, until what is returned is let through.
     pub fn keep_first_thread(&self) -> u64 {
         let mut held = Vec::new();
@@ -173,13 +184,23 @@ impl Fake {
     }
 
     fn put(&self, state: &mut State, pid: u32, operation: u32, node: u64, body: &[u8]) -> u64 {
+        self.put_as(state, [0, pid], operation, node, body)
+    }
+
+    fn put_as(
+        &self,
+        state: &mut State,
+        [uid, pid]: [u32; 2],
+        operation: u32,
+        node: u64,
+        body: &[u8],
+    ) -> u64 {
         state.next += 1;
         let unique = state.next;
         let len = u32::try_from(40 + body.len()).unwrap();
         let mut bytes = [len.to_ne_bytes(), operation.to_ne_bytes()].concat();
         bytes.extend([unique.to_ne_bytes(), node.to_ne_bytes()].concat());
-        // Of root.
-        bytes.extend([0, 0, pid, 0].map(u32::to_ne_bytes).concat());
+        bytes.extend([uid, uid, pid, 0].map(u32::to_ne_bytes).concat());
         bytes.extend(body);
         state.requests.push_back(bytes);
         unique
@@ -195,6 +216,11 @@ impl Fake {
     pub fn hold_pages(&self, holds: bool) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).holds_pages = holds;
         self.changed.notify_all();
+    }
+
+    /// Waits until somebody waits for that.
+    pub fn wait_held_pages(&self) {
+        self.wait_until("pages are held", |state| (state.waiting_for_pages > 0).then_some(()));
     }
 
     /// Whether it waits with forgetting names: somebody has the directory's lock.
@@ -234,6 +260,15 @@ impl Fake {
     pub fn done_by(&self, pid: u32, operation: u32, node: u64, body: &[u8]) -> Answered {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let unique = self.put(&mut state, pid, operation, node, body);
+        drop(state);
+        self.changed.notify_all();
+        self.answer(unique)
+    }
+
+    /// As [`Fake::done`], by another user.
+    pub fn done_as(&self, uid: u32, operation: u32, node: u64, body: &[u8]) -> Answered {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let unique = self.put_as(&mut state, [uid, PROCESS], operation, node, body);
         drop(state);
         self.changed.notify_all();
         self.answer(unique)
@@ -283,6 +318,14 @@ pub fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
+/// What IOCTL has.
+pub fn ioctl(command: u32, argument: &[u8]) -> Vec<u8> {
+    let words = |words: [u32; 2]| words.map(u32::to_ne_bytes).concat();
+    let zero = [0; 8];
+    let len = u32::try_from(argument.len()).unwrap();
+    [&zero[..], &words([0, command]), &zero, &words([len, 0]), argument].concat()
+}
+
 /// A way for a thread of its own. The connection itself has number 0.
 struct Way {
     fake: Arc<Fake>,
@@ -309,6 +352,10 @@ impl Transport for Way {
     fn stop(&self) {
         self.fake.stop();
     }
+
+    fn abort(&self, device: Option<&str>) {
+        self.fake.abort(device);
+    }
 }
 
 impl Drop for Way {
@@ -328,7 +375,7 @@ impl Transport for Fake {
 
     fn wait(&self) -> Result<(), Errno> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.requests.is_empty() && !state.is_ended {
+        if state.requests.is_empty() && !state.is_ended && !state.is_stopped {
             drop(self.changed.wait_timeout(state, Duration::from_millis(50)));
         }
         Ok(())
@@ -356,7 +403,13 @@ impl Transport for Fake {
         Some(Box::new(move || itself.open_and_close(name)))
     }
 
+    /// What it was told before it has not taken for that.
     fn stop(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).is_stopped = true;
+        self.changed.notify_all();
+    }
+
+    fn abort(&self, _device: Option<&str>) {
         self.end();
     }
 }
@@ -373,7 +426,7 @@ impl Fake {
                 buffer[..bytes.len()].copy_from_slice(&bytes);
                 Ok(Received::Request(bytes.len()))
             }
-            None if state.is_ended => Ok(Received::End),
+            None if state.is_ended || state.is_stopped => Ok(Received::End),
             None => Ok(Received::Nothing),
         }
     }
@@ -388,9 +441,13 @@ impl Fake {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             let is_of_pages = error == INVAL_INODE && at <= i64::MAX as u64;
+            let waits = is_of_pages && state.holds_pages;
+            state.waiting_for_pages += usize::from(waits);
+            self.changed.notify_all();
             while is_of_pages && state.holds_pages && !state.is_ended {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
+            state.waiting_for_pages -= usize::from(waits);
             while error == INVAL_ENTRY && state.holds_names && !state.is_ended {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
@@ -448,12 +505,17 @@ pub struct Served {
 impl Served {
     /// One on a device that has a filesystem.
     pub fn new(device: Arc<dyn Device>, options: ServeOptions) -> Self {
+        Self::to_kernel(MINOR, device, options)
+    }
+
+    /// To a kernel that speaks another minor version of the protocol.
+    pub fn to_kernel(minor: u32, device: Arc<dyn Device>, options: ServeOptions) -> Self {
         let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
         let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
         let root = fs.default_subvolume().unwrap();
         let server = Server::new(fs.clone(), root, options);
         let fake = Fake::new();
-        let init = [7_u32, 39, 1 << 17, 0].map(u32::to_ne_bytes).concat();
+        let init = [7_u32, minor, 1 << 17, 0].map(u32::to_ne_bytes).concat();
         let first = fake.ask(INIT, 0, &init);
         let transport: Arc<dyn Transport> = Arc::<Fake>::clone(&fake);
         let serving = Arc::clone(&server);
