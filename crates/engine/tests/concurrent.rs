@@ -730,3 +730,42 @@ fn reader_sees_only_what_was_in_the_file() {
         );
     });
 }
+
+/// The size that a snapshot's flush entered was the one at its end: what was appended beside it was in memory only, and the snapshot had zeros
+/// there, which the file never had.
+#[test]
+fn snapshot_beside_who_appends_has_no_bytes_that_nobody_wrote() {
+    let directory = temporary();
+    let (image, fs) = make(directory.path(), 1 << 30, 16384);
+    let sub = subvolume(&fs, b"sub");
+    let file = fs.open_data(create(&fs, sub, b"file")).unwrap();
+    let (is_done, mut appended) = (AtomicBool::new(false), 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..20_000 {
+                file.append(&[0xAA; 4096]).unwrap();
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        for number in 0..20 {
+            let name = format!("snapshot {number}");
+            while file.size().bytes() < (number + 1) * 65536 {
+                std::thread::yield_now();
+            }
+            let made = fs.snapshot(sub.root, fs.top_level(), name.as_bytes(), &RW).unwrap();
+            let id = fs.lookup(made, b"file").unwrap();
+            let len = usize::try_from(fs.inode(id).unwrap().size_bytes).unwrap();
+            let mut bytes = vec![0; len];
+            assert_eq!(fs.read(id, FileOffset(0), &mut bytes).unwrap(), len);
+            let wrong = bytes.iter().position(|byte| *byte != 0xAA);
+            assert_eq!(wrong, None, "{name}, {len} bytes");
+            appended = appended.max(len);
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert!(appended >= 20 * 65536, "{appended}");
+    drop(file);
+    commit_and_judge(fs, &image);
+}
