@@ -203,6 +203,7 @@ fn judge_texts(run: &Run) {
         "seek_counts",
         "zeroing",
         "zeroing_counts",
+        "zeroed_range",
         "mapped_store",
         "sequential",
         "sequential_counts",
