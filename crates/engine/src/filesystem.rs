@@ -545,7 +545,6 @@ impl Filesystem {
     /// # Errors
     /// `Aborted`, with its first cause: the medium then holds the last commit.
     pub fn commit(&self) -> Result<()> {
-        let are_stored = self.store_written_anew();
         match self.clean_noted_orphans() {
             Ok(()) => {}
             Err((_, error @ Error::Aborted { .. })) => return Err(error),
@@ -553,14 +552,10 @@ impl Filesystem {
             // durable. Who changes something next hears of it.
             Err((root, _)) => self.inner.files.names().note_uncleaned(vec![root]),
         }
-        self.inner.core.commit()?;
-        // What found no room has some now: new contents of files that are empty on the medium otherwise, and what was unlinked.
-        let mut count = 0;
-        if !are_stored {
-            self.store_written_anew();
-            count += 1;
-        }
+        self.commit_with_written_anew(|| self.inner.core.commit())?;
+        // What was unlinked and found no room to go has some now.
         let late = self.inner.files.names().take_late();
+        let mut count = 0;
         for root in late {
             match self.clean_orphans(root) {
                 Ok(cleaned) => count += cleaned,

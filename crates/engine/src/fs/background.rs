@@ -104,13 +104,7 @@ impl Filesystem {
     ) -> Result<()> {
         let core = &self.inner.core;
         self.write_back_old();
-        let are_stored = self.store_written_anew();
-        core.commit_unless_held()?;
-        if !are_stored && !core.is_held() {
-            // It found no room, and has some now.
-            self.store_written_anew();
-            core.commit_unless_held()?;
-        }
+        self.commit_with_written_anew(|| core.commit_unless_held())?;
         if !options.cleans_deleted {
             return Ok(());
         }

@@ -13,7 +13,7 @@ use ubtrfs_ondisk::{DiskKey, Key, KeyType, ObjectId, RootId, Uuid};
 use super::drop_tree::DropTree;
 use super::entry::{Named, check_flags, shown};
 use super::held_subvolumes::SubvolumeHolds;
-use super::inode::InodeId;
+use super::inode::{InodeId, Link};
 use super::uuid_tree;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle, begin_freeing};
@@ -41,7 +41,7 @@ impl Filesystem {
     /// `NotFound`; `InvalidArgument` for what is no subvolume, or is the default one; `NotEmpty`
     /// where it holds other subvolumes; `ReadOnly` where `dir` cannot be changed.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
-        self.delete_subvolume_if(dir, name, Contents::Any)
+        self.delete_by(|handle| handle.delete_subvolume(dir, name, Contents::Any))
     }
 
     /// As [`Filesystem::delete_subvolume`], of one in which there is nothing: whatever others do meanwhile, they find it gone, or it stays
@@ -50,13 +50,31 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::delete_subvolume`]; `NotEmpty` where there is a name in it.
     pub fn delete_empty_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<RootId> {
-        self.delete_subvolume_if(dir, name, Contents::Nothing)
+        self.delete_by(|handle| handle.delete_subvolume(dir, name, Contents::Nothing))
     }
 
-    fn delete_subvolume_if(&self, dir: InodeId, name: &[u8], holds: Contents) -> Result<RootId> {
+    /// As [`Filesystem::delete_subvolume`], of the one of that number, whatever name it has by now. Returns where it was.
+    ///
+    /// # Errors
+    /// As [`Filesystem::delete_subvolume`]; `NotFound` also for one that is deleted, and for the top level, which has no name.
+    pub fn delete_subvolume_numbered(&self, root: RootId) -> Result<Link> {
+        let mut place = None;
+        self.delete_by(|handle| {
+            let missing = || Error::not_found(format!("subvolume {root}"));
+            let link = place.insert(self.name_of_subvolume(root)?.ok_or_else(missing)?);
+            handle.delete_subvolume(link.parent, &link.name, Contents::Any)
+        })?;
+        Ok(place.expect("what was deleted had a name"))
+    }
+
+    /// Nobody else has a handle while `delete` has.
+    fn delete_by(
+        &self,
+        delete: impl FnOnce(&mut Handle<'_>) -> Result<(RootId, bool)>,
+    ) -> Result<RootId> {
         let txn = self.inner.core.begin_alone(Reservation::delete_subvolume())?;
         let mut handle = Handle { fs: self, txn };
-        let (root, is_closed) = handle.delete_subvolume(dir, name, holds)?;
+        let (root, is_closed) = delete(&mut handle)?;
         let files = if is_closed { self.end_files_of(root) } else { Vec::new() };
         drop(handle);
         files.iter().for_each(|file| file.throw_away());

@@ -17,7 +17,7 @@ use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering, Time};
 use super::inode::InodeId;
 use super::open_file::Space;
 use super::rename::RenameMode;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
 /// How long after it was cut to nothing what is written to a file counts as its new contents: longer than passes between two commits.
@@ -53,6 +53,9 @@ impl WrittenAnew {
             let before = spaces.len();
             spaces.retain(|space| space.strong_count() > 0);
             self.count.fetch_sub(before - spaces.len(), Ordering::Release);
+            // As many more before it is looked through again.
+            let kept = spaces.len();
+            spaces.reserve(kept + 1);
         }
         spaces.push(Arc::downgrade(space));
         self.count.fetch_add(1, Ordering::Release);
@@ -77,10 +80,25 @@ impl Filesystem {
         }
     }
 
-    /// Brings the new contents of files that were cut to nothing to the medium. Called before a commit, by a thread that holds no handle. What
-    /// cannot be stored is told to who syncs those files. Returns whether all is stored, or lost: what is not, as there was no room before
-    /// the commit, or commits are held, is tried again with the next call.
-    pub(crate) fn store_written_anew(&self) -> bool {
+    /// Commits, with the new contents of files that were cut to nothing. What finds no room before finds it behind the commit, and has one
+    /// of its own: only a crash between the two leaves such a file empty. Called by a thread that holds no handle.
+    ///
+    /// # Errors
+    /// Those of `commit`.
+    pub(crate) fn commit_with_written_anew(&self, commit: impl Fn() -> Result<()>) -> Result<()> {
+        let are_stored = self.store_written_anew();
+        commit()?;
+        if are_stored {
+            return Ok(());
+        }
+        self.store_written_anew();
+        commit()
+    }
+
+    /// Brings the new contents of files that were cut to nothing to the medium. What cannot be stored is told to who syncs those files.
+    /// Returns whether all is stored, or lost: what is not, as there was no room before the commit, or commits are held, is tried again with
+    /// the next call.
+    fn store_written_anew(&self) -> bool {
         let anew = &self.inner.open_files.written_anew;
         if anew.count.load(Ordering::Acquire) == 0 {
             return true;

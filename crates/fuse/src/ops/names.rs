@@ -232,7 +232,7 @@ impl Server {
         let id = self.fs.lookup(dir, name).map_err(|error| errno(&error))?;
         if id.root != dir.root && id.inode == InodeNo::SUBVOLUME_ROOT {
             let deleted = self.fs.delete_empty_subvolume(dir, name);
-            deleted.map_err(|error| self.errno_of_delete(dir, name, &error))?;
+            deleted.map_err(|error| self.errno_of_delete(id, &error))?;
             return self.settle_names(&[(dir, name)]);
         }
         let gone = self.fs.rmdir_deferred(dir, name).map_err(|error| errno(&error))?;

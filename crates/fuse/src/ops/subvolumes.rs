@@ -3,7 +3,7 @@
 
 use rustix::io::Errno;
 use ubtrfs_engine::{Error, InodeId, Reservation, SnapshotOptions, SubvolumeInfo};
-use ubtrfs_ondisk::{InodeNo, RootId};
+use ubtrfs_ondisk::{InodeNo, ObjectId, RootId};
 
 use crate::abi::{self, InHeader};
 use crate::asker::{may_administer, umask_of};
@@ -31,8 +31,6 @@ const DELETE_V2: u32 = 0x5000_943f;
 const READ_ONLY: u64 = 1 << 1;
 /// Of `BTRFS_IOC_SNAP_DESTROY_V2`: what is to be deleted is named by its number.
 const BY_ID: u64 = 1 << 4;
-/// The numbers below are those of trees that are no subvolumes, and of the top level.
-const FIRST_SUBVOLUME: RootId = RootId(256);
 const LABEL_BYTES: usize = 256;
 /// `struct btrfs_ioctl_ino_lookup_args`.
 const LOOK_UP_BYTES: usize = 4096;
@@ -93,16 +91,30 @@ impl Server {
                 self.forget_name(id, name, patience);
             }
             DELETE | DELETE_V2 => {
-                let (dir, name) = self.place_to_delete(id, command, &mut request)?;
-                let named = self.fs.lookup(dir, &name).map_err(|error| errno(&error))?;
-                if !self.inode(named)?.is_dir() {
-                    return Err(Errno::NOTDIR);
-                }
-                if named == self.root && named.root != dir.root {
-                    return Err(Errno::BUSY);
-                }
-                let deleted = self.fs.delete_subvolume(dir, &name);
-                deleted.map_err(|error| self.errno_of_delete(dir, &name, &error))?;
+                let (dir, name) = match to_delete(command, &mut request)? {
+                    ToDelete::Named(name) => {
+                        let named = self.fs.lookup(id, name).map_err(|error| errno(&error))?;
+                        if !self.inode(named)?.is_dir() {
+                            return Err(Errno::NOTDIR);
+                        }
+                        if named == self.root && named.root != id.root {
+                            return Err(Errno::BUSY);
+                        }
+                        let deleted = self.fs.delete_subvolume(id, name);
+                        deleted.map_err(|error| self.errno_of_delete(named, &error))?;
+                        (id, name.to_owned())
+                    }
+                    // That may be anywhere, also outside of what is mounted.
+                    ToDelete::Numbered(root) => {
+                        if root == self.root.root {
+                            return Err(Errno::BUSY);
+                        }
+                        let top = InodeId { root, inode: InodeNo::SUBVOLUME_ROOT };
+                        let deleted = self.fs.delete_subvolume_numbered(root);
+                        let place = deleted.map_err(|error| self.errno_of_delete(top, &error))?;
+                        (place.parent, place.name)
+                    }
+                };
                 // Its space is freed in the background.
                 self.forget_name(dir, &name, patience);
             }
@@ -178,45 +190,11 @@ impl Server {
         Ok(())
     }
 
-    /// The directory and the name of what a request at `id` asks to delete. By number that may be anywhere, also outside of what is mounted.
-    fn place_to_delete(
-        &self,
-        id: InodeId,
-        command: u32,
-        request: &mut Request<'_>,
-    ) -> Result<(InodeId, Vec<u8>)> {
-        let flags = match command {
-            DELETE => request.take::<i64>().map(|_file| 0)?,
-            _ => front_of_v2(request, BY_ID)?.1,
-        };
-        if flags & BY_ID == 0 {
-            return match entry_name(request)? {
-                b"." => Err(Errno::ACCESS),
-                b".." => Err(Errno::INVAL),
-                name => Ok((id, name.to_owned())),
-            };
-        }
-        let root = RootId(request.take()?);
-        if root < FIRST_SUBVOLUME {
-            return Err(Errno::INVAL);
-        }
-        let info = self.fs.subvolume(root).map_err(|error| errno(&error))?;
-        // One that is deleted is in none.
-        let dir = info.parent.ok_or(Errno::NOENT)?;
-        Ok((dir, last_name(info.path.as_deref().unwrap_or_default()).to_owned()))
-    }
-
-    /// Why the subvolume of a name is not deleted: Linux has a number of its own for the default one.
-    pub(crate) fn errno_of_delete(&self, dir: InodeId, name: &[u8], error: &Error) -> Errno {
-        let default = self.fs.default_subvolume();
-        match self.fs.lookup(dir, name) {
-            Ok(named)
-                if named.root != dir.root
-                    && default.is_ok_and(|root| root == named)
-                    && !matches!(error, Error::NotEmpty { .. }) =>
-            {
-                Errno::PERM
-            }
+    /// Why a subvolume is not deleted: Linux has a number of its own for the default one.
+    pub(crate) fn errno_of_delete(&self, subvolume: InodeId, error: &Error) -> Errno {
+        let is_default = || self.fs.default_subvolume().is_ok_and(|root| root == subvolume);
+        match error {
+            Error::InvalidArgument { .. } if is_default() => Errno::PERM,
             _ => errno(error),
         }
     }
@@ -353,6 +331,34 @@ fn may_change(header: &InHeader, command: u32) -> bool {
 
 fn is_for_administrator(command: u32) -> bool {
     matches!(command, SET_LABEL | SET_DEFAULT | DELETE | DELETE_V2)
+}
+
+/// What is to be deleted.
+enum ToDelete<'a> {
+    /// By its name in the directory that is asked.
+    Named(&'a [u8]),
+    Numbered(RootId),
+}
+
+fn to_delete<'a>(command: u32, request: &mut Request<'a>) -> Result<ToDelete<'a>> {
+    let flags = match command {
+        DELETE => request.take::<i64>().map(|_file| 0)?,
+        _ => front_of_v2(request, BY_ID)?.1,
+    };
+    if flags & BY_ID != 0 {
+        let root = RootId(request.take()?);
+        // Trees that are no subvolumes, and the top level.
+        return if root.0 < ObjectId::FIRST_FREE.0 {
+            Err(Errno::INVAL)
+        } else {
+            Ok(ToDelete::Numbered(root))
+        };
+    }
+    match entry_name(request)? {
+        b"." => Err(Errno::ACCESS),
+        b".." => Err(Errno::INVAL),
+        name => Ok(ToDelete::Named(name)),
+    }
 }
 
 /// `struct btrfs_ioctl_vol_args_v2`: the file, the flags, of which `known` are taken, and the name.
