@@ -241,7 +241,8 @@ fn zeroed(context: &Context<'_>) -> Result<Table> {
         ]);
     }
     table.note(
-        "All of it reads as zeros then. Ours zeroes what is dirty in memory, as that is what the call is for that zeroes part of a file; the          kernel's ZERO_RANGE makes the range unwritten again, for which it writes back first, or drops what is dirty.",
+        "All of it reads as zeros then. Ours zeroes what is dirty in memory, as that is what the call is for that zeroes part of a file, and its \
+         fsync writes that; the kernel's ZERO_RANGE makes the range unwritten again, for which it writes back first, or drops what is dirty.",
     );
     Ok(table)
 }
