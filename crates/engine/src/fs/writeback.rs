@@ -14,7 +14,7 @@ use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{FileOffset, LogicalAddr};
 
-use ubtrfs_rt::Arc;
+use ubtrfs_rt::{Arc, Mutex};
 
 use super::file_io::{FileIo, IoInode};
 use super::fixed_csums::CsumsFixed;
@@ -573,11 +573,16 @@ impl<'f> Job<'f> {
                 (offset, rest) = (offset + len, back);
             }
         }
-        self.fs.runtime().executor.for_each_part(&mut work, |part| {
-            for (_, buffers, done) in part {
+        let executor = self.fs.runtime().executor;
+        // Each thread takes the next piece: half of them each would wait for the one that shares its core with a writer.
+        let mut threads = vec![(); work.len().min(executor.thread_count().max(1))];
+        let pieces = Mutex::new(work.iter_mut());
+        executor.for_each_part(&mut threads, |_| {
+            loop {
+                let piece = pieces.lock().next();
+                let Some((_, buffers, done)) = piece else { return Ok::<(), Error>(()) };
                 *done = Some(PreparedData::new(buffers.concat(), &self.options).into_extents());
             }
-            Ok::<(), Error>(())
         })?;
         Ok(work.into_iter().filter_map(|(offset, _, done)| Some((offset, done?))).collect())
     }
