@@ -545,14 +545,17 @@ impl Filesystem {
     /// # Errors
     /// `Aborted`, with its first cause: the medium then holds the last commit.
     pub fn commit(&self) -> Result<()> {
-        match self.clean_noted_orphans() {
-            Ok(()) => {}
-            Err((_, error @ Error::Aborted { .. })) => return Err(error),
-            // Orphans that cannot be cleaned, as for damage, keep nobody's changes from becoming
-            // durable. Who changes something next hears of it.
-            Err((root, _)) => self.inner.files.names().note_uncleaned(vec![root]),
-        }
-        self.commit_with_written_anew(|| self.inner.core.commit())?;
+        // New contents are stored first: to clean may take a commit of its own.
+        self.commit_with_written_anew(|| {
+            match self.clean_noted_orphans() {
+                Ok(()) => {}
+                Err((_, error @ Error::Aborted { .. })) => return Err(error),
+                // Orphans that cannot be cleaned, as for damage, keep nobody's changes from becoming
+                // durable. Who changes something next hears of it.
+                Err((root, _)) => self.inner.files.names().note_uncleaned(vec![root]),
+            }
+            self.inner.core.commit()
+        })?;
         // What was unlinked and found no room to go has some now.
         let late = self.inner.files.names().take_late();
         let mut count = 0;

@@ -181,7 +181,11 @@ fn empty_subvolume_is_deleted_or_has_what_was_made_in_it() {
             other => panic!("{round}: {other:?}"),
         }
     }
-    println!("kept {kept}, gone {gone}");
+    assert!(kept > 0, "{gone} gone");
+    let sub = subvolume(&fs, b"last");
+    assert_eq!(fs.delete_empty_subvolume(top, b"last").unwrap(), sub.root);
+    let made = fs.begin(Reservation::items(200)).unwrap().create(sub, b"file", &file_mode());
+    assert!(matches!(made, Err(Error::NotFound { .. })), "{made:?}");
     commit_and_judge(fs, &image);
 }
 
@@ -741,7 +745,7 @@ fn snapshot_beside_who_appends_has_no_bytes_that_nobody_wrote() {
     let file = fs.open_data(create(&fs, sub, b"file")).unwrap();
     let (is_done, mut appended) = (AtomicBool::new(false), 0);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let appends = scope.spawn(|| {
             for _ in 0..20_000 {
                 file.append(&[0xAA; 4096]).unwrap();
                 if is_done.load(Ordering::Relaxed) {
@@ -751,7 +755,7 @@ fn snapshot_beside_who_appends_has_no_bytes_that_nobody_wrote() {
         });
         for number in 0..20 {
             let name = format!("snapshot {number}");
-            while file.size().bytes() < (number + 1) * 65536 {
+            while file.size().bytes() < (number + 1) * 65536 && !appends.is_finished() {
                 std::thread::yield_now();
             }
             let made = fs.snapshot(sub.root, fs.top_level(), name.as_bytes(), &RW).unwrap();

@@ -633,3 +633,64 @@ fn space_given_back_beside_data_that_has_its_place_is_there_for_others() {
         judge(&image);
     }
 }
+
+/// An append to what is allocated behind the end takes no space. A snapshot that came as it was copied to memory took its place from it, but had
+/// looked before where the file ended, and did not bring to the medium what lay behind that: there was no space for it any more, and what had
+/// been taken was lost. (Without the mend it takes a delay behind that copy to see it here.)
+#[test]
+fn append_to_its_place_beside_a_snapshot_is_stored_or_refused() {
+    const LEN: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let fs = open(&image);
+    let mut random = Prng::new(7);
+    let allocated = |number: u64| {
+        let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+        let (name, new) = (format!("subvolume {number}"), NewInode::new(0o755, Time::default()));
+        let sub = handle.create_subvolume(fs.top_level(), name.as_bytes(), &new).unwrap();
+        let new = NewInode::new(0o100_644, Time::default());
+        let id = handle.create(sub, b"file", &new).unwrap();
+        drop(handle);
+        let file = fs.open_data(id).unwrap();
+        file.allocate(at(0), LEN as u64, Reach::Stays).unwrap();
+        file.fsync().unwrap();
+        file
+    };
+    let files: Vec<DataFile> = (0..100).map(allocated).collect();
+    drop(fill(&fs, &mut random));
+    let bytes = noise(&mut random, LEN as u64);
+    let (mut stored, mut refused) = (0, 0);
+    for (number, file) in files.iter().enumerate() {
+        let start = std::sync::Barrier::new(2);
+        let appended = std::thread::scope(|scope| {
+            let appends = scope.spawn(|| {
+                start.wait();
+                file.append(&bytes)
+            });
+            start.wait();
+            // At each moment of the append, and behind it.
+            let moment = std::time::Instant::now();
+            while moment.elapsed().as_micros() < 10 * number as u128 {
+                std::hint::spin_loop();
+            }
+            let name = format!("snapshot {number}");
+            let options = SnapshotOptions::default();
+            fs.snapshot(file.id().root, fs.top_level(), name.as_bytes(), &options).unwrap();
+            appends.join().unwrap()
+        });
+        let count = match appended {
+            Ok((_, count)) => count,
+            Err(Error::NoSpace { .. }) => 0,
+            Err(error) => panic!("{error}"),
+        };
+        file.fsync().unwrap_or_else(|error| panic!("file {number}, {count} bytes: {error}"));
+        assert!(read(&fs, file.id()) == bytes[..count], "file {number}, {count} bytes");
+        *if count > 0 { &mut stored } else { &mut refused } += 1;
+    }
+    assert!(stored > 0, "{refused} refused");
+    drop(files);
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
+}

@@ -6,8 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::full::{create, make, open, open_with, read};
-use ubtrfs_engine::{BackgroundOptions, DataFile, Error, Filesystem, OpenOptions, RenameMode};
+use ubtrfs_engine::{
+    BackgroundOptions, DataFile, Error, Filesystem, NewInode, OpenOptions, RenameMode, Reservation,
+    SnapshotOptions,
+};
 use ubtrfs_iomap::FileOffset;
+use ubtrfs_rt::Time;
 
 const OLD: &[u8] = &[1; 600_000];
 const NEW: &[u8] = &[2; 500_000];
@@ -129,4 +133,47 @@ fn new_contents_that_find_no_room_before_a_commit_are_stored_behind_it() {
     fs.commit().unwrap();
     drop(held);
     assert!(after_crash(&image, b"cut") == NEW);
+}
+
+/// A file that was cut while somebody flushed it, and is written anew, was said to end where it ends in memory by then: a snapshot had zeros
+/// there, of data that was not on the medium, and so had a crash.
+#[test]
+fn snapshot_beside_who_writes_anew_has_no_bytes_that_nobody_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 1 << 30);
+    let fs = open(&image);
+    let (top, new) = (fs.top_level(), NewInode::new(0o755, Time::default()));
+    let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+    let sub = handle.create_subvolume(top, b"sub", &new).unwrap();
+    let id = handle.create(sub, b"file", &NewInode::new(0o100_644, Time::default())).unwrap();
+    drop(handle);
+    let file = fs.open_data(id).unwrap();
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    let mut full_count = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                for bytes in [OLD, NEW] {
+                    file.truncate(START).unwrap();
+                    file.write(START, bytes).unwrap();
+                }
+            }
+        });
+        for number in 0..200 {
+            let name = format!("snapshot {number}");
+            let options = SnapshotOptions { read_only: true };
+            let made = fs.snapshot(sub.root, top, name.as_bytes(), &options).unwrap();
+            let bytes = read(&fs, fs.lookup(made, b"file").unwrap());
+            let zero = bytes.iter().position(|byte| *byte == 0);
+            assert_eq!(zero, None, "{name}, {} bytes", bytes.len());
+            full_count += usize::from(!bytes.is_empty());
+        }
+        is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(full_count > 10, "{full_count}");
+    drop(file);
+    fs.sync().unwrap();
+    drop(fs);
+    common::judge(&image);
 }

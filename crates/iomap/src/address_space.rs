@@ -76,7 +76,30 @@ pub struct AddressSpace<F: FileSystem> {
     /// A read found encoded data, which several threads decode faster than the reader.
     pub(crate) is_encoded: AtomicBool,
     size: AtomicU64,
+    /// How many times it was made shorter.
+    cuts: AtomicU64,
     me: Weak<Self>,
+}
+
+/// Where a file ended at a moment, for who brings what lies before it to the medium and then records there that the file ends so
+/// ([`AddressSpace::end_to_record()`]).
+#[derive(Clone, Copy, Debug)]
+pub struct SeenEnd {
+    size: FileOffset,
+    cuts: u64,
+}
+
+impl SeenEnd {
+    /// Where it ended.
+    pub fn size(self) -> FileOffset {
+        self.size
+    }
+
+    /// As if it had ended at `limit` at the latest.
+    #[must_use]
+    pub fn at_most(self, limit: FileOffset) -> Self {
+        Self { size: self.size.min(limit), ..self }
+    }
 }
 
 /// A file that somebody has open. Threads may share it.
@@ -112,6 +135,7 @@ impl<F: FileSystem> AddressSpace<F> {
             readahead_need: ReadaheadNeed::default(),
             is_encoded: AtomicBool::new(false),
             size: AtomicU64::new(size.bytes()),
+            cuts: AtomicU64::new(0),
             me: Weak::clone(me),
         })
     }
@@ -132,6 +156,21 @@ impl<F: FileSystem> AddressSpace<F> {
         FileOffset::new(self.size.load(Ordering::Acquire))
     }
 
+    /// Where it ends now, for who will record it. What others write behind that end from now on may not be on the medium then.
+    pub fn see_end(&self) -> SeenEnd {
+        // In this order: who is cut between the two counts as cut.
+        let cuts = self.cuts.load(Ordering::Acquire);
+        SeenEnd { size: self.size(), cuts }
+    }
+
+    /// Where the file may be said to end on the medium, at least, once what was dirty before `seen` is there: nowhere, if it was cut since,
+    /// as what lies below that end may have been written by others after that, and be in memory only. Who cut it says on the medium where it
+    /// ends. Asked under a lock without which the filesystem's [`FileSystem::set_size()`] does not go on.
+    pub fn end_to_record(&self, seen: SeenEnd) -> FileOffset {
+        let size = self.size().min(seen.size);
+        if self.cuts.load(Ordering::Acquire) == seen.cuts { size } else { FileOffset::ZERO }
+    }
+
     /// What the filesystem keeps of it.
     pub fn inode(&self) -> &F::Inode {
         &self.inode
@@ -150,6 +189,12 @@ impl<F: FileSystem> AddressSpace<F> {
     /// Under the lock of the pages only.
     pub(crate) fn set_size(&self, _pages: &MutexGuard<'_, Pages>, size: FileOffset) {
         self.size.store(size.bytes(), Ordering::Release);
+    }
+
+    /// As [`AddressSpace::set_size()`], before where it ends.
+    pub(crate) fn cut_to(&self, pages: &MutexGuard<'_, Pages>, size: FileOffset) {
+        self.set_size(pages, size);
+        self.cuts.fetch_add(1, Ordering::Release);
     }
 
     pub(crate) fn blocks(&self, range: FileRange) -> Blocks {

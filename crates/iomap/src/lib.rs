@@ -50,7 +50,7 @@ mod unshare;
 mod writeback;
 mod zero_range;
 
-pub use address_space::{AddressSpace, OpenFile, Reach};
+pub use address_space::{AddressSpace, OpenFile, Reach, SeenEnd};
 pub use error::Error;
 pub use fiemap::{FiemapExtent, FiemapFlags, FiemapSync};
 pub use mapped::MappedRange;

@@ -133,10 +133,9 @@ impl<F: FileSystem> MappedRange<'_, F> {
     pub fn msync(&self, range: FileRange) -> Result<(), F::Error> {
         let space = &self.file.space;
         let upto = range.intersection(self.range).end;
-        // What others write behind the end from now on may not be on the medium.
-        let size = space.size().min(upto);
+        let end = space.see_end().at_most(upto);
         let flushed = space.flush(FileRange::new(FileOffset::ZERO, upto));
-        let synced = flushed.and_then(|()| space.filesystem.sync(&space.inode, size));
+        let synced = flushed.and_then(|()| space.filesystem.sync(&space.inode, end));
         self.file.take_error()?;
         synced
     }

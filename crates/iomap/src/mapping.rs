@@ -13,6 +13,7 @@
 
 use ubtrfs_rt::{AtomicU64, Ordering};
 
+use crate::address_space::SeenEnd;
 use crate::extent_state::{CountQuery, ExtentStates, StateBits, Want};
 use crate::offset::{FileOffset, FileRange};
 
@@ -374,10 +375,10 @@ pub trait FileSystem: Send + Sync + 'static {
         self.allocate(inode, range)
     }
 
-    /// Makes durable what was brought to the device and how it is mapped, and that the file ends at `size`, or before, where it was cut
-    /// off since.
+    /// Makes durable what was brought to the device and how it is mapped, and that the file ends at
+    /// [`AddressSpace::end_to_record()`](crate::AddressSpace::end_to_record), at least.
     ///
     /// # Errors
     /// If it cannot.
-    fn sync(&self, inode: &Self::Inode, size: FileOffset) -> Result<(), Self::Error>;
+    fn sync(&self, inode: &Self::Inode, end: SeenEnd) -> Result<(), Self::Error>;
 }

@@ -74,7 +74,7 @@ impl<F: FileSystem> AddressSpace<F> {
         }
         let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), FileRange::from(kept));
         // In one step with the drop: whoever reads sees either both or none.
-        self.set_size(&pages, new);
+        self.cut_to(&pages, new);
         drop(pages);
         if dropped_bytes > 0 {
             self.filesystem.unreserve(&self.inode, dropped_bytes);

@@ -51,11 +51,10 @@ impl<F: FileSystem> OpenFile<F> {
     /// in memory.
     pub fn fsync(&self) -> Result<(), F::Error> {
         let all = FileRange::from(FileOffset::ZERO);
-        // What others write behind the end from now on may not be on the device, so it is not of the file yet.
-        let size_before = self.space.size();
-        let flushed = self.space.flush(all);
-        let size = self.space.size().min(size_before);
-        let synced = flushed.and_then(|()| self.space.filesystem.sync(&self.space.inode, size));
+        let space = &self.space;
+        let end = space.see_end();
+        let flushed = space.flush(all);
+        let synced = flushed.and_then(|()| space.filesystem.sync(&space.inode, end));
         self.take_error()?;
         synced
     }
@@ -81,7 +80,12 @@ impl<F: FileSystem> AddressSpace<F> {
     /// # Errors
     /// One that passes ([`RunFailure::passes`](crate::RunFailure)): some of it is still dirty.
     pub fn flush(&self, range: FileRange) -> Result<(), F::Error> {
-        let end = range.end.min(self.size().round_up(self.block_bytes)).max(range.start);
+        // Under the lock under which what is appended becomes dirty and of the file: who had the place taken from it that an append counts
+        // on waits for that append here.
+        let pages = self.pages.lock();
+        let size = self.size();
+        drop(pages);
+        let end = range.end.min(size.round_up(self.block_bytes)).max(range.start);
         self.flush_blocks(range, FileRange::new(range.start, end))
     }
 

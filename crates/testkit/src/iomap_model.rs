@@ -11,7 +11,7 @@ use durable::Durable;
 use ubtrfs_iomap::extent_state::{StateBits, Want};
 use ubtrfs_iomap::{
     AddressSpace, Beyond, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
-    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, WritebackRun,
+    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, WritebackRun,
 };
 
 /// The unit in which it allocates, in bytes.
@@ -687,10 +687,11 @@ impl FileSystem for MemoryFs {
         Ok(())
     }
 
-    fn sync(&self, inode: &Arc<MemoryInode>, size: FileOffset) -> Result<(), Failure> {
+    fn sync(&self, inode: &Arc<MemoryInode>, end: SeenEnd) -> Result<(), Failure> {
         // What is made durable of a file may end before it does.
         let mut extents = inode.extents.lock().expect(UNPOISONED);
-        extents.size = extents.size.max(inode.size_now(size.bytes()));
+        let size = inode.space().map_or(end.size(), |space| space.end_to_record(end));
+        extents.size = extents.size.max(size.bytes());
         inode.make_durable(&extents, &self.disk.lock().expect(UNPOISONED));
         Ok(())
     }

@@ -271,15 +271,15 @@ impl Volume {
     /// The caller has flushed everything that it reaches.
     ///
     /// # Errors
-    /// `SuperblockChanged` when a primary is not as last read or written here, and `MountedByKernel`; no
-    /// primary is written then. `ReadOnly`; `Io`: the filesystem on the medium is then the old or the new one.
+    /// `SuperblockChanged` when a primary is not as last read or written here, and `MountedByKernel`; that one is not
+    /// written then, nor any behind it, and none at all of what was so from the beginning. `ReadOnly`; `Io`: the filesystem on the medium is then the old or the new one.
     pub fn write_superblocks(&self, superblock: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_ours()?;
         self.catch_up_first()?;
         let members = self.present_members();
         let is_one = members.len() <= 1;
-        let writing = (!is_one).then(|| self.watch.begin_write()).transpose()?;
+        let mut writing = self.watch.begin_write()?;
         let devices = || members.iter().filter_map(|m| Some((m, m.device.as_deref()?)));
         let own = |member: &Member| {
             let mut own = *superblock;
@@ -300,15 +300,19 @@ impl Volume {
             drop(writing);
             // That may have taken seconds.
             self.check_ours()?;
+            writing = self.watch.begin_write()?;
         }
         for (member, device) in devices() {
             let own = own(member);
             let mut seen = member.seen.lock();
+            // Another thread may have looked since.
+            self.watch.check()?;
             let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0]);
             // Where that failed it is the old one, or this, or neither, of our own making.
             *seen = written.as_ref().ok().copied();
             counted(member, written)?;
         }
+        drop(writing);
         **self.superblock.write() = *superblock;
         self.note_durable_items();
         self.flush()
@@ -343,6 +347,8 @@ impl Volume {
     fn catch_up(&self, members: &[Arc<Member>], unflushed: &mut BTreeSet<DeviceId>) -> Result<()> {
         let last = self.superblock();
         let generation = Generation(last.generation.get());
+        let mut caught_up = Vec::new();
+        let writing = self.watch.begin_write()?;
         for member in members {
             let Some(device) = member.device.as_deref() else { continue };
             let own = Superblock { dev_item: *member.durable_item.lock(), ..last };
@@ -352,14 +358,21 @@ impl Volume {
                 continue;
             }
             self.check_seen(device, *seen)?;
+            self.watch.check()?;
             unflushed.insert(member.devid);
+            // Until that is durable it is the old one, or this, or neither, of our own making.
+            *seen = None;
             let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0])
                 .inspect_err(|_| Counters::add(&member.counters.write));
-            *seen = Some(written?);
+            caught_up.push((member, written?));
         }
+        drop(writing);
         if !unflushed.is_empty() {
             self.flush()?;
             unflushed.clear();
+            for (member, written) in caught_up {
+                *member.seen.lock() = Some(written);
+            }
         }
         Ok(())
     }

@@ -358,11 +358,15 @@ fn last_superblock_is_written_again_where_it_could_not_be_made_durable() {
         devices[*index].write_at(*at, bytes).unwrap();
     }
     let behind = 1 - writes[first].0;
+    let mut old = [0; SUPERBLOCK_BYTES];
+    devices[behind].read_at(primary, &mut old).unwrap();
     let (log, failures) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(1));
-    let flushed: Arc<Flushed> = Arc::new(move |index, _: &MemDevice| {
+    let flushed: Arc<Flushed> = Arc::new(move |index, device: &MemDevice| {
         let mut failures = failures.lock().unwrap();
         if index == behind && *failures > 0 {
             *failures -= 1;
+            // Dropped: what is read is the old one, which nobody else has written.
+            device.write_at(primary, &old)?;
             return Err(std::io::Error::other("made to fail"));
         }
         Ok(())

@@ -62,6 +62,10 @@ impl Filesystem {
         self.delete_by(|handle| {
             let missing = || Error::not_found(format!("subvolume {root}"));
             let link = place.insert(self.name_of_subvolume(root)?.ok_or_else(missing)?);
+            // In a damaged filesystem another may have that name.
+            if Named::find(handle, link.parent, &link.name)?.id.root != root {
+                return Err(missing());
+            }
             handle.delete_subvolume(link.parent, &link.name, Contents::Any)
         })?;
         Ok(place.expect("what was deleted had a name"))
@@ -248,7 +252,9 @@ impl Handle<'_> {
         }
         let root = named.id.root;
         // First, as in Linux. Nobody makes anything while this handle lives.
-        if holds == Contents::Nothing && self.fs.read_dir(named.id, 0)?.next().is_some() {
+        if holds == Contents::Nothing
+            && self.fs.read_dir(named.id, 0)?.next().transpose()?.is_some()
+        {
             return Err(Error::NotEmpty { what: shown(dir, name) });
         }
         let item = self.live_root_item(root)?;

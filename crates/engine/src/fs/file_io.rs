@@ -19,7 +19,7 @@ use std::sync::Weak;
 
 use ubtrfs_iomap::{
     Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, ReadPiece, RunFailure, WritebackRun,
+    MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, WritebackRun,
 };
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::extent::BackRef;
@@ -580,7 +580,9 @@ impl FileSystem for FileIo {
             RunFailure { index: 0, error, passes: false, stored }
         })?;
         let (core, files) = (&fs.inner.core, &fs.inner.files);
-        let (was_held, holds_before) = (core.is_held(), core.holds_begun());
+        // In this order: whose hold came between the two counts.
+        let holds_before = core.holds_begun();
+        let was_held = core.is_held();
         // What was kept back for the items of these is what their handles ask for now.
         files.subtract_delalloc(stored.missing_bytes(runs));
         if fs.write_runs(inode, runs, &mut stored).is_ok() {
@@ -673,9 +675,9 @@ impl FileSystem for FileIo {
         self.allocate(inode, range)
     }
 
-    fn sync(&self, inode: &IoInode, size: FileOffset) -> Result<()> {
+    fn sync(&self, inode: &IoInode, end: SeenEnd) -> Result<()> {
         let fs = self.fs()?;
-        fs.record_file(inode, size.bytes())?;
+        fs.record_file(inode, end)?;
         fs.commit()
     }
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, begin_freeing};
 use crate::txn::Reservation;
 use ubtrfs_iomap::extent_state::{StateBits, Want};
-use ubtrfs_iomap::{Beyond, FileRange};
+use ubtrfs_iomap::{Beyond, FileRange, SeenEnd};
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::inode::flags;
 
@@ -159,13 +159,14 @@ impl Filesystem {
     /// The dirty block that would have said where the file ends may be gone.
     pub(super) fn record_end(&self, io: &IoInode) -> Result<()> {
         let Some(space) = self.inner.open_files.find(io.id) else { return Ok(()) };
-        let size = space.size();
+        let end = space.see_end();
+        let size = end.size();
         // If it is there still, or on its way, it will.
         let last = size.bytes().saturating_sub(1);
         let last = FileRange::new(ubtrfs_iomap::FileOffset::new(last), size);
         let is_coming =
             space.states().test(last, Want::Any(StateBits::DELALLOC | StateBits::ORDERED));
-        self.record_file(io, if is_coming { 0 } else { size.bytes() })
+        if is_coming { self.record_times(io) } else { self.record_file(io, end) }
     }
 
     /// Takes a range out of the file from its end on, a few extents under each handle. `size` says from
@@ -319,20 +320,29 @@ impl Filesystem {
         }
     }
 
-    /// Enters in the inode what was only noted in memory: that the file ends at `size` at least, and
-    /// when it was written.
-    pub(super) fn record_file(&self, io: &IoInode, size: u64) -> Result<()> {
+    /// Enters in the inode what was only noted in memory: that the file ends where it was seen to, at least, if it was not cut since, and
+    /// when it was written. What was dirty before it was seen is on the medium.
+    pub(super) fn record_file(&self, io: &IoInode, end: SeenEnd) -> Result<()> {
         let space = self.inner.open_files.find(io.id);
         if let Some(space) = &space {
-            space.flush_old_tail(ubtrfs_iomap::FileOffset::new(size))?;
+            space.flush_old_tail(end.size())?;
         }
         let _lock = self.inner.files.lock_data(io.id);
-        // Truncated meanwhile, it ends there: who truncates changes memory first.
-        let now = space.map_or(size, |space| space.size().bytes());
-        let size = size.min(now);
+        // Who truncates changes memory first, and the medium under this lock.
+        let size = space.map_or(end.size(), |space| space.end_to_record(end)).bytes();
         if io.medium(self)?.size < size {
             return self.set_locked_size(io, size, Beyond::Kept, DataPromise::Given);
         }
+        self.record_locked_times(io)
+    }
+
+    /// As [`Filesystem::record_file`], but not where the file ends.
+    pub(super) fn record_times(&self, io: &IoInode) -> Result<()> {
+        let _lock = self.inner.files.lock_data(io.id);
+        self.record_locked_times(io)
+    }
+
+    fn record_locked_times(&self, io: &IoInode) -> Result<()> {
         if io.written.lock().is_none() {
             return Ok(());
         }

@@ -212,10 +212,9 @@ impl Filesystem {
     pub fn flush_files(&self) -> Result<()> {
         let mut result = Ok(());
         for space in self.inner.open_files.all() {
-            // What others write behind the end from now on may not be on the medium.
-            let size = space.size().bytes();
+            let end = space.see_end();
             let flushed = space.flush(FileRange::from(FileOffset::ZERO));
-            let stored = flushed.and_then(|()| match self.record_file(space.inode(), size) {
+            let stored = flushed.and_then(|()| match self.record_file(space.inode(), end) {
                 // One that went meanwhile has nothing to be recorded.
                 Err(Error::NotFound { .. }) => Ok(()),
                 recorded => recorded,
@@ -259,11 +258,10 @@ impl Filesystem {
     pub(super) fn flush_file(&self, id: InodeId) -> Result<Option<Arc<Space>>> {
         let Some(space) = self.inner.open_files.find(id) else { return Ok(None) };
         let open = space.open();
-        // What others write behind the end from now on may not be on the medium.
-        let size = space.size().bytes();
+        let end = space.see_end();
         space.flush(FileRange::from(FileOffset::ZERO))?;
         open.take_error()?;
-        self.record_file(space.inode(), size)?;
+        self.record_file(space.inode(), end)?;
         Ok(Some(space))
     }
 
@@ -346,8 +344,9 @@ impl Filesystem {
         let file = self.open_data(id)?;
         check_flags(id, self.disk_inode(id)?.flags, false)?;
         file.truncate(FileOffset::new(size_bytes))?;
+        let end = file.space().see_end();
         file.space().flush(FileRange::from(FileOffset::ZERO))?;
-        self.record_file(file.space().inode(), size_bytes)?;
+        self.record_file(file.space().inode(), end)?;
         file.take_error()
     }
 
@@ -556,7 +555,7 @@ impl DataFile {
             return Ok(());
         }
         // Not where it ends: what is on its way says so when it is there.
-        match self.fs.record_file(space.inode(), 0) {
+        match self.fs.record_times(space.inode()) {
             Err(Error::NoSpace { .. } | Error::Limit { .. }) => Ok(()),
             result => result,
         }

@@ -80,8 +80,8 @@ impl Filesystem {
         }
     }
 
-    /// Commits, with the new contents of files that were cut to nothing. What finds no room before finds it behind the commit, and has one
-    /// of its own: only a crash between the two leaves such a file empty. Called by a thread that holds no handle.
+    /// Commits, with the new contents of files that were cut to nothing. What finds no room before may find it behind the commit, and has one
+    /// of its own: a crash between the two, or before there is room, leaves such a file empty. Called by a thread that holds no handle.
     ///
     /// # Errors
     /// Those of `commit`.
@@ -96,8 +96,7 @@ impl Filesystem {
     }
 
     /// Brings the new contents of files that were cut to nothing to the medium. What cannot be stored is told to who syncs those files.
-    /// Returns whether all is stored, or lost: what is not, as there was no room before the commit, or commits are held, is tried again with
-    /// the next call.
+    /// Returns whether none of them lacked room: what did, before the commit or as commits are held, is tried again with the next call.
     fn store_written_anew(&self) -> bool {
         let anew = &self.inner.open_files.written_anew;
         if anew.count.load(Ordering::Acquire) == 0 {
@@ -154,14 +153,12 @@ impl Filesystem {
         }
     }
 
-    /// Returns whether nothing is left in memory of what the file had: lost data is told by the file's next fsync.
+    /// Returns whether another try would be of no use: all is stored, or lost, or cannot be, which the file's next fsync tells. Not where it
+    /// only lacked room.
     fn store(&self, space: &Space) -> bool {
-        let size = space.size().bytes();
+        let end = space.see_end();
         let stored = space.flush(FileRange::from(FileOffset::ZERO));
-        match stored.and_then(|()| self.record_file(space.inode(), size)) {
-            // One that went meanwhile has nothing to be kept.
-            Ok(()) | Err(Error::NotFound { .. }) => true,
-            Err(_) => false,
-        }
+        let recorded = stored.and_then(|()| self.record_file(space.inode(), end));
+        !matches!(recorded, Err(Error::NoSpace { .. } | Error::Limit { .. }))
     }
 }

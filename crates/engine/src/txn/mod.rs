@@ -149,9 +149,10 @@ impl Core {
     pub(crate) fn hold_commits(&self, bytes_max: u64) {
         let mut gate = lock_brief(&self.gate);
         gate.holders += 1;
-        // What sees it held sees that it has begun.
-        self.holds_begun.fetch_add(1, Ordering::Release);
         self.held_bytes_max.store(bytes_max, Ordering::Release);
+        // Afterwards: who asked for the number before, and whether it is held behind that, knows of each hold he may have met, as one that
+        // he saw neither begun nor held has begun, by this number, before it ends.
+        self.holds_begun.fetch_add(1, Ordering::Release);
     }
 
     /// Takes one [`Core::hold_commits`] back.
@@ -159,7 +160,7 @@ impl Core {
         let mut gate = lock_brief(&self.gate);
         gate.holders -= 1;
         if gate.holders == 0 {
-            self.held_bytes_max.store(0, Ordering::Relaxed);
+            self.held_bytes_max.store(0, Ordering::Release);
         }
     }
 

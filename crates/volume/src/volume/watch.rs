@@ -104,7 +104,7 @@ impl Watch {
         is_due.then_some(now_ms)
     }
 
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         if !self.is_lost.load(Ordering::SeqCst) {
             return Ok(());
         }
