@@ -159,10 +159,14 @@ fn judge_zeroing(run: &Run) {
     }
     assert!(count(BEFORE, "rounds", "pages_flushed") >= 50);
     assert!(count(BEFORE, "rounds", "tree_searches") > count("ubtrfs", "rounds", "tree_searches"));
-    let zeroed = |name: &str, column: &str| run.count("zeroed_range", &[who(name)], column);
-    assert_eq!((zeroed("ubtrfs", "pages_flushed"), zeroed("ubtrfs", "device_writes")), (0, 0));
-    assert!(zeroed("ubtrfs", "mappings") > 0);
-    assert_eq!(zeroed(BEFORE, "pages_flushed"), 16);
+    for blocks in [2, 5, 16_u64] {
+        let zeroed = |name: &str, column: &str| {
+            run.count("zeroed_range", &[who(name), ("blocks", blocks.into())], column)
+        };
+        assert_eq!((zeroed("ubtrfs", "pages_flushed"), zeroed("ubtrfs", "device_writes")), (0, 0));
+        assert!(zeroed("ubtrfs", "mappings") > 0);
+        assert_eq!(zeroed(BEFORE, "pages_flushed"), blocks);
+    }
     let stored = run.row("mapped_store", &[who("ubtrfs")]);
     assert_eq!((&stored["wrong_bytes"], &stored["wrong_bytes_reopened"]), (&0.into(), &0.into()));
 }

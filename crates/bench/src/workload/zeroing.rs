@@ -12,8 +12,8 @@ use crate::mount::Kernel;
 use crate::report::{Cell, Table};
 
 const ROUNDS: [u64; 3] = [5_000, 16_667, 50_000];
-/// Dirty blocks of a range that is zeroed, 128 MiB long.
-const ZEROED_BLOCKS: u64 = 16_384;
+/// Dirty blocks of a range that is zeroed, twice as long: up to 128 MiB.
+const ZEROED_BLOCKS: [u64; 3] = [1_638, 5_461, 16_384];
 const LOOP_S_MAX: f64 = 0.1;
 const GROWTH_MAX: f64 = 1.3;
 /// Of the time that the kernel's xfs takes.
@@ -189,14 +189,13 @@ fn counts(sizes: &[(u64, Vec<Series<Kept>>)]) -> Table {
 
 /// The loop's block is dirty as a whole, which is seen without a mapping. Here the batch is what spares writing back.
 fn zeroed(context: &Context<'_>) -> Result<Table> {
-    let blocks = context.scaled(ZEROED_BLOCKS);
     let title = format!(
-        "zeroing: a range of {} KiB that was allocated, of which every other block is dirty, zeroed at once; on {}, {} rounds",
-        blocks * 8,
+        "zeroing: a range that was allocated, of which every other block is dirty, zeroed at once; on {}, {} rounds",
         context.scratch.kind(),
         context.options.round_count,
     );
     let columns = [
+        ("blocks", "dirty blocks"),
         ("who", "who"),
         ("wall_s", "wall s"),
         ("wall_ns", "ns a block"),
@@ -207,6 +206,28 @@ fn zeroed(context: &Context<'_>) -> Result<Table> {
         ("device_writes", "device writes"),
     ];
     let mut table = Table::new("zeroed_range", title, &columns);
+    let mut each_ns = Vec::new();
+    for blocks in ZEROED_BLOCKS {
+        let blocks = context.scaled(blocks);
+        let series = zeroed_blocks(context, blocks)?;
+        push_zeroed(&mut table, blocks, &series);
+        each_ns.push(series[0].median(|run| run.wall_each_ns("zero")));
+    }
+    let growth = each_ns[2] / each_ns[0];
+    table.note(verdict(
+        "a block at the largest size against the smallest",
+        growth,
+        GROWTH_MAX,
+        "times",
+    ));
+    table.note(
+        "All of it reads as zeros then. Ours zeroes what is dirty in memory, as that is what the call is for that zeroes part of a file, and its \
+         fsync writes that; the kernel's ZERO_RANGE makes the range unwritten again, for which it writes back first, or drops what is dirty.",
+    );
+    Ok(table)
+}
+
+fn zeroed_blocks(context: &Context<'_>, blocks: u64) -> Result<Vec<Series<Kept>>> {
     let ours = |name: &str, ablation: &'static [&'static str]| {
         Contestant::new(name, move || {
             let add = |phase: &str, job: &mut std::process::Command| {
@@ -216,20 +237,29 @@ fn zeroed(context: &Context<'_>) -> Result<Table> {
         })
     };
     let mut contestants = vec![ours(OURS, &[]), ours(BEFORE, &["--ablate", "batch"])];
+    if files::mount_available(context).is_ok() {
+        contestants.push(Contestant::new(files::MOUNTED, move || {
+            files::mounted(context, "zeroing", blocks, &["zero"])
+        }));
+    }
     for kernel in files::kernels(context) {
         contestants.push(Contestant::new(kernel.name(), move || {
             files::theirs(context, kernel, "", ("zeroing", blocks), &[], &["zero"])
         }));
     }
-    let series = alternate(contestants, context.options.round_count)?;
+    alternate(contestants, context.options.round_count)
+}
+
+fn push_zeroed(table: &mut Table, blocks: u64, series: &[Series<Kept>]) {
     let wall_s = |one: &Series<Kept>| one.median(|run| run.outcome.wall_s("zero"));
-    for one in &series {
+    for one in series {
         let first = one.rounds.first();
         let count = |what: &str| {
             let count = first.and_then(|run| run.outcome.count("zero", what));
             count.map_or(Cell::Missing, Cell::Count)
         };
         table.push(vec![
+            Cell::Count(blocks),
             Cell::text(&one.name),
             Cell::Precise(wall_s(one)),
             Cell::Nanos(one.median(|run| run.wall_each_ns("zero"))),
@@ -240,11 +270,6 @@ fn zeroed(context: &Context<'_>) -> Result<Table> {
             count("device writes"),
         ]);
     }
-    table.note(
-        "All of it reads as zeros then. Ours zeroes what is dirty in memory, as that is what the call is for that zeroes part of a file, and its \
-         fsync writes that; the kernel's ZERO_RANGE makes the range unwritten again, for which it writes back first, or drops what is dirty.",
-    );
-    Ok(table)
 }
 
 /// Who shows bytes that nobody wrote to the file.
