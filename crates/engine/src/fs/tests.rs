@@ -403,3 +403,11 @@ fn file_that_is_removed_while_it_is_dirty_is_not_kept_in_memory() {
         assert!(!fs.is_open(id), "round {round}");
     }
 }
+
+/// An inode takes 512 bytes at most in memory, with its key in a table that is half full; a file that is open, of which there are fewer, with
+/// its pages' and states' roots, locks and errors, twice as many.
+#[test]
+fn inodes_and_open_files_are_small_in_memory() {
+    assert!(2 * size_of::<(InodeId, super::state::HeldInode)>() <= 512);
+    assert!(size_of::<super::open_file::Space>() <= 1024);
+}
