@@ -127,6 +127,46 @@ fn helpers_go_by_nothing_that_another_namespace_has_as_proc_and_sys() {
     place.assert_clean();
 }
 
+/// The server ended its connection by the name that this has in `/sys`, and emptied what users of the namespace had put there.
+#[test]
+fn connection_is_ended_by_nothing_that_another_namespace_has_as_sys() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return;
+    }
+    let Some(place) = Place::new(true) else { return };
+    let said = with_helpers(&place, "ln -s", ENDED_IN_A_NAMESPACE_THAT_LIES);
+    assert_eq!(said, "it has ended\nit was told where the server is from\nuntouched\n");
+    place.assert_clean();
+}
+
+const ENDED_IN_A_NAMESPACE_THAT_LIES: &str = r##"
+        printf untouched >"$3/canary"
+        mount -t fusectl none /sys/fs/fuse/connections
+        unshare -m sh -c '
+            mount -t tmpfs none /sys
+            mkdir -p /sys/fs/fuse/connections/any
+            ln -s "$3/canary" /sys/fs/fuse/connections/any/abort
+            perl -e "symlink(q(any), qq(/sys/fs/fuse/connections/\$_)) or die for 0 .. 9999"
+            : >"$3/ready"
+            exec sleep 120
+        ' sh "$1" "$2" "$3" &
+        other=$!
+        while ! [ -e "$3/ready" ]; do sleep 0.01; done
+        timeout 60 /usr/sbin/mount.fuse.ubtrfs "$1" "$2" -o commit=3600 -N $other
+        server=$(pgrep -f "mount.fuse.ubtrfs $1 ")
+        # No request can be taken any more.
+        strace -f -p $server -o "$3/trace" -e trace=read,openat -e inject=read:error=EIO 2>/dev/null &
+        tracer=$!
+        until grep -q "^TracerPid:.[1-9]" /proc/$server/task/*/status; do sleep 0.01; done
+        sleep 0.5
+        timeout 60 nsenter -m -t $other ls "$2" >/dev/null 2>&1 || true
+        timeout 60 flock "$1" echo it has ended
+        wait $tracer || true
+        grep -q '"[0-9]*/abort", O_WRONLY' "$3/trace" && echo it was told where the server is from
+        cat "$3/canary"; echo
+        { kill $other; wait $other || true; } 2>/dev/null
+        true"##;
+
 const IN_A_NAMESPACE_THAT_LIES: &str = r##"
         mkdir "$3/decoy" "$3/real"
         printf untouched >"$3/canary"

@@ -1,5 +1,5 @@
-//! What the system tells this process of itself. In another mount namespace somebody else may have put anything by the name of `/proc`:
-//! whoever goes to one keeps his own directory of it before.
+//! What the system tells this process of itself, and is told of its connections. In another mount namespace somebody else may have put anything
+//! by the names of `/proc` and `/sys`: whoever goes to one keeps his own directories of them before.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +13,19 @@ use ubtrfs_rt::Mutex;
 
 const OWN: &str = "/proc/self";
 
+/// Where the kernel has a directory for each connection, in which its owner may end it.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+/// Source: `FUSE_CTL_SUPER_MAGIC` of `fs/fuse/control.c`.
+const FUSECTL_MAGIC: u32 = 0x6573_5543;
+
 static KEPT: OnceLock<OwnedFd> = OnceLock::new();
+/// `None` where there was nothing by that name.
+static KEPT_CONNECTIONS: OnceLock<Option<OwnedFd>> = OnceLock::new();
 /// Who has the working directory of the process.
 static AT_WORK: Mutex<()> = Mutex::new(());
 
-/// Keeps the directory of this process in `/proc`, from which all goes that is asked of it later. To be called before another mount
-/// namespace is entered; from then on nothing may go by the working directory, which is that namespace's root.
+/// Keeps the directory of this process in `/proc`, from which all goes that is asked of it later, and that of connections in `/sys`. To be
+/// called before another mount namespace is entered; from then on nothing may go by the working directory, which is that namespace's root.
 ///
 /// # Errors
 /// The system's.
@@ -27,6 +34,7 @@ pub fn keep_own_proc() -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         // Where another thread was first it is the same.
         let _ = KEPT.set(rustix::fs::open(OWN, flags, Mode::empty())?);
+        let _ = KEPT_CONNECTIONS.set(open_connections().ok());
     }
     Ok(())
 }
@@ -55,6 +63,32 @@ fn open_own(name: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     }
 }
 
+fn open_connections() -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(CONNECTIONS, flags, Mode::empty())
+}
+
+/// Has the kernel end the connection of this number.
+///
+/// # Errors
+/// The system's; `NOTSUP` where something else is there than what the kernel tells of connections, to which nothing is written.
+pub(crate) fn end_connection(number: u32) -> Result<(), Errno> {
+    match KEPT_CONNECTIONS.get() {
+        Some(kept) => end_connection_in(kept.as_ref().ok_or(Errno::NOENT)?, number),
+        None => end_connection_in(&open_connections()?, number),
+    }
+}
+
+fn end_connection_in(connections: &OwnedFd, number: u32) -> Result<(), Errno> {
+    // Whatever else has the name stays as it is.
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(connections, format!("{number}/abort"), flags, Mode::empty())?;
+    if u32::try_from(rustix::fs::fstatfs(&file)?.f_type) != Ok(FUSECTL_MAGIC) {
+        return Err(Errno::NOTSUP);
+    }
+    rustix::io::write(&file, b"1").map(drop)
+}
+
 /// In the directory of this process.
 fn name_of(file: &OwnedFd) -> PathBuf {
     Path::new("fd").join(file.as_raw_fd().to_string())
@@ -74,4 +108,29 @@ pub(crate) fn with_path_of<T>(
     let back = rustix::process::chdir("/");
     drop(at_work);
     result.and_then(|value| back.map(|()| value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever had the name was emptied and written to, be it by a link.
+    #[test]
+    fn what_is_no_connection_of_the_kernels_is_not_written_to() {
+        let scratch = tempfile::tempdir().unwrap();
+        let canary = scratch.path().join("canary");
+        std::fs::write(&canary, "untouched").unwrap();
+        for number in 1..=3 {
+            std::fs::create_dir(scratch.path().join(number.to_string())).unwrap();
+        }
+        std::fs::hard_link(&canary, scratch.path().join("1/abort")).unwrap();
+        std::os::unix::fs::symlink(&canary, scratch.path().join("2/abort")).unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let connections = rustix::fs::open(scratch.path(), flags, Mode::empty()).unwrap();
+        let refused = [1, 2, 3, 4].map(|number| end_connection_in(&connections, number));
+        let expected = [Errno::NOTSUP, Errno::LOOP, Errno::NOENT, Errno::NOENT].map(Err);
+        assert_eq!(refused, expected);
+        assert_eq!(std::fs::read(&canary).unwrap(), b"untouched");
+        assert!(!scratch.path().join("3/abort").exists());
+    }
 }

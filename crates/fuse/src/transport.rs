@@ -22,6 +22,7 @@ use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 use crate::clones::clone_of;
 use crate::message::{Answer, Request};
 use crate::mount::MountedDevice;
+use crate::own;
 use crate::ring::Rings;
 
 /// What came of looking for a request.
@@ -229,12 +230,9 @@ impl Transport for FuseDevice {
             return;
         };
         // Nothing is there where nobody has mounted it.
-        let _ = std::fs::write(format!("{CONNECTIONS}/{connection}/abort"), "1");
+        let _ = own::end_connection(connection);
     }
 }
-
-/// Where the kernel has a directory for each connection, in which its owner may end it.
-const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// The number of a connection: of the mount's device, as the kernel has it.
 fn connection_of(device: &str) -> Option<u32> {
