@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use crate::abi::InHeader;
 use crate::message::Result;
 use crate::mount;
+use crate::own;
 use crate::server::Server;
 
 /// A thread that was answered at once may not sleep yet, and then says nothing of its call: it is looked at so often.
@@ -41,10 +42,19 @@ pub(crate) fn umask_of(pid: u32) -> u32 {
     value.and_then(|value| u32::from_str_radix(value.trim(), 8).ok()).unwrap_or(USUAL)
 }
 
-/// Whether a thread has CAP_SYS_ADMIN, which root may be without. One of which nothing is told has not.
+/// Whether a thread has CAP_SYS_ADMIN, which root may be without, where this server is. One of which nothing is told has not.
 pub(crate) fn may_administer(pid: u32) -> bool {
     let about = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    has_sys_admin(&about)
+    has_sys_admin(&about) && is_in_our_user_namespace(pid)
+}
+
+/// What a thread may is told as of its own user namespace, and in one that he makes anybody may anything. Of one that has rights which this process
+/// has not it may not be told (ptrace(2)).
+fn is_in_our_user_namespace(pid: u32) -> bool {
+    const NAMESPACE: &str = "ns/user";
+    let its = std::fs::read_link(format!("/proc/{pid}/{NAMESPACE}"));
+    let ours = own::read_own_link(NAMESPACE);
+    its.ok().zip(ours.ok()).is_some_and(|(its, ours)| its == ours)
 }
 
 /// Source: proc_pid_status(5); the capability's number is of `linux/capability.h`.

@@ -1,9 +1,11 @@
 //! What the system tells this process of itself, and is told of its connections. In another mount namespace somebody else may have put anything
 //! by the names of `/proc` and `/sys`: whoever goes to one keeps his own directories of them before.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -45,6 +47,20 @@ pub fn keep_own_proc() -> io::Result<()> {
 /// The system's.
 pub fn open_own_proc(name: &str) -> io::Result<File> {
     Ok(File::from(open_own(Path::new(name), OFlags::empty())?))
+}
+
+/// What a link of this process in `/proc` says.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn read_own_link(name: &str) -> io::Result<PathBuf> {
+    match KEPT.get() {
+        Some(own) => {
+            let target = rustix::fs::readlinkat(own, name, Vec::new())?;
+            Ok(OsString::from_vec(target.into_bytes()).into())
+        }
+        None => std::fs::read_link(Path::new(OWN).join(name)),
+    }
 }
 
 /// Opens again, to be read, what is open by its name only ([`OFlags::PATH`]).

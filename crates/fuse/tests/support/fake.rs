@@ -38,8 +38,6 @@ pub const DELETE: i32 = 6;
 pub const ROOT_NODE: u64 = 1;
 /// Of the protocol, as it is spoken if no other is said to be.
 const MINOR: u32 = 39;
-/// Who makes requests if nobody else is said to.
-const PROCESS: u32 = 1;
 const EIO: i32 = 5;
 /// Bytes in front of what is sent.
 const HEADER_BYTES: usize = 16;
@@ -134,7 +132,7 @@ impl Fake {
     /// Makes a request; returns its number.
     pub fn ask(&self, operation: u32, node: u64, body: &[u8]) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let unique = self.put(&mut state, PROCESS, operation, node, body);
+        let unique = self.put(&mut state, process(), operation, node, body);
         self.changed.notify_all();
         unique
     }
@@ -142,7 +140,7 @@ impl Fake {
     /// As [`Fake::ask`]; the answer stays on its way until [`Fake::let_through`].
     pub fn ask_and_hold(&self, operation: u32, node: u64, body: &[u8]) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let unique = self.put(&mut state, PROCESS, operation, node, body);
+        let unique = self.put(&mut state, process(), operation, node, body);
         state.held.insert(unique, false);
         self.changed.notify_all();
         unique
@@ -151,7 +149,7 @@ impl Fake {
     /// As [`Fake::ask`]; the answer is refused, and the request fails.
     pub fn ask_and_refuse(&self, operation: u32, node: u64, body: &[u8]) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let unique = self.put(&mut state, PROCESS, operation, node, body);
+        let unique = self.put(&mut state, process(), operation, node, body);
         state.refused.insert(unique);
         self.changed.notify_all();
         unique
@@ -268,7 +266,7 @@ impl Fake {
     /// As [`Fake::done`], by another user.
     pub fn done_as(&self, uid: u32, operation: u32, node: u64, body: &[u8]) -> Answered {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let unique = self.put_as(&mut state, [uid, PROCESS], operation, node, body);
+        let unique = self.put_as(&mut state, [uid, process()], operation, node, body);
         drop(state);
         self.changed.notify_all();
         self.answer(unique)
@@ -311,6 +309,11 @@ impl Fake {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).is_ended = true;
         self.changed.notify_all();
     }
+}
+
+/// Who makes requests if nobody else is said to: of others this process may not be told all.
+fn process() -> u32 {
+    std::process::id()
 }
 
 /// A number in an answer.
