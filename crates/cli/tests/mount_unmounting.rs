@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use place::{Memory, Place, assert_image_clean, wait_until};
 
@@ -195,4 +195,45 @@ fn umount_waits_for_who_serves_whatever_the_image_is_called_by_now() {
             place.assert_clean();
         }
     }
+}
+
+/// Nothing was unmounted where statx(2) is not there (Linux before 5.8), or is forbidden, nor was it when its server was told to end.
+#[test]
+fn mount_is_taken_off_where_the_system_does_not_tell_by_statx_what_it_is() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return;
+    }
+    let Some(place) = Place::new(true) else { return };
+    let without_statx = |error: &str, words: &[&str], paths: &[&Path]| {
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-o", "/dev/null", "-e", "trace=statx", "-e"]);
+        strace.arg(format!("inject=statx:error={error}"));
+        strace.arg(env!("CARGO_BIN_EXE_ubtrfs")).args(words).args(paths);
+        strace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for error in ["ENOSYS", "EPERM", "EACCES"] {
+        for words in [&["umount"][..], &["umount", "-l"], &["umount", "-f"]] {
+            place.mount(&[]);
+            let output = without_statx(error, words, &[&place.directory]);
+            let output = output.wait_with_output().unwrap();
+            assert!(output.status.success(), "{error}, {words:?}: {}", said(&output));
+            assert!(!place.is_mounted(), "{error}, {words:?}");
+            wait_until("ended", || File::open(&place.image).unwrap().try_lock().is_ok());
+        }
+    }
+    place.mount(&[]);
+    let words = ["mount", "-o", "remount,ro"];
+    let remount = without_statx("ENOSYS", &words, &[&place.image, &place.directory]);
+    let output = remount.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    place.umount();
+    let mut serving = without_statx("ENOSYS", &["mount", "-f"], &[&place.image, &place.directory]);
+    wait_until("mounted", || place.is_mounted());
+    let server = ubtrfs_volume::lock_holder(&place.image).unwrap().to_string();
+    // It says so before it takes requests, and handles signals by then.
+    fs::read_dir(&place.directory).unwrap().for_each(drop);
+    assert!(Command::new("kill").args(["-TERM", &server]).status().unwrap().success());
+    wait_until("taken off", || !place.is_mounted());
+    assert!(serving.wait().unwrap().success());
+    place.assert_clean();
 }

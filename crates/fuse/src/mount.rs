@@ -4,7 +4,7 @@ use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -360,12 +360,51 @@ fn reached_from(from: impl AsFd, path: &Path, flags: AtFlags) -> Result<Option<R
     }))
 }
 
-/// Refuses what is not the top of a mount by now, and what may not be.
+const LOOKING: &str = "looking what is mounted there";
+const ANOTHER: &str = "something else is mounted there by now, or nothing";
+
+/// Refuses what is not this mount by now, and what may not be. A link at the end of `path` is not followed; nothing is `from` itself.
+fn check(mount: MountId, from: BorrowedFd<'_>, path: &Path) -> Result<(), MountError> {
+    let is_itself = path.as_os_str().is_empty();
+    let flags = if is_itself { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
+    let checked = check_reached(mount, reached_from(from, path, flags));
+    match checked.map_err(|error| (error.errno, error)) {
+        Err((Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::ACCESS, _)) => {
+            match mount_of(from, path).map_err(failed(LOOKING))? {
+                number if number == mount => Ok(()),
+                _ => Err(failed(ANOTHER)(Errno::STALE)),
+            }
+        }
+        checked => checked.map_err(|(_, error)| error),
+    }
+}
+
+/// The mount that a name leads to, where statx(2) does not tell: before Linux 5.8, or where a sandbox does not know it. Whether that is the top
+/// of it the kernel looks itself: it takes nothing else off, nor mounts it again. For this it is opened, though by its name only.
+///
+/// Source: proc_pid_fdinfo(5), from Linux 3.15 on.
+fn mount_of(from: BorrowedFd<'_>, path: &Path) -> Result<MountId, Errno> {
+    let opened = match path.as_os_str().is_empty() {
+        true => None,
+        false => {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            Some(rustix::fs::openat(from, path, flags, Mode::empty())?)
+        }
+    };
+    let place = opened.as_ref().map_or(from, AsFd::as_fd);
+    let about = own::open_own_proc(&format!("fdinfo/{}", place.as_raw_fd()))
+        .and_then(io::read_to_string)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let number = about.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    let number = number.and_then(|number| number.trim().parse().ok());
+    number.map(MountId).ok_or(Errno::OPNOTSUPP)
+}
+
+/// As [`check`], by what statx(2) says.
 fn check_reached(mount: MountId, found: Result<Option<Reached>, Errno>) -> Result<(), MountError> {
-    const LOOKING: &str = "looking what is mounted there";
     match found.map_err(failed(LOOKING))? {
         Some(reached) if reached == (Reached { mount, is_top: true }) => Ok(()),
-        Some(_) => Err(failed("something else is mounted there by now, or nothing")(Errno::STALE)),
+        Some(_) => Err(failed(ANOTHER)(Errno::STALE)),
         None => Err(failed(LOOKING)(Errno::OPNOTSUPP)),
     }
 }
@@ -417,7 +456,7 @@ pub fn remount(directory: &Path, mount: MountId, options: &Remount) -> Result<()
     flags.extend(options.restrictions.iter().map(|restriction| restriction.flag()));
     let pinned = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let place = rustix::fs::open(directory, pinned, Mode::empty()).map_err(failed(WHAT))?;
-    check_reached(mount, reached_from(&place, Path::new(""), AtFlags::EMPTY_PATH))?;
+    check(mount, place.as_fd(), Path::new(""))?;
     own::with_path_of(&place, |path| rustix::mount::mount_remount(path, flags, c""))
         .map_err(failed(WHAT))
 }
@@ -436,7 +475,7 @@ fn unmount_with(
     busy_max: Duration,
 ) -> Result<(), MountError> {
     if !rustix::process::geteuid().is_root() {
-        check_reached(mount, reached_from(CWD, directory, AtFlags::SYMLINK_NOFOLLOW))?;
+        check(mount, CWD, directory)?;
         return unmount_as_user(directory, option);
     }
     let begun = Instant::now();
@@ -460,12 +499,12 @@ fn unmount_as_root(
 ) -> Result<(), MountError> {
     let flags = flags | UnmountFlags::NOFOLLOW;
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
-        check_reached(mount, reached_from(CWD, directory, AtFlags::SYMLINK_NOFOLLOW))?;
+        check(mount, CWD, directory)?;
         return rustix::mount::unmount(directory, flags).map_err(failed(UNMOUNTING));
     };
     let pinned = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let parent = rustix::fs::open(parent, pinned, Mode::empty()).map_err(failed(UNMOUNTING))?;
-    check_reached(mount, reached_from(&parent, Path::new(name), AtFlags::SYMLINK_NOFOLLOW))?;
+    check(mount, parent.as_fd(), Path::new(name))?;
     own::with_path_of(&parent, |path| rustix::mount::unmount(path.join(name), flags))
         .map_err(failed(UNMOUNTING))
 }
@@ -495,6 +534,23 @@ mod tests {
         let found =
             ["0:5", "0:6", "0:7", "0:8", "0:9"].map(|device| is_read_only_in(table, device));
         assert_eq!(found, [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn mount_has_the_same_number_however_it_is_asked_for() {
+        let scratch = tempfile::tempdir().unwrap();
+        for path in [Path::new("/"), Path::new("/proc"), Path::new("/proc/self"), scratch.path()] {
+            let Some(reached) = reached(path).unwrap() else { return };
+            let opened = File::open(path).unwrap();
+            // A link itself lies where its target need not.
+            let found = [
+                mount_of(CWD, path).unwrap(),
+                mount_of(opened.as_fd(), Path::new("")).unwrap(),
+                mount_of(opened.as_fd(), Path::new(".")).unwrap(),
+            ];
+            assert_eq!(found, [reached.mount; 3], "{path:?}");
+        }
+        assert_eq!(mount_of(CWD, &scratch.path().join("missing")), Err(Errno::NOENT));
     }
 
     /// Root was told nothing of another user's mount, and took that for the one that was meant.
