@@ -433,6 +433,16 @@ pub fn unmount_by_force(directory: &Path, mount: MountId) -> Result<(), MountErr
     unmount_with(directory, mount, UnmountFlags::FORCE, "-u", BUSY_BY_FORCE_MAX)
 }
 
+/// As [`unmount_by_force`], of what `directory` shows, if that has this device number: all who wait for an answer hear that there is none.
+pub(crate) fn end_by_force(directory: &Path, device: &str) -> Result<(), MountError> {
+    let mount = mount_of(CWD, directory).map_err(failed(LOOKING))?;
+    let id = mount.0.to_string();
+    match places(&own_table(), device).any(|(other, _)| other == id) {
+        true => unmount_by_force(directory, mount),
+        false => Err(failed(ANOTHER)(Errno::STALE)),
+    }
+}
+
 /// What is allowed in a mount.
 #[derive(Clone, Debug)]
 pub struct Remount {

@@ -31,7 +31,7 @@ pub(crate) struct QueueThreads {
 }
 
 impl QueueThreads {
-    /// Starts them. Where that fails all of them end, as does the transport.
+    /// Starts them. Where that fails all of them end, as does the transport, and the connection for the kernel.
     pub(crate) fn spawn(
         queues: Arc<dyn Queues>,
         server: &Arc<Server>,
@@ -40,7 +40,7 @@ impl QueueThreads {
         let mut threads = Self { queues, threads: Vec::new(), pool: Vec::new() };
         if threads.start(server, transport).is_err() {
             threads.fail(Errno::AGAIN);
-            transport.stop();
+            end(&**transport, server);
         }
         threads
     }
@@ -61,7 +61,7 @@ impl QueueThreads {
             let work = move || {
                 queues.run_queue(number, &*server);
                 if queues.failure().is_some() {
-                    transport.stop();
+                    end(&*transport, &server);
                 }
             };
             self.threads.extend(executor.spawn("ubtrfs-ring", work)?);
@@ -74,11 +74,6 @@ impl QueueThreads {
         self.queues.fail(errno);
     }
 
-    /// Why a queue ended before its time, if one has by now.
-    pub(crate) fn failure(&self) -> Option<Errno> {
-        self.queues.failure()
-    }
-
     /// Waits until the queues have ended, then ends the pool. Returns why a queue ended before its time.
     pub(crate) fn join(self) -> Option<Errno> {
         self.threads.into_iter().for_each(Service::join);
@@ -86,4 +81,10 @@ impl QueueThreads {
         self.pool.into_iter().for_each(Service::join);
         self.queues.failure()
     }
+}
+
+/// A queue has failed: nobody takes what comes by it any more, and somebody may wait for that until the kernel hears so.
+fn end(transport: &dyn Transport, server: &Server) {
+    transport.stop();
+    transport.abort(server.device());
 }

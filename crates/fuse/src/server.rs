@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use ubtrfs_engine::{Error, Filesystem, Inode, InodeId};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::RootId;
-use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering, Time};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, Time};
 
 use crate::abi::{self, Attr, EntryOut, InHeader, init, opcode};
 use crate::agree::agree;
@@ -144,6 +144,8 @@ pub struct Server {
     pub(crate) overdue: Overdue,
     /// More than one thread answers.
     has_helpers: AtomicBool,
+    /// Threads that take requests from the connection itself.
+    takers: AtomicUsize,
     /// Held by who looks at an inode's flags to set them: another would be undone.
     pub(crate) flags: Mutex<()>,
     pub(crate) listed: Listed,
@@ -232,6 +234,7 @@ impl Server {
             beside: Beside::default(),
             overdue: Overdue::default(),
             has_helpers: AtomicBool::new(false),
+            takers: AtomicUsize::new(0),
             flags: Mutex::new(()),
             listed: Listed::default(),
             brings_back: Mutex::new(()),
@@ -328,6 +331,7 @@ impl Server {
         self.leaves_flags_to_us.store(agreed.minor < LOOKS_AT_FLAGS_MINOR, Ordering::Release);
         let executor = self.fs.runtime().executor;
         let mut threads = Vec::new();
+        self.takers.store(1, Ordering::Release);
         let queue_threads = agreed.queues.map(|queues| {
             self.leaders.stop_looking();
             QueueThreads::spawn(queues, self, transport)
@@ -338,41 +342,43 @@ impl Server {
             let work = move || {
                 let mut buffer = vec![0; REQUEST_BYTES_MAX];
                 // The first thread tells of what fails.
-                let _ = server.work(&way, &mut buffer);
+                let _ = server.take_requests(&way, &mut buffer);
             };
-            // With fewer it takes longer.
+            self.takers.fetch_add(1, Ordering::AcqRel);
             match executor.spawn("ubtrfs-fuse", work) {
-                Ok(service) => threads.extend(service),
-                Err(_) => break,
+                Ok(Some(service)) => threads.push(service),
+                // With fewer it takes longer.
+                Ok(None) | Err(_) => {
+                    self.takers.fetch_sub(1, Ordering::AcqRel);
+                    break;
+                }
             }
         }
         let is_answered = !threads.is_empty();
         self.has_helpers.store(is_answered, Ordering::Release);
         let server = Arc::clone(self);
-        match executor.spawn("ubtrfs-settle", move || server.settle_spaces()) {
-            Ok(Some(service)) => threads.push(service),
-            Ok(None) | Err(_) => self.unsettled.end(),
+        let settling = executor.spawn("ubtrfs-settle", move || server.settle_spaces());
+        if !matches!(settling, Ok(Some(_))) {
+            self.unsettled.end();
         }
         // Where OPEN is not refused there is nothing to be saved.
         if is_answered && !self.options.naive {
             self.first_open.run(&**transport);
         }
         is_ready();
-        let result = self.work(transport, &mut buffer);
+        let result = self.take_requests(transport, &mut buffer);
+        // Where this one has failed they may serve on.
+        threads.into_iter().for_each(ubtrfs_rt::Service::join);
         self.unsettled.end();
-        // Somebody may wait until the kernel has taken a notification, before which it writes by requests that nobody takes any more.
-        if result.is_err()
-            || queue_threads.as_ref().is_some_and(|queues| queues.failure().is_some())
-        {
-            transport.abort(self.device());
-        }
         let queue_failure = queue_threads.and_then(|queue_threads| {
             if let Err(error) = &result {
                 queue_threads.fail(error.errno());
             }
             queue_threads.join()
         });
-        threads.into_iter().for_each(ubtrfs_rt::Service::join);
+        if let Ok(Some(settling)) = settling {
+            settling.join();
+        }
         result?;
         // What the kernel was waited for is over. Where nobody serves it any more it may not be, ever.
         self.handed.wait();
@@ -396,6 +402,20 @@ impl Server {
             });
             self.unsettled.put_back(told);
         }
+    }
+
+    /// As [`Server::work`]. The last thread to fail ends the connection: somebody may wait until the kernel has taken a notification, before
+    /// which it writes by requests that nobody takes any more.
+    fn take_requests(
+        &self,
+        transport: &Arc<dyn Transport>,
+        buffer: &mut [u8],
+    ) -> std::result::Result<(), ServeError> {
+        let result = self.work(transport, buffer);
+        if self.takers.fetch_sub(1, Ordering::AcqRel) == 1 && result.is_err() {
+            transport.abort(self.device());
+        }
+        result
     }
 
     fn work(

@@ -21,7 +21,7 @@ use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 
 use crate::clones::clone_of;
 use crate::message::{Answer, Request};
-use crate::mount::MountedDevice;
+use crate::mount::{self, MountedDevice};
 use crate::own;
 use crate::ring::Rings;
 
@@ -226,11 +226,12 @@ impl Transport for FuseDevice {
     }
 
     fn abort(&self, device: Option<&str>) {
-        let Some(connection) = device.and_then(connection_of).filter(|_| !self.has_ended()) else {
-            return;
-        };
-        // Nothing is there where nobody has mounted it.
-        let _ = own::end_connection(connection);
+        let Some(device) = device.filter(|_| !self.has_ended()) else { return };
+        let ended = connection_of(device).is_some_and(|number| own::end_connection(number).is_ok());
+        // What the kernel tells of connections is to be seen where somebody has mounted it only. Others than root can do nothing else.
+        if !ended && rustix::process::geteuid().is_root() {
+            let _ = mount::end_by_force(&self.directory, device);
+        }
     }
 }
 

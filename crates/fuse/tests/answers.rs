@@ -340,6 +340,31 @@ fn change_that_panics_is_over() {
     assert_eq!(served.fs.inode(id).unwrap().size_bytes, 4096 + 8);
 }
 
+/// One thread's error ended the whole mount, which the others could have served on.
+#[test]
+fn thread_that_fails_leaves_the_others_serving_and_the_last_one_ends_the_connection() {
+    let served = served(&Medium::new(), Syncs::Asked);
+    let fake = &served.fake;
+    let look = || fake.ask_and_hold(GETATTR, ROOT_NODE, &[0; 16]);
+    fake.fail_ways(0..=0);
+    let mut held = Vec::new();
+    while !fake.has_failed(0) {
+        let unique = look();
+        fake.wait_on_its_way_or_failed(unique, 0);
+        held.push(unique);
+    }
+    for unique in held {
+        fake.let_through(unique);
+        fake.answer(unique).unwrap();
+    }
+    for _ in 0..100 {
+        fake.done(GETATTR, ROOT_NODE, &[0; 16]).unwrap();
+    }
+    assert!(!fake.is_aborted());
+    fake.fail_ways(0..=usize::MAX);
+    fake.wait_aborted();
+}
+
 /// Before Linux 5.13 the kernel looks at nothing of such a request, and anybody could change the flags of another's file.
 #[test]
 fn flags_are_set_by_owner_and_root_where_the_kernel_does_not_look_at_that() {

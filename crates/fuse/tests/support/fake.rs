@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -99,6 +100,11 @@ struct State {
     is_ended: bool,
     /// Nobody takes requests any more.
     is_stopped: bool,
+    /// Nobody is answered any more.
+    is_aborted: bool,
+    /// Ways by which no request can be taken, and those that were tried.
+    failing: Option<RangeInclusive<usize>>,
+    failed: BTreeSet<usize>,
 }
 
 #[derive(Default)]
@@ -202,6 +208,35 @@ impl Fake {
         bytes.extend(body);
         state.requests.push_back(bytes);
         unique
+    }
+
+    /// From now on nothing can be taken by these ways.
+    pub fn fail_ways(&self, ways: RangeInclusive<usize>) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).failing = Some(ways);
+        self.changed.notify_all();
+    }
+
+    /// Whether somebody has tried a way that fails.
+    pub fn has_failed(&self, way: usize) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).failed.contains(&way)
+    }
+
+    /// Waits until the answer is on its way, or somebody has tried a way that fails.
+    pub fn wait_on_its_way_or_failed(&self, unique: u64, way: usize) {
+        self.wait_until("on its way", |state| {
+            let is_there = state.held.get(&unique) == Some(&true);
+            (is_there || state.failed.contains(&way)).then_some(())
+        });
+    }
+
+    /// Whether the server has ended the connection.
+    pub fn is_aborted(&self) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).is_aborted
+    }
+
+    /// Waits until it has.
+    pub fn wait_aborted(&self) {
+        self.wait_until("aborted", |state| state.is_aborted.then_some(()));
     }
 
     /// Whether it waits with what it is to put into its memory.
@@ -413,6 +448,7 @@ impl Transport for Fake {
     }
 
     fn abort(&self, _device: Option<&str>) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).is_aborted = true;
         self.end();
     }
 }
@@ -420,6 +456,11 @@ impl Transport for Fake {
 impl Fake {
     fn receive_by(&self, way: usize, buffer: &mut [u8]) -> Result<Received, Errno> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.failing.as_ref().is_some_and(|failing| failing.contains(&way)) {
+            state.failed.insert(way);
+            self.changed.notify_all();
+            return Err(Errno::IO);
+        }
         match state.requests.pop_front() {
             Some(bytes) => {
                 let operation = u32::from_ne_bytes(bytes[4..8].try_into().unwrap());
