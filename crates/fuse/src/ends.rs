@@ -107,8 +107,8 @@ impl Ends {
         Since(self.generation.load(Ordering::Acquire))
     }
 
-    /// A change begins. It is under way until what is returned ends, or is dropped, as of one that panics: of the ends that such a one moved
-    /// nothing is known.
+    /// A change begins. It is under way until what is returned ends, or is dropped, where looking for the ends that it moved panics: of those
+    /// nothing is known then.
     pub(crate) fn begin(&self) -> Change<'_> {
         let mut state = self.state.lock();
         state.change_count += 1;

@@ -1,6 +1,7 @@
 //! What the kernel is told unasked: that it knows something no more, as it was changed beside it.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -82,7 +83,7 @@ pub(crate) struct ChangedNames {
     names: Mutex<Vec<Told>>,
 }
 
-/// A change that is under way, until it is dropped: it may panic.
+/// A change that is under way, until it is dropped: who tells of it may panic.
 struct UnderWay<'a>(&'a ChangedNames);
 
 impl Drop for UnderWay<'_> {
@@ -128,8 +129,10 @@ impl Server {
 
     /// Has the filesystem changed beside the kernel, which believes what it was told: it is to ask again for what changed of names, for
     /// all attributes, and for data where that may have changed. Called without a handle, and not by who serves requests: the
-    /// kernel may wait for those.
+    /// kernel may wait for those. Of a change that panics the kernel is told as far as it was done, before the panic goes on.
     pub fn change<T>(&self, changed: Changed, change: impl FnOnce() -> T) -> T {
+        // It is not used any more where it panics.
+        let change = || catch_unwind(AssertUnwindSafe(change));
         let under_way = self.changed_names.begin();
         let (result, grown) = match changed {
             Changed::Names => (change(), Vec::new()),
@@ -145,7 +148,7 @@ impl Server {
             self.tell_end(id, end);
         }
         self.tell_later(unknown);
-        result
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// A file has grown to `end`. Who stats it hears that from the kernel, which asks; who copies from it or looks at a map of it does not,

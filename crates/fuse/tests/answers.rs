@@ -340,6 +340,33 @@ fn change_that_panics_is_over() {
     assert_eq!(served.fs.inode(id).unwrap().size_bytes, 4096 + 8);
 }
 
+/// The kernel heard nothing of what a command had done before it panicked: it had an append go to where the file had ended, over what the
+/// command had put there.
+#[test]
+fn change_that_panics_is_told_of_as_far_as_it_was_done() {
+    const O_APPEND: u32 = 0o2000;
+    let served = served(&Medium::new(), Syncs::Asked);
+    let id = made(&served, b"file");
+    let node = node_of(&served.fake, b"file");
+    write(&served.fake, node, b"old").unwrap();
+    let change = || {
+        let file = served.fs.open_data(id).unwrap();
+        file.truncate(FileOffset::new(5000)).unwrap();
+        made(&served, b"new");
+        panic!("as wanted")
+    };
+    let change = || served.server.change(Changed::Anything, change);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(change)).is_err());
+    assert_eq!(served.fake.told_of(ROOT_NODE, b"new"), [(INVAL_ENTRY, 0)]);
+    assert!(
+        served.fake.has_told(|told| told.code == STORE && told.node == node && told.at == 4999)
+    );
+    write_at(&served.fake, node, 3, b"appended", O_APPEND).unwrap();
+    assert_eq!(served.fs.inode(id).unwrap().size_bytes, 5008);
+    let read = served.fake.done(READ, node, &place(5000, 100, 0)).unwrap();
+    assert_eq!(read, b"appended");
+}
+
 /// One thread's error ended the whole mount, which the others could have served on.
 #[test]
 fn thread_that_fails_leaves_the_others_serving_and_the_last_one_ends_the_connection() {
