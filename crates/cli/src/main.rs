@@ -15,6 +15,7 @@ mod mount_helper;
 mod mount_words;
 mod mounts;
 mod output;
+mod outside;
 mod progress;
 mod read_ahead;
 mod signals;

@@ -28,7 +28,7 @@ impl ReadAhead {
 
     /// Has the kernel read further ahead, and ask for as much at once: where a server may only ask for less than its 128 KiB, root may
     /// say more. Others go on with that.
-    pub fn set(self, mounted: &Mounted) {
+    pub fn set(&self, mounted: &Mounted) {
         for kind in ["", "-fuseblk"] {
             let _ = self.say(&format!("{}{kind}/read_ahead_kb", mounted.device));
         }

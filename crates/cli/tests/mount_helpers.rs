@@ -167,6 +167,32 @@ const ENDED_IN_A_NAMESPACE_THAT_LIES: &str = r##"
         { kill $other; wait $other || true; } 2>/dev/null
         true"##;
 
+/// The standard error stayed open where that namespace has no `/dev/null`: who read what the command said waited as long as it was mounted.
+#[test]
+fn server_keeps_nothing_of_its_caller_where_another_namespace_has_no_null_device() {
+    let Some(place) = Place::new(true) else { return };
+    let said = with_helpers(&place, "ln -s", WHERE_IS_NO_NULL_DEVICE);
+    assert_eq!(said, "it was heard\n1\n0\n");
+    place.assert_clean();
+}
+
+const WHERE_IS_NO_NULL_DEVICE: &str = r##"
+        unshare -m sh -c '
+            mount -t tmpfs none /dev
+            mknod /dev/fuse c 10 229
+            : >"$3/ready"
+            exec sleep 120
+        ' sh "$1" "$2" "$3" &
+        other=$!
+        while ! [ -e "$3/ready" ]; do sleep 0.01; done
+        helper=/usr/sbin/mount.fuse.ubtrfs
+        timeout 20 sh -c '"$0" "$1" "$2" -N "$3" 2>&1 | cat' $helper "$1" "$2" $other && echo it was heard
+        grep -c " fuse.ubtrfs $1 " /proc/$other/mountinfo || true
+        timeout 60 /usr/sbin/umount.fuse "$2" -N $other
+        grep -c " fuse.ubtrfs $1 " /proc/$other/mountinfo || true
+        { kill $other; wait $other || true; } 2>/dev/null
+        true"##;
+
 const IN_A_NAMESPACE_THAT_LIES: &str = r##"
         mkdir "$3/decoy" "$3/real"
         printf untouched >"$3/canary"

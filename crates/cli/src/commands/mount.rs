@@ -1,7 +1,6 @@
 //! `ubtrfs mount`: a filesystem as a directory.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
@@ -13,7 +12,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::ArgAction;
-use rustix::fs::{FileType, Mode, OFlags};
 use signal_hook::iterator::Signals;
 use ubtrfs_engine::{BackgroundOptions, Filesystem, InodeId, OpenOptions};
 use ubtrfs_fuse::{
@@ -35,7 +33,7 @@ use crate::mount_helper;
 use crate::mount_words;
 use crate::mounts::{self, Mounted};
 use crate::output::quote;
-use crate::read_ahead::ReadAhead;
+use crate::outside::Outside;
 use crate::signals;
 
 /// Set for the process that serves; it says on its standard output when it does.
@@ -358,7 +356,7 @@ pub fn run(args: &Args) -> Result<Exit> {
         let image = args.image.with_words(&Wanted::parse(&args.options)?.volume)?;
         return start_server(args, &image);
     }
-    let read_ahead = ReadAhead::here();
+    let outside = Outside::here();
     mount_helper::enter_namespace()?;
     if is_said("remount") {
         return remount(args);
@@ -375,7 +373,7 @@ pub fn run(args: &Args) -> Result<Exit> {
         return Err(Failure::new(Exit::Io, "-o", why).at("nosymfollow"));
     }
     let image = args.image.with_words(&wanted.volume)?;
-    if serves { serve(args, &image, &wanted, read_ahead) } else { start_server(args, &image) }
+    if serves { serve(args, &image, &wanted, &outside) } else { start_server(args, &image) }
 }
 
 fn is_missing(image: &Path) -> bool {
@@ -513,7 +511,7 @@ impl Ended {
     }
 }
 
-fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted, read_ahead: ReadAhead) -> Result<Exit> {
+fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted, outside: &Outside) -> Result<Exit> {
     let directory = std::fs::canonicalize(&args.directory)
         .map_err(|error| Failure::io("mounting", &error).at_path(&args.directory))?;
     let source = std::fs::canonicalize(args.image.path())
@@ -612,10 +610,10 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted, read_ahead: ReadAhead)
     });
     let served = server.run(&transport, || {
         if !is_naive && let Some(mounted) = &mounted {
-            read_ahead.set(mounted);
+            outside.read_ahead.set(mounted);
         }
         if is_background {
-            leave_terminal();
+            leave_terminal(outside);
         } else if let Err(error) = tell_service_manager() {
             // The mount is of use to others.
             eprintln!("ubtrfs: note: {NOTIFY_SOCKET}: {error}");
@@ -666,24 +664,12 @@ fn take_commands(
 }
 
 /// Says that the directory can be used, and leaves the terminal to others.
-fn leave_terminal() {
+fn leave_terminal(outside: &Outside) {
     let _ = rustix::process::setsid();
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
-    if let Some(nowhere) = open_null() {
-        let _ = rustix::stdio::dup2_stdout(&nowhere);
-        let _ = rustix::stdio::dup2_stderr(&nowhere);
-    }
+    outside.say_no_more();
     let _ = std::env::set_current_dir("/");
-}
-
-/// The device that takes everything. In another namespace something else may have its name, to which nothing is to be written.
-fn open_null() -> Option<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = rustix::fs::open("/dev/null", flags, Mode::empty()).ok()?;
-    let about = rustix::fs::fstat(&opened).ok()?;
-    let is_device = FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice;
-    (is_device && about.st_rdev == rustix::fs::makedev(1, 3)).then_some(opened)
 }
 
 /// Says that the directory can be used to who asked for it when it started this process.
