@@ -129,8 +129,10 @@ pub fn goes_elsewhere() -> bool {
 }
 
 /// Goes to the mount namespace that mount(8) or umount(8) was told of: it has its helper run in its own. No program may be started from
-/// there on: it would be one of that namespace, or would load its libraries. Nor may anything be read or written by the names of `/proc` and
-/// `/sys`, by which somebody else may have put anything there.
+/// there on: it would be one of that namespace, or would load its libraries. Nor may anything be written by the names of `/proc` and `/sys`, by
+/// which somebody else may have put anything there, nor anything be read by them of this process and its mounts. What is read by them of others
+/// (who makes a request, and what he may; who has a file open or locked, or a device in use; which kinds of filesystems there are) is what who
+/// made that namespace has there.
 ///
 /// # Errors
 /// The system's.

@@ -193,6 +193,41 @@ const WHERE_IS_NO_NULL_DEVICE: &str = r##"
         { kill $other; wait $other || true; } 2>/dev/null
         true"##;
 
+/// A FIFO by the name of `/dev/fuse` was opened, and who writes to it waited for.
+#[test]
+fn mount_waits_for_nothing_that_another_namespace_has_as_the_device() {
+    let Some(place) = Place::new(true) else { return };
+    let said = with_helpers(&place, "ln -s", WHERE_THE_DEVICE_IS_ANOTHER);
+    assert_eq!(said, "fifo: 32\nlink: 32\nfile: 32\n");
+    place.assert_clean();
+}
+
+const WHERE_THE_DEVICE_IS_ANOTHER: &str = r##"
+        device=$(losetup -f --show "$1")
+        mkfifo "$3/fifo"
+        : >"$3/file"
+        for kind in fifo link file; do
+            unshare -m sh -c '
+                mount -t tmpfs none /dev
+                case $4 in
+                    link) mknod /dev/other c 10 229; ln -s other /dev/fuse ;;
+                    *) : >/dev/fuse; mount --bind "$3/$4" /dev/fuse ;;
+                esac
+                # By a name that is there, too.
+                mknod "$5" b 7 "${5#/dev/loop}"
+                : >"$3/ready"
+                exec sleep 120
+            ' sh "$1" "$2" "$3" $kind $device &
+            other=$!
+            while ! [ -e "$3/ready" ]; do sleep 0.01; done
+            rm "$3/ready"
+            timeout 20 /usr/sbin/mount.fuse.ubtrfs $device "$2" -N $other >/dev/null 2>&1 && code=0 || code=$?
+            echo $kind: $code
+            { kill $other; wait $other || true; } 2>/dev/null
+        done
+        losetup -d $device
+        true"##;
+
 const IN_A_NAMESPACE_THAT_LIES: &str = r##"
         mkdir "$3/decoy" "$3/real"
         printf untouched >"$3/canary"

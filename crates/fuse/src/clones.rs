@@ -6,9 +6,10 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
+
+use crate::mount::open_fuse;
 
 const CLONE: Opcode = opcode::read::<u32>(229, 0);
 
@@ -17,8 +18,7 @@ const CLONE: Opcode = opcode::read::<u32>(229, 0);
 /// # Errors
 /// The system's: of opening it, which this process may not be allowed even where it was handed the first, and of having it be the same connection.
 pub(crate) fn clone_of(device: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let clone = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
+    let clone = open_fuse()?;
     let number = u32::try_from(device.as_raw_fd()).map_err(|_| Errno::BADF)?;
     // SAFETY: the kernel reads four bytes, the number of a descriptor that is open until this returns, and writes nothing.
     unsafe { ioctl(&clone, Setter::<CLONE, u32>::new(number)) }?;

@@ -115,7 +115,7 @@ pub fn may_hold_block_devices() -> bool {
     // Root of another user namespace may not.
     let is_root = rustix::process::geteuid().is_root() && control::is_first_user_namespace();
     // Opening it loads what offers that.
-    let _ = std::fs::File::open("/dev/fuse");
+    let _ = open_fuse();
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
     is_root && known.lines().any(|line| line.trim() == "fuseblk")
 }
@@ -138,10 +138,24 @@ pub fn mount(directory: &Path, options: &MountOptions) -> Result<MountedDevice, 
     Ok(MountedDevice { device, directory: directory.to_owned() })
 }
 
+/// Opens the device of all connections; reading it does not wait. In another namespace something else may have its name, which is neither used nor
+/// waited for.
+///
+/// # Errors
+/// The system's; `NODEV` for anything else.
+pub(crate) fn open_fuse() -> Result<OwnedFd, Errno> {
+    /// Source: `FUSE_MINOR` of `linux/miscdevice.h`, of the major number for all such devices.
+    const NUMBER: (u32, u32) = (10, 229);
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
+    let about = rustix::fs::fstat(&opened)?;
+    let is_device = FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice;
+    let is_it = is_device && about.st_rdev == rustix::fs::makedev(NUMBER.0, NUMBER.1);
+    if is_it { Ok(opened) } else { Err(Errno::NODEV) }
+}
+
 fn mount_as_root(directory: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let device = rustix::fs::open("/dev/fuse", flags, Mode::empty());
-    let device = device.map_err(failed("opening /dev/fuse"))?;
+    let device = open_fuse().map_err(failed("opening /dev/fuse"))?;
     let (kind, block) = match options.holds_source {
         true => ("fuseblk.ubtrfs", ",blksize=4096"),
         false => ("fuse.ubtrfs", ""),
