@@ -234,6 +234,8 @@ pub fn make_durable(mounted: &Mounted) -> io::Result<Synced> {
 
 /// What it means that a sync beside the control socket was answered so.
 fn told_of_sync(mounted: &Mounted, synced: io::Result<()>) -> io::Result<Synced> {
+    // He has nothing that is not durable.
+    let only_reads = || mounted.is_read_only_everywhere && mounted.shares_its_image();
     match synced {
         // Nobody serves it: there is nothing left to wait for.
         Err(error) if is_unserved(&error) => {
@@ -246,7 +248,7 @@ fn told_of_sync(mounted: &Mounted, synced: io::Result<()>) -> io::Result<Synced>
             failure.report();
             Ok(Synced::Stopped(failure.exit))
         }
-        Ok(()) if mounted.is_part() => Err(io::Error::other(
+        Ok(()) if mounted.is_part() && !only_reads() => Err(io::Error::other(
             "only a part of it is to be seen there, and who serves it cannot be reached: sync it where all of it is mounted, or take it off \
              by umount -l",
         )),

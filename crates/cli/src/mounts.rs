@@ -12,6 +12,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use ubtrfs_fuse::{MountId, Restriction};
 
 use crate::failure;
+use crate::live;
 use crate::mount_helper;
 use crate::output::quote;
 
@@ -35,6 +36,8 @@ pub struct Mounted {
     pub is_read_only: bool,
     /// Be it in this place alone.
     pub is_read_only_here: bool,
+    /// Wherever it is to be seen.
+    pub is_read_only_everywhere: bool,
     /// What else is not allowed in this place.
     pub restrictions: Vec<Restriction>,
     /// The time of access of what is read is noted.
@@ -67,6 +70,13 @@ impl Mounted {
         }
         // What was looked at, whatever has the name by now.
         Ok(ubtrfs_fuse::open_again(&found)?.into())
+    }
+
+    /// Whether who serves it has its image open to be read only: he shares it then, and could not write to it. Not where that is not to be told.
+    pub fn shares_its_image(&self) -> bool {
+        let looked_at = self.clone();
+        let image = live::within(LOOK_WAIT_MAX, move || looked_at.open_source());
+        image.is_some_and(|image| image.is_ok_and(|file| file.try_lock_shared().is_ok()))
     }
 }
 
@@ -405,7 +415,8 @@ fn of_line(line: &[u8]) -> Option<Mounted> {
     let options = str::from_utf8(back.next().unwrap_or_default()).ok()?;
     // Here, or wherever it is mounted.
     let is_read_only_here = says(here, b"ro");
-    let is_read_only = is_read_only_here || says(options.as_bytes(), b"ro");
+    let is_read_only_everywhere = says(options.as_bytes(), b"ro");
+    let is_read_only = is_read_only_here || is_read_only_everywhere;
     let is_restricted = |restriction: &Restriction| says(here, restriction.name().as_bytes());
     let restrictions = Restriction::ALL.into_iter().filter(is_restricted).collect();
     let notes_access = !says(here, b"noatime");
@@ -420,6 +431,7 @@ fn of_line(line: &[u8]) -> Option<Mounted> {
         uid,
         is_read_only,
         is_read_only_here,
+        is_read_only_everywhere,
         restrictions,
         notes_access,
     })

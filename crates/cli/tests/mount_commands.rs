@@ -450,6 +450,42 @@ fn umount_of_a_part_says_of_no_more_that_it_is_durable_than_is() {
     assert!(!is_bound());
 }
 
+/// What is read only has nothing to be made durable, and a part of it stayed on all the same.
+#[test]
+fn part_of_what_only_reads_is_unmounted_though_who_serves_is_not_reached() {
+    let Some(place) = Place::new(true) else { return };
+    place.mount(&[]);
+    fs::create_dir(place.directory.join("part")).unwrap();
+    place.umount();
+    let bound = place.image.with_file_name("bound");
+    fs::create_dir(&bound).unwrap();
+    let is_bound = || Command::new("mountpoint").arg("-q").arg(&bound).status().unwrap().success();
+    // In the last two who serves can write: one place is read-only, or all of it since.
+    for (options, then, can_write) in
+        [("ro", "", false), ("rw", "remount,bind,ro", true), ("rw", "remount,ro", true)]
+    {
+        place.mount(&["-o", options]);
+        let mut mount = Command::new("mount");
+        mount.arg("--bind").arg(place.directory.join("part")).arg(&bound);
+        assert!(mount.status().unwrap().success());
+        let _bound = Bound(bound.clone());
+        if !then.is_empty() {
+            place.done(&["mount", "-o", then], &[&place.image, &bound]);
+        }
+        {
+            let _away = Replaced::by(sockets_of(0, &place.directory), |_| ());
+            let output = place.run(&["umount"], &[&bound]);
+            assert_eq!(is_bound(), can_write, "{options}, {then}: {}", said(&output));
+            assert_eq!(output.status.code(), Some(if can_write { 4 } else { 0 }), "{output:?}");
+        }
+        if can_write {
+            place.done(&["umount"], &[&bound]);
+        }
+        place.umount();
+    }
+    place.assert_clean();
+}
+
 /// The number of who serves is none there.
 #[test]
 fn commands_reach_a_mount_from_where_its_process_is_not_to_be_seen() {

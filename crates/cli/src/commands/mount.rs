@@ -402,14 +402,8 @@ fn remount(args: &Args) -> Result<Exit> {
     let wanted = Wanted::parse(&options)?;
     let mounted =
         mounts::on(&args.directory).ok_or_else(|| failed(&"ubtrfs has nothing mounted there"))?;
-    // Who has it open to read shares it, and could not write to it then.
-    let is_shared = || {
-        let looked_at = mounted.clone();
-        let image = live::within(mounts::LOOK_WAIT_MAX, move || looked_at.open_source());
-        image.is_some_and(|image| image.is_ok_and(|file| file.try_lock_shared().is_ok()))
-    };
     let becomes_writable = wanted.says_writable && !wanted.read_only;
-    if becomes_writable && mounted.is_read_only && is_shared() {
+    if becomes_writable && mounted.is_read_only && mounted.shares_its_image() {
         let why = "it was mounted to be read only: unmount it, and mount it to be written";
         return Err(failed(&why));
     }
