@@ -286,6 +286,8 @@ const IN_ANOTHER_NAMESPACE: &str = r##"
             mount --bind "$3/theirs" "$(readlink -f "$(command -v umount)")"
             if [ "$5" = loader ] && [ -n "$loader" ]; then
                 sleep 120 & sleeper=$!; echo $sleeper >"$3/sleeper"
+                # It needs the loader, too.
+                until grep -q sleep /proc/$sleeper/comm; do :; done
                 mount --bind /dev/null "$loader"
                 : >"$3/ready"
                 wait $sleeper
