@@ -10,7 +10,7 @@ use ubtrfs_volume::{Device, FileDevice, OpenMode, VolumeOptions, Window};
 pub const READ_ONLY: VolumeOptions =
     VolumeOptions { read_only: true, degraded: false, super_copy: None };
 
-const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Whether a judge is there; where judges are required, its absence fails the test.
 fn judge_is(there: bool, name: &str) -> bool {
