@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 
 use place::{NOBODY, Place};
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
+use ubtrfs_testkit::oracle::{self, Oracle};
 use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Prng};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ubtrfs");
@@ -394,6 +395,41 @@ fn second_mount_of_an_image_is_refused_with_a_way_to_have_it() {
     assert!(!output.status.success() && told.contains("mount --bind"), "{told}");
     assert!(told.contains(&place.directory.display().to_string()), "{told}");
     place.umount();
+}
+
+/// What the kernel refuses with `-o fakeroot`, of files that are recorded as another's, is done under fakeroot(1) beside it: all but lists.
+#[test]
+fn programs_that_the_kernel_refuses_run_by_fakeroot() {
+    if !oracle::require(Oracle::Fakeroot) {
+        return;
+    }
+    let Some(place) = Place::new(false) else { return };
+    let script = "
+        mine=$(mktemp -d)
+        trap 'rm -r \"$mine\"' EXIT
+        cd \"$mine\"
+        echo program >program
+        chmod 640 program
+        \"$3\" mount -o fakeroot \"$1\" \"$2\"
+        install -m 755 program \"$2/refused\" 2>/dev/null && echo taken
+        fakeroot sh -ec '
+            install -m 4755 -o daemon program \"$1/installed\"
+            cp -p program \"$1/copied\"
+            chown 5:6 \"$1/copied\"
+            cp -a \"$1/copied\" \"$1/again\"
+            rsync -aA \"$1/again\" \"$1/synced\"
+        ' sh \"$2\"
+        fakeroot setfacl -m u:daemon:r \"$2/installed\" 2>/dev/null && echo taken
+        \"$3\" umount \"$2\"";
+    assert_eq!(shell(&place, script), "");
+    place.assert_clean();
+    let kernel = KernelMount::read_only(&place.image, "");
+    let about = |name: &str| {
+        let metadata = fs::symlink_metadata(kernel.path().join(name)).unwrap();
+        format!("{}:{} {:o}", metadata.uid(), metadata.gid(), metadata.mode() & 0o7777)
+    };
+    let all = ["installed", "copied", "again", "synced"].map(about);
+    assert_eq!(all, ["1:0 4755", "5:6 640", "5:6 640", "5:6 640"]);
 }
 
 /// With `-o fakeroot` the kernel refuses what sets access control lists; inside of a user namespace all that `make install` does is done.

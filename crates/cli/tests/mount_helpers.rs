@@ -6,6 +6,7 @@ mod place;
 use std::process::Command;
 
 use place::Place;
+use ubtrfs_testkit::oracle::{self, Oracle};
 
 /// What a shell says, with the image as `$1`, the directory as `$2`, the scratch directory as `$3`, the command as `$4`, in a mount namespace
 /// where the helpers are put into `/usr/sbin` by `$install`.
@@ -130,7 +131,7 @@ fn helpers_go_by_nothing_that_another_namespace_has_as_proc_and_sys() {
 /// The server ended its connection by the name that this has in `/sys`, and emptied what users of the namespace had put there.
 #[test]
 fn connection_is_ended_by_nothing_that_another_namespace_has_as_sys() {
-    if Command::new("strace").arg("-V").output().is_err() {
+    if !oracle::require(Oracle::Strace) {
         return;
     }
     let Some(place) = Place::new(true) else { return };

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use place::{Memory, Place, assert_image_clean, wait_until};
+use ubtrfs_testkit::oracle::{self, Oracle};
 
 fn said(output: &Output) -> String {
     let bytes = [&output.stdout[..], &output.stderr].concat();
@@ -200,7 +201,7 @@ fn umount_waits_for_who_serves_whatever_the_image_is_called_by_now() {
 /// Nothing was unmounted where statx(2) is not there (Linux before 5.8), or is forbidden, nor was it when its server was told to end.
 #[test]
 fn mount_is_taken_off_where_the_system_does_not_tell_by_statx_what_it_is() {
-    if Command::new("strace").arg("-V").output().is_err() {
+    if !oracle::require(Oracle::Strace) {
         return;
     }
     let Some(place) = Place::new(true) else { return };

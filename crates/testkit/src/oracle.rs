@@ -30,6 +30,10 @@ pub enum Oracle {
     Fuse,
     /// FUSE over io_uring, which root may switch on (from Linux 6.14 on).
     FuseRings,
+    /// strace(1), which has system calls fail.
+    Strace,
+    /// fakeroot(1).
+    Fakeroot,
 }
 
 /// Whether the judge is there. Where it is not, says so as a line that begins with SKIPPED.
@@ -76,6 +80,8 @@ pub fn available(oracle: Oracle) -> Result<(), String> {
         Oracle::MkfsBtrfs => has_tool("mkfs.btrfs"),
         Oracle::Tar => has_tool("tar"),
         Oracle::Bsdtar => has_tool("bsdtar"),
+        Oracle::Strace => has_tool("strace"),
+        Oracle::Fakeroot => has_tool("fakeroot"),
         Oracle::Fuse => match std::fs::File::open("/dev/fuse") {
             Ok(_) => has_tool("fusermount3"),
             Err(error) => Err(format!("/dev/fuse: {error}")),
