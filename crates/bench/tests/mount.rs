@@ -19,12 +19,12 @@ const JOBS: [&str; 10] = [
     "random 4 KiB reads, cached",
 ];
 
-/// Of each directory one file has a length of its own.
+/// Of which a hundredth is taken.
 fn make_source(directory: &Path) {
-    for number in 0..60 {
-        let parent = directory.join(format!("directory {}", number % 6));
+    for number in 0..2000 {
+        let parent = directory.join(format!("directory {}", number % 20));
         std::fs::create_dir_all(&parent).unwrap();
-        std::fs::write(parent.join(format!("file {number}")), vec![1; 500 * number]).unwrap();
+        std::fs::write(parent.join(format!("file {number}")), vec![1; 20 * number]).unwrap();
     }
 }
 
@@ -42,7 +42,7 @@ fn mount_tells_of_each_job_what_it_took_and_what_was_asked() {
     std::fs::create_dir(&scratch).unwrap();
     let json = directory.path().join("figures.json");
     let mut command = Command::new(program);
-    command.args(["mount", "--vs", "none", "--rounds", "1", "--scale", "0.002"]);
+    command.args(["mount", "--vs", "none", "--rounds", "1", "--scale", "0.01"]);
     command.arg("--source").arg(&source).arg("--scratch").arg(&scratch);
     command.arg("--ubtrfs").arg(&ubtrfs).arg("--json").arg(&json);
     let output = command.output().unwrap();
