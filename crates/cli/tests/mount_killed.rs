@@ -81,8 +81,11 @@ def do_names():
         tell('done',step)
 try: globals()['do_'+kind]()
 except OSError as error:
-    if error.errno==errno.ECONNABORTED and syncing: tell('cut')
-    elif error.errno not in (errno.ECONNABORTED,errno.ENOTCONN,errno.EIO): raise
+    # What Linux was just handing to a ring of the server is cancelled (`fuse_uring_send_in_task`).
+    rings=os.environ.get('UBTRFS_RINGS')=='Y'
+    under_way=(errno.ECONNABORTED,errno.ECANCELED) if rings else (errno.ECONNABORTED,)
+    if error.errno in under_way and syncing: tell('cut')
+    elif error.errno not in under_way+(errno.ENOTCONN,errno.EIO): raise
 "#;
 
 /// Writes, and never syncs.

@@ -312,7 +312,7 @@ impl Volume {
             *seen = written.as_ref().ok().copied();
             counted(member, written)?;
         }
-        drop(writing);
+        writing.end_as_superblock();
         **self.superblock.write() = *superblock;
         self.note_durable_items();
         self.flush()
@@ -366,7 +366,7 @@ impl Volume {
                 .inspect_err(|_| Counters::add(&member.counters.write));
             caught_up.push((member, written?));
         }
-        drop(writing);
+        writing.end_as_superblock();
         if !unflushed.is_empty() {
             self.flush()?;
             unflushed.clear();

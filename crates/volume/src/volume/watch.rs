@@ -70,12 +70,24 @@ impl Lost {
 
 /// A write under way.
 #[derive(Debug)]
-pub(super) struct Writing<'a>(&'a Watch);
+pub(super) struct Writing<'a> {
+    watch: &'a Watch,
+    is_superblock: bool,
+}
+
+impl Writing<'_> {
+    /// What was written are superblocks, from which another's are told from now on: nothing was written since those of others could be seen.
+    pub(super) fn end_as_superblock(mut self) {
+        self.is_superblock = true;
+    }
+}
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        self.0.has_written.store(true, Ordering::SeqCst);
-        self.0.under_way.fetch_sub(1, Ordering::SeqCst);
+        if !self.is_superblock {
+            self.watch.has_written.store(true, Ordering::SeqCst);
+        }
+        self.watch.under_way.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -113,9 +125,11 @@ impl Watch {
 
     pub(super) fn begin_write(&self) -> Result<Writing<'_>> {
         self.under_way.fetch_add(1, Ordering::SeqCst);
-        self.check().map(|()| Writing(self)).inspect_err(|_| {
+        if let Err(error) = self.check() {
             self.under_way.fetch_sub(1, Ordering::SeqCst);
-        })
+            return Err(error);
+        }
+        Ok(Writing { watch: self, is_superblock: false })
     }
 
     /// Nothing is written from now on but what is under way.
