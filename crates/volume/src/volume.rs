@@ -271,8 +271,8 @@ impl Volume {
     /// The caller has flushed everything that it reaches.
     ///
     /// # Errors
-    /// `SuperblockChanged` when a primary is not as last read or written here, and `MountedByKernel`; that one is not
-    /// written then, nor any behind it, and none at all of what was so from the beginning. `ReadOnly`; `Io`: the filesystem on the medium is then the old or the new one.
+    /// `SuperblockChanged` when a primary is not as last read or written here, and `MountedByKernel`: no primary is written then, or, where another
+    /// thread sees that meanwhile, none from then on. `ReadOnly`; `Io`: the filesystem on the medium is then the old or the new one.
     pub fn write_superblocks(&self, superblock: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_ours()?;
