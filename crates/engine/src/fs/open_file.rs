@@ -212,13 +212,11 @@ impl Filesystem {
     pub fn flush_files(&self) -> Result<()> {
         let mut result = Ok(());
         for space in self.inner.open_files.all() {
-            let end = space.see_end();
-            let flushed = space.flush(FileRange::from(FileOffset::ZERO));
-            let stored = flushed.and_then(|()| match self.record_file(space.inode(), end) {
+            let stored = match self.flush_space(&space) {
                 // One that went meanwhile has nothing to be recorded.
                 Err(Error::NotFound { .. }) => Ok(()),
-                recorded => recorded,
-            });
+                stored => stored,
+            };
             result = result.and(stored).and(match space.take_unsynced_error() {
                 // Of one that went meanwhile nothing was to be kept.
                 Err(Error::NotFound { .. }) => Ok(()),
@@ -226,6 +224,13 @@ impl Filesystem {
             });
         }
         result.and(self.inner.open_files.lost.lock().take().map_or(Ok(()), Err))
+    }
+
+    /// Brings what is dirty of a file to the medium, and where it ends, and when it was written, to its inode.
+    pub(super) fn flush_space(&self, space: &Space) -> Result<()> {
+        let end = space.see_end();
+        space.flush(FileRange::from(FileOffset::ZERO))?;
+        self.record_file(space.inode(), end)
     }
 
     /// Drops clean file data from memory.
@@ -344,9 +349,7 @@ impl Filesystem {
         let file = self.open_data(id)?;
         check_flags(id, self.disk_inode(id)?.flags, false)?;
         file.truncate(FileOffset::new(size_bytes))?;
-        let end = file.space().see_end();
-        file.space().flush(FileRange::from(FileOffset::ZERO))?;
-        self.record_file(file.space().inode(), end)?;
+        self.flush_space(file.space())?;
         file.take_error()
     }
 

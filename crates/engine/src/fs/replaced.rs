@@ -10,7 +10,6 @@
 
 use std::sync::Weak;
 
-use ubtrfs_iomap::{FileOffset, FileRange};
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering, Time};
 
@@ -156,9 +155,6 @@ impl Filesystem {
     /// Returns whether another try would be of no use: all is stored, or lost, or cannot be, which the file's next fsync tells. Not where it
     /// only lacked room.
     fn store(&self, space: &Space) -> bool {
-        let end = space.see_end();
-        let stored = space.flush(FileRange::from(FileOffset::ZERO));
-        let recorded = stored.and_then(|()| self.record_file(space.inode(), end));
-        !matches!(recorded, Err(Error::NoSpace { .. } | Error::Limit { .. }))
+        !matches!(self.flush_space(space), Err(Error::NoSpace { .. } | Error::Limit { .. }))
     }
 }
