@@ -2,11 +2,9 @@
 //! back in the order of the tree, so that nothing depends on the threads. A walk goes down first:
 //! what it holds is the pointers of a few nodes on each level.
 
-use std::convert::Infallible;
-
 use ubtrfs_ondisk::block::{FLAG_RELOC, LEVEL_COUNT_MAX};
 use ubtrfs_ondisk::{Generation, RootId};
-use ubtrfs_rt::{AtomicUsize, Executor, Mutex, Ordering};
+use ubtrfs_rt::Mutex;
 
 use crate::blocks::{Facts, said_by_parent};
 use crate::context::Context;
@@ -169,25 +167,13 @@ impl Context<'_> {
         batch: usize,
         work: impl Fn(&I) -> T + Sync,
     ) -> Vec<T> {
-        let lanes = self.options.executor.thread_count().min(items.len().div_ceil(batch));
-        if lanes <= 1 {
-            return items.iter().map(work).collect();
-        }
-        let next = AtomicUsize::new(0);
         let done = Mutex::new(Vec::with_capacity(items.len().div_ceil(batch)));
-        let run = |_: &mut [()]| -> Result<(), Infallible> {
-            loop {
-                let start = next.fetch_add(batch, Ordering::Relaxed);
-                let Some(rest) = items.get(start..).filter(|rest| !rest.is_empty()) else {
-                    return Ok(());
-                };
-                let results: Vec<T> = rest.iter().take(batch).map(&work).collect();
-                done.lock().push((start, results));
-            }
-        };
-        let Ok(()) = Executor::Threads(lanes).for_each_part(&mut vec![(); lanes], run);
+        self.options.executor.for_each_next(items.chunks(batch).enumerate(), |(index, batch)| {
+            let results: Vec<T> = batch.iter().map(&work).collect();
+            done.lock().push((index, results));
+        });
         let mut done = done.into_inner();
-        done.sort_unstable_by_key(|(start, _)| *start);
+        done.sort_unstable_by_key(|(index, _)| *index);
         done.into_iter().flat_map(|(_, results)| results).collect()
     }
 

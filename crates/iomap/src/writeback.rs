@@ -217,7 +217,7 @@ impl<F: FileSystem> AddressSpace<F> {
                         Err(error) => return (done_bytes, Some(error)),
                     }
                 }
-                let written = self.write_runs(&runs);
+                let written = self.write_runs(runs);
                 done_bytes += written.done_bytes;
                 if written.obstacle.is_some() {
                     return (done_bytes, written.obstacle);
@@ -299,7 +299,7 @@ impl<F: FileSystem> AddressSpace<F> {
         RunUnderWay { range, size, ticket, parts }
     }
 
-    fn write_runs(&self, runs: &[RunUnderWay]) -> Written<F::Error> {
+    fn write_runs(&self, mut runs: Vec<RunUnderWay>) -> Written<F::Error> {
         let buffers: Vec<Vec<&[u8]>> =
             runs.iter().map(|run| run.parts.iter().map(FolioPart::bytes).collect()).collect();
         let given: Vec<WritebackRun<'_>> = runs
@@ -308,6 +308,8 @@ impl<F: FileSystem> AddressSpace<F> {
             .map(|(run, buffers)| WritebackRun { range: run.range, buffers, size: run.size })
             .collect();
         let result = self.filesystem.write_back(&self.inode, &given);
+        // Folios that are dropped below are spare then.
+        runs.iter_mut().for_each(|run| run.parts.clear());
         let failed = match &result {
             Ok(()) => runs.len(),
             Err(failure) => failure.index.min(runs.len() - 1),

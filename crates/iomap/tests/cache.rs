@@ -241,6 +241,35 @@ fn long_sequential_reads_leave_memory_to_others() {
     }
 }
 
+/// Memory of folios that went is used again, and shows nothing of what it held: neither beside what is written, nor where nothing was.
+#[test]
+fn memory_that_is_used_again_shows_nothing_of_before() {
+    const FOLIO: usize = 1 << 16;
+    let fs = MemoryFs::new();
+    let before = new_file(&fs, CacheOptions::default()).open();
+    let cache = before.space().cache();
+    for written in [100..FOLIO, 0..FOLIO - 100, FOLIO + 100..FOLIO + 110, FOLIO..2 * FOLIO] {
+        // Spare, when they are dropped.
+        before.write(at(0), &vec![7; 4 * FOLIO]).unwrap();
+        before.fsync().unwrap();
+        cache.shrink_clean(u64::MAX);
+        assert_eq!(cache.cached_bytes(), 0);
+        let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(cache));
+        let file = space.open();
+        file.truncate(at(2 * FOLIO as u64)).unwrap();
+        let mut all = vec![0; 2 * FOLIO];
+        // What goes on behind a large folio is put into a large one, which is not filled yet.
+        for part in [0..FOLIO, written.clone()].into_iter().skip(usize::from(written.start < FOLIO))
+        {
+            all[part.clone()].fill(1);
+            file.write(at(part.start as u64), &vec![1; part.len()]).unwrap();
+        }
+        assert!(contents(&file) == all, "{written:?}");
+        file.fsync().unwrap();
+        assert!(contents(&file) == all, "{written:?}, on the medium");
+    }
+}
+
 /// A read that fails says so, whether memory takes part or not, and the next one gets the bytes.
 #[test]
 fn straight_read_that_fails_loses_nothing() {

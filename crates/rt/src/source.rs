@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::Mutex;
+
 /// A point in time: seconds since 1970 and nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
 pub struct Time {
@@ -129,8 +131,8 @@ impl Executor {
         }
     }
 
-    /// Works on the parts of `items` side by side, one part a thread, and returns when all are
-    /// done. The parts and their order do not depend on how they are run.
+    /// Works on the parts of `items` side by side, one part a thread, the caller's among them, and
+    /// returns when all are done. The parts and their order do not depend on how they are run.
     ///
     /// # Errors
     /// That of the first part, in order, that failed.
@@ -146,10 +148,11 @@ impl Executor {
         }
         let work = &work;
         std::thread::scope(|scope| {
-            let parts: Vec<_> =
-                items.chunks_mut(part_len).map(|part| scope.spawn(move || work(part))).collect();
-            let mut result = Ok(());
-            for part in parts {
+            let mut parts = items.chunks_mut(part_len);
+            let own = parts.next();
+            let others: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
+            let mut result = own.map_or(Ok(()), work);
+            for part in others {
                 let part_result = match part.join() {
                     Ok(part_result) => part_result,
                     Err(panic) => std::panic::resume_unwind(panic),
@@ -158,6 +161,33 @@ impl Executor {
             }
             result
         })
+    }
+
+    /// Works on items side by side, each thread taking the next one when it is done with one, and returns when all are done: as fast
+    /// as it can be where items, or processors, take longer or shorter. `Inline` does them in their order.
+    pub fn for_each_next<T: Send>(
+        self,
+        items: impl ExactSizeIterator<Item = T> + Send,
+        work: impl Fn(T) + Sync,
+    ) {
+        let count = self.thread_count().max(1).min(items.len());
+        if count <= 1 {
+            return items.for_each(work);
+        }
+        let items = Mutex::new(items);
+        let take_all = || {
+            loop {
+                let next = items.lock().next();
+                let Some(item) = next else { return };
+                work(item);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..count {
+                scope.spawn(take_all);
+            }
+            take_all();
+        });
     }
 }
 
@@ -235,6 +265,27 @@ mod tests {
             let first = |part: &mut [u32]| part.first().map_or(Ok(()), |item| Err(*item));
             assert_eq!(executor.for_each_part(&mut items, first), Err(0));
         }
+    }
+
+    #[test]
+    fn for_each_next_does_each_item_once_beside_one_that_takes_long() {
+        for executor in [Executor::Inline, Executor::Threads(1), Executor::Threads(3)] {
+            let mut items = [0_u32; 10];
+            let (began, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+            executor.for_each_next(items.iter_mut().enumerate(), |(index, item)| {
+                began.fetch_add(1, Ordering::Relaxed);
+                // The first waits for the last, which is another thread's, where there are others.
+                while index == 0 && executor.thread_count() > 1 && ended.load(Ordering::Relaxed) < 9
+                {
+                    std::thread::yield_now();
+                }
+                *item += 1;
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(items, [1; 10], "{executor:?}");
+            assert_eq!(began.into_inner(), 10, "{executor:?}");
+        }
+        Executor::Threads(2).for_each_next(std::iter::empty::<()>(), |()| panic!("none"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{FileOffset, LogicalAddr};
 
-use ubtrfs_rt::{Arc, Mutex};
+use ubtrfs_rt::Arc;
 
 use super::file_io::{FileIo, IoInode};
 use super::fixed_csums::CsumsFixed;
@@ -462,7 +462,7 @@ impl<'f> Job<'f> {
         let all: Vec<&Part<'_>> = parts.iter().collect();
         let compresses = self.target.has_csums && self.options.compression.is_some();
         if compresses {
-            let pieces = self.compress(&all)?;
+            let pieces = self.compress(&all);
             match self.place(&all, |core| {
                 append::find_space(core, &self.target, &pieces, DataPromise::Given)
             }) {
@@ -561,7 +561,7 @@ impl<'f> Job<'f> {
     }
 
     /// Compresses parts, on all cores.
-    fn compress(&self, parts: &[&Part<'_>]) -> Result<Vec<(u64, Extents)>> {
+    fn compress(&self, parts: &[&Part<'_>]) -> Vec<(u64, Extents)> {
         let mut work = Vec::new();
         for part in parts {
             let mut rest = part.buffers.clone();
@@ -573,18 +573,11 @@ impl<'f> Job<'f> {
                 (offset, rest) = (offset + len, back);
             }
         }
-        let executor = self.fs.runtime().executor;
         // Each thread takes the next piece: half of them each would wait for the one that shares its core with a writer.
-        let mut threads = vec![(); work.len().min(executor.thread_count().max(1))];
-        let pieces = Mutex::new(work.iter_mut());
-        executor.for_each_part(&mut threads, |_| {
-            loop {
-                let piece = pieces.lock().next();
-                let Some((_, buffers, done)) = piece else { return Ok::<(), Error>(()) };
-                *done = Some(PreparedData::new(buffers.concat(), &self.options).into_extents());
-            }
-        })?;
-        Ok(work.into_iter().filter_map(|(offset, _, done)| Some((offset, done?))).collect())
+        self.fs.runtime().executor.for_each_next(work.iter_mut(), |(_, buffers, done)| {
+            *done = Some(Extents::gathered(buffers, &self.options));
+        });
+        work.into_iter().filter_map(|(offset, _, done)| Some((offset, done?))).collect()
     }
 
     /// Checksums of each buffer of the parts, on all cores where that is worth it.

@@ -62,8 +62,33 @@ impl Usage {
 
     /// A buffer that may hold anything. To be called with no file's pages locked: memory that is new comes a page at a time.
     pub(crate) fn buffer(&self, len_bytes: u64) -> Arc<[u8]> {
-        let spare = self.spare.lock().pop_if(|spare| len_u64(spare) == len_bytes);
-        spare.unwrap_or_else(|| zeroed(len_bytes))
+        self.take_spare(len_bytes).unwrap_or_else(|| zeroed(len_bytes))
+    }
+
+    /// A buffer that holds these bytes.
+    fn buffer_of(&self, bytes: &[u8]) -> Arc<[u8]> {
+        match self.take_spare(len_u64(bytes)) {
+            Some(mut spare) => {
+                own(&mut spare).copy_from_slice(bytes);
+                spare
+            }
+            None => Arc::from(bytes),
+        }
+    }
+
+    /// A buffer that holds zeros.
+    fn zeroed_buffer(&self, len_bytes: u64) -> Arc<[u8]> {
+        match self.take_spare(len_bytes) {
+            Some(mut spare) => {
+                own(&mut spare).fill(0);
+                spare
+            }
+            None => zeroed(len_bytes),
+        }
+    }
+
+    fn take_spare(&self, len_bytes: u64) -> Option<Arc<[u8]>> {
+        self.spare.lock().pop_if(|spare| len_u64(spare) == len_bytes)
     }
 
     pub(crate) fn cached_bytes(&self) -> u64 {
@@ -178,6 +203,11 @@ fn index(offset_bytes: u64) -> usize {
 
 fn len_u64(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
+}
+
+/// The bytes of a spare buffer.
+fn own(spare: &mut Arc<[u8]>) -> &mut [u8] {
+    Arc::get_mut(spare).expect("nobody else has a spare buffer")
 }
 
 /// New bytes, all zero.
@@ -304,13 +334,17 @@ impl Pages {
                 let (from, upto) = (block * block_bytes, (block + count) * block_bytes);
                 match source {
                     Source::Bytes(bytes) if from == at && upto <= end => {
-                        let data = Arc::from(&bytes[index(from - start)..index(upto - start)]);
+                        let bytes = &bytes[index(from - start)..index(upto - start)];
+                        let data = self.usage.buffer_of(bytes);
                         let all = mask(block, count, &(block..block + count));
                         self.insert(block, Folio::new_dirty(data, all));
                         at = upto;
                         continue;
                     }
-                    _ => self.insert(block, Folio::new(zeroed(upto - from), 0)),
+                    _ => {
+                        let zeros = self.usage.zeroed_buffer(upto - from);
+                        self.insert(block, Folio::new(zeros, 0));
+                    }
                 }
             }
             let (first, folio) = self.folio_mut(block).expect("a folio was put there");
@@ -663,6 +697,22 @@ mod tests {
         assert_eq!(sizes.iter().sum::<usize>(), 256);
         assert!(sizes.len() <= 20, "{sizes:?}");
         assert_eq!(usage.cached_bytes(), 256 * 4096);
+    }
+
+    /// Blocks of a folio that nobody has written are zeros, whatever its memory held before.
+    #[test]
+    fn folio_of_spare_memory_has_zeros_where_nothing_was_written() {
+        let usage = Arc::new(Usage::new(1 << 20, 1 << 16));
+        usage.spare.lock().push(Arc::from(vec![7; 1 << 16]));
+        let mut pages = Pages::new(4096, 1 << 16, Arc::clone(&usage));
+        pages.write(0, 1 << 16, Source::Bytes(&[1; 1 << 16]));
+        assert!(usage.spare.lock().is_empty(), "not used again");
+        usage.spare.lock().push(Arc::from(vec![7; 1 << 16]));
+        pages.write(1 << 16, (1 << 16) + 4096, Source::Bytes(&[1; 4096]));
+        assert!(usage.spare.lock().is_empty(), "not used again");
+        let folios: Vec<&[u8]> = pages.folios.values().map(|folio| &*folio.data).collect();
+        let zeros = [&[1; 4096][..], &[0; 15 * 4096]].concat();
+        assert!(folios == [&[1; 1 << 16][..], &zeros]);
     }
 
     #[test]

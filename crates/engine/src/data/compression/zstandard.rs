@@ -16,6 +16,8 @@ const FRAME_MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 pub(super) struct Workspace {
     decompressor: Option<DCtx<'static>>,
     compressor: Option<CCtx<'static>>,
+    /// What it has put out, before it is known how much that is.
+    packed: Vec<u8>,
 }
 
 impl Workspace {
@@ -56,8 +58,8 @@ impl Workspace {
         limit_bytes: usize,
     ) -> bool {
         let context = self.compressor.get_or_insert_with(CCtx::create);
-        let start = out.len();
-        out.resize(start + limit_bytes, 0);
+        self.packed.clear();
+        self.packed.reserve(limit_bytes);
         // Output that did not fit leaves a frame open, with which nothing else can begin.
         let compressed = context
             .reset(ResetDirective::SessionOnly)
@@ -68,14 +70,12 @@ impl Workspace {
                 let bits = usize::BITS - input.len().saturating_sub(1).leading_zeros();
                 context.set_parameter(CParameter::WindowLog(bits.clamp(10, WINDOW_LOG_MAX)))
             })
-            .and_then(|_| context.compress2(&mut out[start..], input));
-        match compressed {
-            Ok(written) => {
-                out.truncate(start + written);
-                true
-            }
-            Err(_) => false,
+            .and_then(|_| context.compress2(&mut self.packed, input));
+        let fits = compressed.is_ok_and(|written| written <= limit_bytes);
+        if fits {
+            out.extend_from_slice(&self.packed);
         }
+        fits
     }
 }
 
