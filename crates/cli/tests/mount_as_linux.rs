@@ -120,6 +120,44 @@ out('setdef',e(io,0x40089413,struct.pack('Q',5)))
     );
 }
 
+/// What a subvolume was received from, as `btrfs receive` says it in the end.
+#[test]
+fn received_subvolumes_are_told_of_as_with_the_kernel() {
+    assert_as_with_the_kernel(
+        r#"
+def va(name): return struct.pack('q',0)+name.ljust(4088,b'\0')
+def call(p,num,arg):
+    f=os.open(p,os.O_RDONLY)
+    try:
+        b=ctypes.create_string_buffer(arg,len(arg))
+        if libc.ioctl(f,ctypes.c_ulong(num),b)<0: raise OSError(ctypes.get_errno(),'')
+        return b.raw
+    finally: os.close(f)
+def received(p,uuid,stransid=77,sec=1234567,nsec=89,flags=0,rest=b'\0'*128):
+    before=int(time.time())
+    b=call(p,0xc0c89425,uuid+struct.pack('QQQIIQII',stransid,1,sec,nsec,0,2,3,0)+struct.pack('Q',flags)+rest)
+    st,rt,s,n,_,rs,rn,_=struct.unpack('QQQIIQII',b[16:64])
+    return b[:16]==uuid,st,rt>1,s,n,before<=rs<=time.time()+1,rn<10**9,b[64:]==struct.pack('Q',flags)+rest
+def told(p):
+    b=call(p,0x81f8943c,b'\0'*504)
+    uuids=b[296:344]; ids=struct.unpack('4Q',b[344:376]); times=[struct.unpack('QII',b[at:at+16])[:2] for at in range(376,440,16)]
+    return uuids[32:].hex(),ids[2],ids[3]>1,times[2],times[3][0]>1000
+out([len(call('.',0x5000940e,va(n))) for n in (b'sub',b'ro')])
+os.mkdir('sub/d'); open('sub/f','w').close()
+call('ro',0x4008941a,struct.pack('Q',2))
+A,B=bytes(range(16)),bytes(range(16,32))
+for p in 'sub','ro','sub/d','sub/f': out(p,e(received,p,A))
+out(told('sub'),told('ro'))
+out(e(received,'sub',A,1,2,3),told('sub'))
+out(e(received,'sub',B,2**64-1,2**63,10**9-1),told('sub'))
+out(e(received,'sub',B,5,6,7,9,b'x'*128),told('sub'))
+out(e(received,'sub',b'\0'*16),told('sub'))
+out(e(received,'sub',B),told('sub'))
+call('sub',0x4008941a,struct.pack('Q',2)); out(told('sub'),e(received,'sub',A))
+"#,
+    );
+}
+
 /// Where the mount was shown read-only in another namespace, as to a container, subvolumes could be made and deleted: one place that can be written
 /// allowed it to all.
 #[test]

@@ -4,11 +4,12 @@
 mod place;
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
-use place::{NOBODY, Place};
+use place::{Memory, NOBODY, Place, wait_until};
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
 use ubtrfs_testkit::oracle::{self, Oracle};
 use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Prng};
@@ -108,6 +109,40 @@ fn lost_data_is_told_where_nobody_may_open_the_top() {
     );
     assert!(said.contains("No space left") && said.starts_with("told\nonce\n"), "{said}");
     place.umount();
+}
+
+/// A signal has all synced at once: what was lost was told to it, and by no one else, and the command that served said that all was well.
+#[test]
+fn mount_in_the_foreground_that_is_asked_to_end_tells_what_was_lost() {
+    let Some(mut place) = Place::new(true) else { return };
+    let memory = Memory::new(&place, "100M");
+    let image = memory.directory.join("image");
+    place.image = image.clone();
+    File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    place.done(&["mkfs"], &[&image]);
+    let mut command = place.command(PROGRAM);
+    command.args(["mount", "-f", "-o", "commit=3600,cache=8M"]);
+    command.args([&image, &place.directory]).stderr(Stdio::piped());
+    let server = command.spawn().unwrap();
+    wait_until("mounted", || place.is_mounted());
+    let path = place.directory.join("file");
+    let mut file = File::create(&path).unwrap();
+    memory.fill();
+    // More than may be in memory, so that it is written.
+    let _ = file.write_all(&[2; 8 << 20]);
+    wait_until("lost", || {
+        let about = file.metadata().unwrap();
+        about.blocks() * 512 < about.len()
+    });
+    memory.free();
+    drop(file);
+    place.signal("-TERM");
+    let output = server.wait_with_output().unwrap();
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("No space left"), "{said}");
+    place.assert_clean();
+    drop(memory);
 }
 
 /// He was told that something could not be made durable, or that the mount is busy.

@@ -28,7 +28,7 @@ pub use fs::{
     Appender, Background, BackgroundOptions, ChangedName, DataFile, DirEntry, File, FileExtents,
     FileIo, Inherit, Inode, InodeId, IoInode, Link, MappedFile, NewInode, ReadDir, RenameMode,
     SetAttributes, SnapshotOptions, SpaceUsage, StatFs, SubvolumeHold, SubvolumeHolds,
-    SubvolumeInfo, Usage, device_number,
+    SubvolumeInfo, Transfer, Usage, device_number,
 };
 pub use mkfs::{MkfsOptions, mkfs};
 pub use txn::Reservation;

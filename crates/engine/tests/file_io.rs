@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::failing::{DataFaults, FailingDevice, Lasting};
 use common::filefrag;
 use ubtrfs_engine::{
-    DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation,
+    DataFile, Error, Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, Reservation,
     SetAttributes, mkfs,
 };
 use ubtrfs_iomap::{CacheOptions, FiemapExtent, FiemapSync, FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::FileOffset as DiskOffset;
+use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::io_suite::{self, Count, Done, Expected, Harness, Look, Refusal, count};
@@ -35,6 +36,8 @@ struct Kind {
     flags: u64,
     /// Holes have items.
     has_hole_items: bool,
+    /// How files with the flag are compressed, unless with zlib.
+    method: Option<Method>,
 }
 
 /// An engine over an image, and its files.
@@ -51,12 +54,18 @@ struct EngineHarness {
 /// The engine's open file, as the suite uses it.
 struct Open(DataFile);
 
-fn open(image: &Path, options: &CacheOptions, faults: &Arc<DataFaults>) -> Filesystem {
+fn open(
+    image: &Path,
+    options: &CacheOptions,
+    compression: Option<Method>,
+    faults: &Arc<DataFaults>,
+) -> Filesystem {
     let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
     let device = FailingDevice::new(device, Arc::clone(faults));
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
     let page_cache = Some(options.clone());
-    Filesystem::open(volume, OpenOptions { page_cache, ..OpenOptions::default() }).unwrap()
+    let options = OpenOptions { page_cache, compression, ..OpenOptions::default() };
+    Filesystem::open(volume, options).unwrap()
 }
 
 impl EngineHarness {
@@ -67,6 +76,13 @@ impl EngineHarness {
     /// Files are compressed.
     fn compressed(options: CacheOptions) -> Self {
         Self::of_kind(options, Kind { flags: flags::COMPRESS, ..Kind::default() })
+    }
+
+    fn compressed_by(compression: Compression) -> impl Fn(CacheOptions) -> Self {
+        let method = Some(Method::with_default_level(compression));
+        move |options| {
+            Self::of_kind(options, Kind { flags: flags::COMPRESS, method, ..Kind::default() })
+        }
     }
 
     /// Files are written in place.
@@ -95,7 +111,7 @@ impl EngineHarness {
         };
         mkfs(devices, &mkfs_options, &Arc::new(Runtime::system())).unwrap();
         let faults = Arc::<DataFaults>::default();
-        let fs = Some(open(&image, &options, &faults));
+        let fs = Some(open(&image, &options, kind.method, &faults));
         Self { kind, _dir: dir, image, options, faults, fs, next_number: AtomicU64::new(0) }
     }
 
@@ -104,7 +120,7 @@ impl EngineHarness {
     }
 
     fn open_again(&mut self) {
-        self.fs = Some(open(&self.image, &self.options, &self.faults));
+        self.fs = Some(open(&self.image, &self.options, self.kind.method, &self.faults));
     }
 
     /// An empty file, by its name and number.
@@ -454,6 +470,17 @@ fn random_operations_on_compressed_files_same_as_arrays() {
     io_suite::random_operations_where_clean_folios_go_at_once_same_as_arrays(
         EngineHarness::compressed,
     );
+}
+
+/// The tests before have zlib.
+#[test]
+fn random_operations_on_files_compressed_with_zstd_and_lzo_same_as_arrays() {
+    for compression in [Compression::Zstd, Compression::Lzo] {
+        let make = EngineHarness::compressed_by(compression);
+        io_suite::random_operations_same_as_arrays(&make);
+        io_suite::random_operations_where_clean_folios_go_at_once_same_as_arrays(&make);
+        io_suite::truncate_against_flush_and_reclaim_leaves_no_stale_bytes(&make);
+    }
 }
 
 #[test]

@@ -142,8 +142,8 @@ fn in_snapshot(fs: &Filesystem, sub: InodeId, name: &str) -> Vec<u8> {
     read(fs, fs.lookup(made, b"file").unwrap())
 }
 
-/// A file that was cut while somebody flushed it, and is written anew, was said to end where it ends in memory by then: after a crash, and in
-/// a snapshot, it had zeros there, for data that was not on the medium.
+/// A file that was cut while somebody flushed it, and is written anew, was said to end where it ends in memory by then: after a crash it had
+/// zeros there, for data that was not on the medium.
 #[test]
 fn file_that_was_cut_while_it_was_flushed_has_no_bytes_after_a_crash_that_nobody_wrote() {
     let dir = tempfile::tempdir().unwrap();

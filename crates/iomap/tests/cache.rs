@@ -248,7 +248,11 @@ fn memory_that_is_used_again_shows_nothing_of_before() {
     let fs = MemoryFs::new();
     let before = new_file(&fs, CacheOptions::default()).open();
     let cache = before.space().cache();
-    for written in [100..FOLIO, 0..FOLIO - 100, FOLIO + 100..FOLIO + 110, FOLIO..2 * FOLIO] {
+    // Full folios; behind one a block, which gets a folio that is not filled yet, and in that another block in part.
+    let (first, whole, cut) = (0..FOLIO, 0..2 * FOLIO, 0..FOLIO - 100);
+    let block = FOLIO..FOLIO + 4096;
+    let in_block = FOLIO + 4096 * 2 + 100..FOLIO + 4096 * 2 + 200;
+    for written in [vec![whole], vec![first, block, in_block], vec![cut]] {
         // Spare, when they are dropped.
         before.write(at(0), &vec![7; 4 * FOLIO]).unwrap();
         before.fsync().unwrap();
@@ -258,9 +262,7 @@ fn memory_that_is_used_again_shows_nothing_of_before() {
         let file = space.open();
         file.truncate(at(2 * FOLIO as u64)).unwrap();
         let mut all = vec![0; 2 * FOLIO];
-        // What goes on behind a large folio is put into a large one, which is not filled yet.
-        for part in [0..FOLIO, written.clone()].into_iter().skip(usize::from(written.start < FOLIO))
-        {
+        for part in &written {
             all[part.clone()].fill(1);
             file.write(at(part.start as u64), &vec![1; part.len()]).unwrap();
         }

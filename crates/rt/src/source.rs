@@ -141,30 +141,15 @@ impl Executor {
         items: &mut [T],
         work: impl Fn(&mut [T]) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
-        let count = self.thread_count().max(1);
-        let part_len = items.len().div_ceil(count).max(1);
-        if count == 1 || items.len() < 2 {
-            return work(items);
-        }
-        let work = &work;
-        std::thread::scope(|scope| {
-            let mut parts = items.chunks_mut(part_len);
-            let own = parts.next();
-            let others: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
-            let mut result = own.map_or(Ok(()), work);
-            for part in others {
-                let part_result = match part.join() {
-                    Ok(part_result) => part_result,
-                    Err(panic) => std::panic::resume_unwind(panic),
-                };
-                result = result.and(part_result);
-            }
-            result
-        })
+        let part_len = items.len().div_ceil(self.thread_count().max(1)).max(1);
+        let mut parts: Vec<_> = items.chunks_mut(part_len).map(|part| (part, Ok(()))).collect();
+        self.for_each_next(parts.iter_mut(), |(part, result)| *result = work(part));
+        parts.into_iter().try_for_each(|(_, result)| result)
     }
 
     /// Works on items side by side, each thread taking the next one when it is done with one, and returns when all are done: as fast
-    /// as it can be where items, or processors, take longer or shorter. `Inline` does them in their order.
+    /// as it can be where items, or processors, take longer or shorter. `Inline` does them in their order. Where the system gives fewer
+    /// threads, those do all.
     pub fn for_each_next<T: Send>(
         self,
         items: impl ExactSizeIterator<Item = T> + Send,
@@ -183,12 +168,19 @@ impl Executor {
             }
         };
         std::thread::scope(|scope| {
-            for _ in 1..count {
-                scope.spawn(take_all);
-            }
+            // With those threads that the system gives.
+            let others: Vec<_> = (1..count)
+                .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, take_all).ok())
+                .collect();
             take_all();
+            others.into_iter().for_each(joined);
         });
     }
+}
+
+/// What a thread returned. A panic there goes on here.
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// A thread of [`Executor::spawn`].

@@ -551,8 +551,9 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted, outside: &Outside) -> 
         .map_err(|error| Failure::new(Exit::Io, "mounting", error).at_path(&directory))?;
     let mounted = mounts::on(&directory);
     let open = Arc::new(Mutex::new(Some(fs.clone())));
+    let told_by_signal = Arc::new(Mutex::new(Ok(())));
     if let Ok(signals) = signals {
-        watch_signals(signals, mounted.clone(), Arc::clone(&open));
+        watch_signals(signals, mounted.clone(), Arc::clone(&open), Arc::clone(&told_by_signal));
     }
     let device = FuseDevice::new(device).map_err(|error| {
         leave(mounted.as_ref());
@@ -632,7 +633,9 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted, outside: &Outside) -> 
     if let Some(farewell) = farewell {
         farewell.send();
     }
+    let told_by_signal = std::mem::replace(&mut *told_by_signal.lock(), Ok(()));
     served
+        .and_then(|()| told_by_signal.map_err(ubtrfs_fuse::ServeError::from))
         .map(|()| Exit::Done)
         .map_err(|error| Failure::new(Exit::Io, "serving", error).at_path(&directory))
 }
@@ -677,19 +680,24 @@ fn tell_service_manager() -> std::io::Result<()> {
 }
 
 /// A signal that ends the process unmounts the filesystem; what is in use can be used until it is closed. Who sent it may not wait so long:
-/// what there is by then is made durable.
+/// what there is by then is made durable. What of that was lost goes to `told`: it is told once, and who serves tells it in the end.
 fn watch_signals(
     mut signals: Signals,
     mounted: Option<Mounted>,
     open: Arc<Mutex<Option<Filesystem>>>,
+    told: Arc<Mutex<ubtrfs_engine::Result<()>>>,
 ) {
     let _ = std::thread::Builder::new().spawn(move || {
         for _ in signals.forever() {
             leave(mounted.as_ref());
             // Also where others had taken it off before, and who uses it goes on.
             if let Some(fs) = &*open.lock() {
-                // What is lost is told where it is asked for, too.
-                let _ = fs.sync();
+                let synced = match fs.sync() {
+                    Err(ubtrfs_engine::Error::ReadOnly { .. }) => Ok(()),
+                    synced => synced,
+                };
+                let mut told = told.lock();
+                *told = std::mem::replace(&mut *told, Ok(())).and(synced);
             }
         }
     });

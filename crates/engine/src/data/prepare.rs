@@ -143,8 +143,8 @@ fn plain_inline_bytes_max(options: &WriteOptions) -> usize {
 }
 
 impl Extents {
-    /// Of bytes that lie in several places, one behind the other. The thread keeps the memory in which they are put together: fresh for each
-    /// piece, its faults would cost more than the copy.
+    /// Of bytes that lie in several places, one behind the other. The thread keeps the memory in which they are put together for the pieces
+    /// to come: fresh for each, its faults would cost more than the copy.
     pub(crate) fn gathered(buffers: &[&[u8]], options: &WriteOptions) -> Self {
         thread_local! {
             static GATHERED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

@@ -2,8 +2,9 @@
 //! mounted, and root: the kernel asks nobody's permission for an ioctl.
 
 use rustix::io::Errno;
-use ubtrfs_engine::{Error, InodeId, Reservation, SnapshotOptions, SubvolumeInfo};
-use ubtrfs_ondisk::{InodeNo, ObjectId, RootId};
+use ubtrfs_engine::{Error, InodeId, Reservation, SnapshotOptions, SubvolumeInfo, Transfer};
+use ubtrfs_ondisk::{Generation, InodeNo, ObjectId, RootId, Uuid};
+use ubtrfs_rt::Time;
 
 use crate::abi::{self, InHeader};
 use crate::asker::{may_administer, umask_of};
@@ -25,6 +26,7 @@ const SET_FLAGS: u32 = 0x4008_941a;
 const GET_INFO: u32 = 0x81f8_943c;
 const GET_CHILDREN: u32 = 0xd000_943d;
 const LOOK_UP_CHILD: u32 = 0xd000_943e;
+const SET_RECEIVED: u32 = 0xc0c8_9425;
 const DELETE_V2: u32 = 0x5000_943f;
 
 /// Of `BTRFS_IOC_SUBVOL_GETFLAGS` and `BTRFS_IOC_SNAP_CREATE_V2`.
@@ -41,6 +43,9 @@ const NAME_BYTES_MAX: usize = 255;
 const CHILD_COUNT_MAX: usize = 255;
 /// `path` in `struct btrfs_ioctl_ino_lookup_user_args`.
 const CHILD_PATH_BYTES: usize = 3824;
+const UUID_BYTES: usize = 16;
+/// Flags, of which there are none, and words of `struct btrfs_ioctl_received_subvol_args` that say nothing yet.
+const RECEIVED_UNUSED_WORDS: usize = 17;
 /// Words of `struct btrfs_ioctl_get_subvol_info_args` that say nothing yet.
 const INFO_UNUSED_WORDS: usize = 8;
 
@@ -167,6 +172,24 @@ impl Server {
                 let root = if root == 0 { RootId::FS_TREE } else { RootId(root) };
                 self.fs.set_default_subvolume(root).map_err(|error| errno(&error))?;
             }
+            SET_RECEIVED => {
+                let root = subvolume(id)?;
+                let from: [u8; UUID_BYTES] = request.take()?;
+                let [stransid, _rtransid]: [u64; 2] = request.take()?;
+                let stime: [u64; 2] = request.take()?;
+                let _rtime: [u64; 2] = request.take()?;
+                let rest: [u64; RECEIVED_UNUSED_WORDS] = request.take()?;
+                let received = self
+                    .fs
+                    .set_received(root, Uuid(from), transfer(stransid, stime))
+                    .map_err(|error| errno(&error))?;
+                answer.put(&from);
+                answer.put(&[stransid, received.transid.0]);
+                answer.put(&stime);
+                answer.put(&received.time.sec);
+                answer.put(&[received.time.nsec, 0]);
+                answer.put(&rest);
+            }
             GET_INFO => {
                 if self.nodes.is_deleted(id.root) {
                     return Err(Errno::NOENT);
@@ -276,8 +299,22 @@ pub(crate) fn waits_for_kernel(command: u32) -> bool {
 fn is_commit(command: u32) -> bool {
     matches!(
         command,
-        SET_LABEL | CREATE | CREATE_V2 | SNAPSHOT | SNAPSHOT_V2 | SET_FLAGS | SET_DEFAULT
+        SET_LABEL
+            | CREATE
+            | CREATE_V2
+            | SNAPSHOT
+            | SNAPSHOT_V2
+            | SET_FLAGS
+            | SET_DEFAULT
+            | SET_RECEIVED
     )
+}
+
+/// When something was sent, of a `struct btrfs_ioctl_timespec`: seconds, and 32 bits of nanoseconds in front of as many that say nothing.
+fn transfer(transid: u64, [sec, nsec]: [u64; 2]) -> Transfer {
+    let [nsec @ .., _, _, _, _] = nsec.to_ne_bytes();
+    let time = Time { sec: sec.cast_signed(), nsec: u32::from_ne_bytes(nsec) };
+    Transfer { transid: Generation(transid), time }
 }
 
 /// `struct btrfs_ioctl_get_subvol_info_args`.

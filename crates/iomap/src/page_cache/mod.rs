@@ -40,7 +40,8 @@ pub use service::ServiceEnd;
 /// What the cache may use, and when it writes.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// All folios together, in bytes.
+    /// All folios together, in bytes. Beside it memory of folios that went is kept for new ones: a sixteenth of this, and 64 of the largest
+    /// folios at most.
     pub cached_bytes_max: u64,
     /// With more than this dirty, who writes has to write back first.
     pub dirty_bytes_max: u64,

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use ubtrfs_testkit::Prng;
 
 use super::*;
 
@@ -86,6 +87,29 @@ fn compress_after_what_does_not_fit_still_compresses() {
         assert!(before.0, "{method:?}");
         assert!(!fresh(&noise(16 << 10)).0, "{method:?}");
         assert!(fresh(text.as_bytes()) == before, "{method:?}");
+    }
+}
+
+/// Whether what hardly has room is compressed went by what the thread had compressed before, so that two images made of the same could differ.
+#[test]
+fn compress_with_hardly_enough_room_does_the_same_whatever_was_before() {
+    let mut random = Prng::new(5);
+    let (text, longer) = (&random.text(20_000), &random.text(131_072));
+    for method in methods() {
+        let pack = |input: &[u8], limit| {
+            let mut out = Vec::new();
+            compress(method, input, &mut out, limit, SECTOR).then_some(out)
+        };
+        let len = pack(text, text.len()).unwrap().len();
+        let (mut fit_count, limits) = (0, len - 20..len + 20);
+        for limit in limits.clone() {
+            // A thread has memory of its own, new for each.
+            let new = std::thread::scope(|scope| scope.spawn(|| pack(text, limit)).join().unwrap());
+            assert!(pack(longer, longer.len()).is_some());
+            assert!(pack(text, limit) == new, "{method:?}, {limit}");
+            fit_count += usize::from(new.is_some());
+        }
+        assert!(fit_count > 0 && fit_count < limits.len(), "{method:?}");
     }
 }
 

@@ -58,8 +58,9 @@ impl Workspace {
         limit_bytes: usize,
     ) -> bool {
         let context = self.compressor.get_or_insert_with(CCtx::create);
-        self.packed.clear();
-        self.packed.reserve(limit_bytes);
+        if self.packed.len() < limit_bytes {
+            self.packed.resize(limit_bytes, 0);
+        }
         // Output that did not fit leaves a frame open, with which nothing else can begin.
         let compressed = context
             .reset(ResetDirective::SessionOnly)
@@ -70,12 +71,12 @@ impl Workspace {
                 let bits = usize::BITS - input.len().saturating_sub(1).leading_zeros();
                 context.set_parameter(CParameter::WindowLog(bits.clamp(10, WINDOW_LOG_MAX)))
             })
-            .and_then(|_| context.compress2(&mut self.packed, input));
-        let fits = compressed.is_ok_and(|written| written <= limit_bytes);
-        if fits {
-            out.extend_from_slice(&self.packed);
-        }
-        fits
+            // No more room than is asked for: what nearly fits would fit or not by what was compressed before.
+            .and_then(|_| context.compress2(&mut self.packed[..limit_bytes], input));
+        compressed.is_ok_and(|written| {
+            out.extend_from_slice(&self.packed[..written]);
+            true
+        })
     }
 }
 
