@@ -142,6 +142,19 @@ fn in_snapshot(fs: &Filesystem, sub: InodeId, name: &str) -> Vec<u8> {
     read(fs, fs.lookup(made, b"file").unwrap())
 }
 
+/// Waits until a thread of this process sleeps, and goes on sleeping: it waits for what has been stopped.
+fn wait_until_asleep(thread: rustix::thread::Pid) {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    let mut asleep_count = 0;
+    while asleep_count < 100 {
+        std::thread::sleep(Duration::from_millis(1));
+        let stat = std::fs::read_to_string(&path).unwrap();
+        // Behind the name, which is in parentheses.
+        let is_asleep = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'));
+        asleep_count = if is_asleep { asleep_count + 1 } else { 0 };
+    }
+}
+
 /// A file that was cut while somebody flushed it, and is written anew, was said to end where it ends in memory by then: after a crash it had
 /// zeros there, for data that was not on the medium.
 #[test]
@@ -160,9 +173,13 @@ fn file_that_was_cut_while_it_was_flushed_has_no_bytes_after_a_crash_that_nobody
         while !faults.is_stalled.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
-        let sync = scope.spawn(|| file.fsync().unwrap());
-        // That he waits cannot be seen. Were he to come later he would find the file as it is below, and nothing would be shown.
-        std::thread::sleep(Duration::from_millis(300));
+        let (tell, told) = std::sync::mpsc::channel();
+        let file = &file;
+        let sync = scope.spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            file.fsync().unwrap();
+        });
+        wait_until_asleep(told.recv().unwrap());
         assert!(!sync.is_finished());
         file.truncate(first_block.end).unwrap();
         file.write(first_block.end, NEW).unwrap();
