@@ -79,7 +79,7 @@ Options for -o, as of mount(8):
                        single one
   clone_fd             each thread that takes requests has a descriptor of /dev/fuse of its
                        own, as with libfuse; not with io_uring, which needs none
-  discard[=async]      give freed space back to the image file or device
+  discard[=async|sync] give freed space back to the image file or device, behind a commit
   degraded             mount although devices are missing
   device=FILE, partition=N, offset=BYTES
                        as --device (one a word), --partition and --offset, for lines of fstab
@@ -111,8 +111,8 @@ Options for -o, as of mount(8):
 Words that ask for nothing here, or for what is so in any case, are taken as well: of mount(8)
   auto, noauto, nofail, _netdev, x-*, defaults, default_permissions, lazytime, loop,
   silent; of Linux's btrfs ssd, nossd, ssd_spread, space_cache[=v1|v2], autodefrag,
-  noautodefrag, nodiscard, datacow, datasum, barrier, treelog, notreelog, acl,
-  noflushoncommit, thread_pool=N, metadata_ratio=N. Words that would change what is stored, or
+  noautodefrag, nodiscard, datacow, datasum, barrier, treelog, notreelog, acl, nossd_spread,
+  noflushoncommit, enospc_debug, rescan_uuid_tree, thread_pool=N, metadata_ratio=N. Words that would change what is stored, or
   when it is durable, are not: nodatacow, nodatasum, nobarrier, flushoncommit, noacl, strictatime.
 
 An image is mounted once, and of a disk image one partition. What of the mount is to be seen in

@@ -321,7 +321,8 @@ impl Filesystem {
     }
 
     /// Enters in the inode what was only noted in memory: that the file ends where it was seen to, at least, if it was not cut since, and
-    /// when it was written. What was dirty before it was seen is on the medium.
+    /// when it was written. What was dirty before it was seen is on the medium; but of who made a hole of the file's last block only what is in
+    /// that: what is dirty before it may be zeros after a crash, as with Linux's btrfs with NO_HOLES.
     pub(super) fn record_file(&self, io: &IoInode, end: SeenEnd) -> Result<()> {
         let space = self.inner.open_files.find(io.id);
         if let Some(space) = &space {
