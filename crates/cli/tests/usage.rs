@@ -172,10 +172,15 @@ fn generate_writes_man_pages_and_completions() {
 /// It hands on what it is given, and its exit code is that of the program.
 #[test]
 fn bench_becomes_the_program_beside() {
-    use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let ours = dir.path().join("ubtrfs");
-    std::fs::copy(env!("CARGO_BIN_EXE_ubtrfs"), &ours).unwrap();
+    // By other processes: what this one has open to write is open in what tests beside start, too, for a moment, and is not run then.
+    let made = |script: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-ec", script, env!("CARGO_BIN_EXE_ubtrfs")]).arg(dir.path());
+        assert!(shell.status().unwrap().success());
+    };
+    made("cp \"$0\" \"$1/ubtrfs\"");
     let run = |path: &std::path::Path| {
         let words = ["bench", "all", "seek", "--scale", "0.1"];
         std::process::Command::new(&ours).args(words).env("PATH", path).output().unwrap()
@@ -184,9 +189,9 @@ fn bench_becomes_the_program_beside() {
     let said = String::from_utf8(without.stderr).unwrap();
     assert_eq!(without.status.code(), Some(6), "{said}");
     assert!(said.contains("ubtrfs-bench") && said.contains("cargo build"), "{said}");
-    let program = dir.path().join("ubtrfs-bench");
-    std::fs::write(&program, "#!/bin/sh\necho \"$@\"; exit 3\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    made(
+        "cd \"$1\"; printf '#!/bin/sh\necho \"$@\"; exit 3\n' >ubtrfs-bench; chmod 755 ubtrfs-bench",
+    );
     let with = run(dir.path());
     assert_eq!(with.status.code(), Some(3));
     assert_eq!(with.stdout, b"seek --scale 0.1\n");
