@@ -4,7 +4,6 @@
 mod place;
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -115,27 +114,13 @@ fn lost_data_is_told_where_nobody_may_open_the_top() {
 #[test]
 fn mount_in_the_foreground_that_is_asked_to_end_tells_what_was_lost() {
     let Some(mut place) = Place::new(true) else { return };
-    let memory = Memory::new(&place, "100M");
-    let image = memory.directory.join("image");
-    place.image = image.clone();
-    File::create(&image).unwrap().set_len(512 << 20).unwrap();
-    place.done(&["mkfs"], &[&image]);
+    let memory = Memory::with_image(&mut place, "100M");
     let mut command = place.command(PROGRAM);
     command.args(["mount", "-f", "-o", "commit=3600,cache=8M"]);
-    command.args([&image, &place.directory]).stderr(Stdio::piped());
+    command.args([&place.image, &place.directory]).stderr(Stdio::piped());
     let server = command.spawn().unwrap();
     wait_until("mounted", || place.is_mounted());
-    let path = place.directory.join("file");
-    let mut file = File::create(&path).unwrap();
-    memory.fill();
-    // More than may be in memory, so that it is written.
-    let _ = file.write_all(&[2; 8 << 20]);
-    wait_until("lost", || {
-        let about = file.metadata().unwrap();
-        about.blocks() * 512 < about.len()
-    });
-    memory.free();
-    drop(file);
+    memory.lose(&mut File::create(place.directory.join("file")).unwrap());
     place.signal("-TERM");
     let output = server.wait_with_output().unwrap();
     let said = said(&output);

@@ -51,24 +51,12 @@ fn sync_by_command_makes_durable_what_files_have() {
 fn lost_data_is_told_to_who_syncs_or_unmounts_and_to_who_has_the_file_open() {
     for by in [&["filesystem", "sync"][..], &["umount"]] {
         let Some(mut place) = Place::new(true) else { return };
-        let memory = Memory::new(&place, "100M");
-        let image = memory.directory.join("image");
-        place.image = image.clone();
-        File::create(&image).unwrap().set_len(512 << 20).unwrap();
-        place.done(&["mkfs"], &[&image]);
+        let memory = Memory::with_image(&mut place, "100M");
         place.mount(&["-o", "commit=3600,cache=8M"]);
         let mut file = File::create(place.directory.join("file")).unwrap();
         file.write_all(b"before").unwrap();
         file.sync_all().unwrap();
-        memory.fill();
-        // More than may be in memory, so that it is written.
-        let _ = file.write_all(&[2; 8 << 20]);
-        // What is neither stored nor waits to be takes no space.
-        wait_until("lost", || {
-            let about = file.metadata().unwrap();
-            about.blocks() * 512 < about.len()
-        });
-        memory.free();
+        memory.lose(&mut file);
         // Closed for those who unmount; the server has it open all the same.
         let kept = (by != ["umount"]).then_some(file);
         let output = place.run(by, &[&place.directory]);

@@ -311,14 +311,12 @@ impl Server {
 
     /// Nothing is used any more: makes all durable.
     fn finish(&self) -> ubtrfs_engine::Result<()> {
-        // Files that are open tell what was lost also where another sync was told: by a signal, of which nobody has heard.
-        let lost = self.files.take_errors();
         self.files.close_all();
         for id in self.nodes.take_nameless() {
             // What cannot go now goes at the next open.
             let _ = self.fs.evict_now_or_later(id);
         }
-        self.sync().and(lost)
+        self.sync()
     }
 
     fn serve(

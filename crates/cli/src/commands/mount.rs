@@ -112,8 +112,9 @@ Words that ask for nothing here, or for what is so in any case, are taken as wel
   auto, noauto, nofail, _netdev, x-*, defaults, default_permissions, lazytime, loop,
   silent; of Linux's btrfs ssd, nossd, ssd_spread, space_cache[=v1|v2], autodefrag,
   noautodefrag, nodiscard, datacow, datasum, barrier, treelog, notreelog, acl, nossd_spread,
-  noflushoncommit, enospc_debug, rescan_uuid_tree, thread_pool=N, metadata_ratio=N. Words that would change what is stored, or
-  when it is durable, are not: nodatacow, nodatasum, nobarrier, flushoncommit, noacl, strictatime.
+  noflushoncommit, enospc_debug, rescan_uuid_tree, thread_pool=N, metadata_ratio=N. Words that
+  would change what is stored, or when it is durable, are not: nodatacow, nodatasum, nobarrier,
+  flushoncommit, noacl, strictatime.
 
 An image is mounted once, and of a disk image one partition. What of the mount is to be seen in
 another place, too, another subvolume say, mount --bind shows there; commands take that place as

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -149,6 +149,27 @@ impl Memory {
         let output = Command::new("mount").args(words).arg(&directory).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         Self { directory }
+    }
+
+    /// As [`Memory::new`], with an image in it that is the place's from now on, and longer than there is memory.
+    pub fn with_image(place: &mut Place, size: &str) -> Self {
+        let memory = Self::new(place, size);
+        place.image = memory.directory.join("image");
+        File::create(&place.image).unwrap().set_len(512 << 20).unwrap();
+        place.done(&["mkfs"], &[&place.image]);
+        memory
+    }
+
+    /// Has what is written to a file lost, where 8 MiB are more than a mount may have in memory; there is room behind it.
+    pub fn lose(&self, file: &mut File) {
+        self.fill();
+        let _ = file.write_all(&[2; 8 << 20]);
+        // What is neither stored nor waits to be takes no space.
+        wait_until("lost", || {
+            let about = file.metadata().unwrap();
+            about.blocks() * 512 < about.len()
+        });
+        self.free();
     }
 
     /// Takes all that is free.

@@ -153,7 +153,8 @@ impl Extents {
             bytes.clear();
             buffers.iter().for_each(|buffer| bytes.extend_from_slice(buffer));
             pad(bytes, options);
-            let extents = compressed(bytes, options).unwrap_or_else(|| plain(bytes.clone()));
+            let extents =
+                compressed(bytes, options).unwrap_or_else(|| plain(std::mem::take(bytes)));
             extents.with_csums(options)
         })
     }
