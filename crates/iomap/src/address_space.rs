@@ -40,7 +40,7 @@ use crate::page_cache::{
 use crate::seek_window::SeekWindow;
 
 /// How much is put into the cache before others have their turn.
-const WRITE_STEP_BYTES: u64 = 1 << 20;
+const WRITE_STEP_BYTES: u64 = 128 << 10;
 
 /// A step that reads or writes takes no more than such a part of all memory, as several threads make steps at once.
 const STEP_PART: u64 = 4;
@@ -456,6 +456,10 @@ impl<F: FileSystem> AddressSpace<F> {
         let mut iter = MappingIter::new(self, whole);
         let Some((mapping, mapped)) = iter.next(Purpose::Write)? else { return Ok(step.end) };
         let part = mapped.intersection(step);
+        let size = self.size();
+        if step.start >= size && size.bytes() > self.cache.options().cached_bytes_max {
+            self.cache.make_room_in(self, mapped.len_bytes());
+        }
         self.cache.make_room(mapped.len_bytes());
         let result = self.put_mapped(&mapping, part, source, reach);
         let used_bytes = *result.as_ref().unwrap_or(&Some(0));

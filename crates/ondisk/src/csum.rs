@@ -105,12 +105,11 @@ impl CsumType {
         stored.get(..len) == Some(&self.compute(bytes)[..len])
     }
 
-    /// Appends the checksum of each `sectorsize_bytes` of `data` to `out`.
-    pub fn compute_sectors(self, data: &[u8], sectorsize_bytes: usize, out: &mut Vec<u8>) {
+    /// Fills `out` with the checksums of each `sectorsize_bytes` of `data`, the last of what is left of it: as many as `out` has room for.
+    pub fn compute_sectors(self, data: &[u8], sectorsize_bytes: usize, out: &mut [u8]) {
         let len = self.len_bytes();
-        out.reserve(data.len().div_ceil(sectorsize_bytes.max(1)) * len);
-        for sector in data.chunks(sectorsize_bytes) {
-            out.extend_from_slice(&self.compute(sector)[..len]);
+        for (sector, out) in data.chunks(sectorsize_bytes).zip(out.chunks_exact_mut(len)) {
+            out.copy_from_slice(&self.compute(sector)[..len]);
         }
     }
 }

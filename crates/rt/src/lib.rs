@@ -4,6 +4,7 @@
 //! can be reproduced byte for byte.
 #![forbid(unsafe_code)]
 
+mod compute;
 #[cfg(ubtrfs_explore)]
 mod explore;
 mod source;

@@ -176,6 +176,27 @@ impl Executor {
             others.into_iter().for_each(joined);
         });
     }
+
+    /// Does `first` here, and beside it works on items, which is shared with threads that are kept for that, and returns what `first` did
+    /// when all are done: the caller works on them behind `first`, too. `work` must only compute: neither lock, nor wait, nor share work
+    /// itself. `Inline` does `first`, then the items in their order.
+    pub fn compute_each_beside<T: Send, R>(
+        self,
+        items: impl ExactSizeIterator<Item = T> + Send,
+        work: impl Fn(T) + Sync,
+        first: impl FnOnce() -> R,
+    ) -> R {
+        crate::compute::share(self.thread_count().saturating_sub(1), items, work, first)
+    }
+
+    /// As [`Executor::compute_each_beside`], with nothing to do first.
+    pub fn compute_each<T: Send>(
+        self,
+        items: impl ExactSizeIterator<Item = T> + Send,
+        work: impl Fn(T) + Sync,
+    ) {
+        self.compute_each_beside(items, work, || ());
+    }
 }
 
 /// What a thread returned. A panic there goes on here.

@@ -44,7 +44,6 @@ struct Unit<'a> {
     file_offset: u64,
     ram_bytes: u64,
     disk: &'a [u8],
-    csums: &'a [u8],
     compression: Compression,
 }
 
@@ -105,20 +104,17 @@ pub(crate) fn place(
     pieces: &[(u64, Extents)],
     pending_csums: &PendingCsums,
 ) -> Result<u64> {
-    let written = write_out(handle.core(), target, pieces)?;
-    enter_all(handle, target, &written, pending_csums, Grows::Yes)
+    let written = write_out(handle.core(), pieces)?;
+    let csums = csums_of(target, pieces);
+    enter_all(handle, target, &written, &csums, pending_csums, Grows::Yes)
 }
 
 /// The first part of [`place`]: allocates space and writes.
 ///
 /// # Errors
 /// `NoSpace` or a failed write, with nothing changed.
-pub(crate) fn write_out<'a>(
-    core: &Core,
-    target: &Target,
-    pieces: &'a [(u64, Extents)],
-) -> Result<Written<'a>> {
-    let written = find_space(core, target, pieces, DataPromise::None)?;
+pub(crate) fn write_out<'a>(core: &Core, pieces: &'a [(u64, Extents)]) -> Result<Written<'a>> {
+    let written = find_space(core, pieces, DataPromise::None)?;
     written.write(core).inspect_err(|_| written.release(core))?;
     Ok(written)
 }
@@ -129,36 +125,34 @@ pub(crate) fn write_out<'a>(
 /// `NoSpace`, with nothing changed.
 pub(crate) fn find_space<'a>(
     core: &Core,
-    target: &Target,
     pieces: &'a [(u64, Extents)],
     promise: DataPromise,
 ) -> Result<Written<'a>> {
-    let regions = allocate(core, units_of(core, target, pieces), promise)?;
+    let regions = allocate(core, units_of(pieces), promise)?;
     Ok(Written { regions, promise })
 }
 
-/// As [`find_space`], for plain bytes where they are: pieces with their file offsets and checksums,
-/// ascending, all whole sectors.
+/// As [`find_space`], for plain bytes where they are: pieces with their file offsets, ascending, all whole sectors.
 ///
 /// # Errors
 /// As there.
 pub(crate) fn find_space_for_plain<'a>(
     core: &Core,
-    pieces: impl Iterator<Item = (u64, &'a [u8], &'a [u8])>,
+    pieces: impl Iterator<Item = (u64, &'a [u8])>,
     promise: DataPromise,
 ) -> Result<Written<'a>> {
-    let unit = |(file_offset, disk, csums): (u64, &'a [u8], &'a [u8])| Unit {
+    let unit = |(file_offset, disk): (u64, &'a [u8])| Unit {
         file_offset,
         ram_bytes: disk.len() as u64,
         disk,
-        csums,
         compression: Compression::None,
     };
     let regions = allocate(core, pieces.map(unit).collect(), promise)?;
     Ok(Written { regions, promise })
 }
 
-/// The second part of [`place`]: file extents, references, checksums.
+/// The second part of [`place`]: file extents, references, and `csums`, which are those of all sectors of the pieces in their order, or
+/// none.
 ///
 /// # Errors
 /// What stops an edit; the transaction is then aborted.
@@ -166,21 +160,20 @@ pub(crate) fn enter_all(
     handle: &mut Handle<'_>,
     target: &Target,
     written: &Written<'_>,
+    csums: &[u8],
     pending_csums: &PendingCsums,
     grows: Grows,
 ) -> Result<u64> {
     let mut nbytes = 0;
     let geometry = *handle.core().roots.store.geometry();
+    let (csum, sectorsize) = (geometry.csum, geometry.sectorsize_bytes as u64);
+    let (has_csums, mut csums) = (!csums.is_empty(), csums);
     for region in &written.regions {
-        let mut at = region.start.0;
-        for unit in &region.units {
-            pending_csums.add(
-                LogicalAddr(at),
-                unit.csums,
-                geometry.csum,
-                geometry.sectorsize_bytes as u64,
-            );
-            at += unit.disk.len() as u64;
+        if has_csums {
+            let sector_count = usize::try_from(region.len_bytes / sectorsize).expect("in memory");
+            let (now, later) = csums.split_at(sector_count * csum.len_bytes());
+            pending_csums.add(region.start, now, csum, sectorsize);
+            csums = later;
         }
         for (file_offset, extent) in extents_of(region, handle.generation()) {
             nbytes += extent.num_bytes;
@@ -244,29 +237,27 @@ pub(crate) fn insert(
         .map_err(|error| handle.abort(error))
 }
 
-fn units_of<'a>(core: &Core, target: &Target, pieces: &'a [(u64, Extents)]) -> Vec<Unit<'a>> {
-    let geometry = core.roots.store.geometry();
+fn units_of(pieces: &[(u64, Extents)]) -> Vec<Unit<'_>> {
     let mut units = Vec::new();
     for (file_offset, extents) in pieces {
         let (mut file_offset, mut from) = (*file_offset, 0);
         for piece in &extents.pieces {
             let disk = &extents.disk_bytes[from..from + piece.disk_bytes];
-            let csum_range = from / geometry.sectorsize_bytes * geometry.csum.len_bytes()
-                ..(from + piece.disk_bytes) / geometry.sectorsize_bytes * geometry.csum.len_bytes();
-            let csums = if target.has_csums { &extents.csums[csum_range] } else { &[] };
             let ram_bytes = piece.ram_bytes as u64;
-            units.push(Unit {
-                file_offset,
-                ram_bytes,
-                disk,
-                csums,
-                compression: piece.compression,
-            });
+            units.push(Unit { file_offset, ram_bytes, disk, compression: piece.compression });
             file_offset += ram_bytes;
             from += piece.disk_bytes;
         }
     }
     units
+}
+
+/// The checksums of pieces that were prepared with theirs, in their order; none of a file that has none.
+pub(crate) fn csums_of(target: &Target, pieces: &[(u64, Extents)]) -> Vec<u8> {
+    if !target.has_csums {
+        return Vec::new();
+    }
+    pieces.iter().flat_map(|(_, extents)| &extents.csums).copied().collect()
 }
 
 /// Finds space for all units: as few regions as there are holes large enough.
@@ -276,7 +267,6 @@ fn allocate<'a>(
     promise: DataPromise,
 ) -> Result<Vec<Region<'a>>> {
     let sectorsize = core.roots.store.geometry().sectorsize_bytes as u64;
-    let csum_bytes = core.roots.store.geometry().csum.len_bytes();
     let mut regions: Vec<Region<'a>> = Vec::new();
     units.reverse();
     while let Some(first) = units.last() {
@@ -310,20 +300,11 @@ fn allocate<'a>(
             }
             // A plain unit is cut where the space ends.
             let cut = usize::try_from(left).expect("shorter than the unit");
-            let csum_cut = (cut / usize::try_from(sectorsize).expect("a sector is small")
-                * csum_bytes)
-                .min(unit.csums.len());
-            region.units.push(Unit {
-                ram_bytes: left,
-                disk: &unit.disk[..cut],
-                csums: &unit.csums[..csum_cut],
-                ..unit
-            });
+            region.units.push(Unit { ram_bytes: left, disk: &unit.disk[..cut], ..unit });
             units.push(Unit {
                 file_offset: unit.file_offset + left,
                 ram_bytes: unit.ram_bytes - left,
                 disk: &unit.disk[cut..],
-                csums: &unit.csums[csum_cut..],
                 ..unit
             });
             left = 0;

@@ -161,7 +161,9 @@ impl Extents {
 
     fn with_csums(mut self, options: &WriteOptions) -> Self {
         if let Some(csum) = options.csum {
-            csum.compute_sectors(&self.disk_bytes, options.sectorsize_bytes, &mut self.csums);
+            let sector = options.sectorsize_bytes;
+            self.csums = vec![0; self.disk_bytes.len() / sector * csum.len_bytes()];
+            csum.compute_sectors(&self.disk_bytes, sector, &mut self.csums);
         }
         self
     }

@@ -37,14 +37,8 @@ use crate::data::drop_range;
 use crate::data::file_extent::{self, ExtentWalk, ExtentsOf};
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Inner};
-use crate::txn::{Core, Flush, Reservation};
+use crate::txn::{Core, Reservation};
 
-/// File extents that a reservation for dirty data counts with at most.
-const ITEMS_AT_ONCE_MAX: u64 = 64;
-/// What is written at once of all that is dirty, for want of space, where less is wanted.
-const SHRINK_PART: u64 = 8;
-/// How often a part is written so, before all is.
-const SHRINK_TRIES_MAX: u64 = 16;
 /// Where mappings end that nothing is mapped behind: past every file, in whole blocks of any size.
 const END: u64 = 1 << 63;
 
@@ -619,10 +613,13 @@ impl FileSystem for FileIo {
     }
 
     fn may_write_straight(&self, inode: &IoInode) -> bool {
-        let is_plain = |fs: &Filesystem| -> Result<bool> {
-            Ok(fs.compression_of(&fs.disk_inode(inode.id)?)?.is_none())
+        let may = |fs: &Filesystem| -> Result<bool> {
+            // Who copies to memory goes on while a thread on another processor writes that: sooner done, for a copy more.
+            let goes_beside =
+                fs.runtime().executor.thread_count() > 1 && fs.page_cache().has_writeback_service();
+            Ok(!goes_beside && fs.compression_of(&fs.disk_inode(inode.id)?)?.is_none())
         };
-        self.fs().is_ok_and(|fs| is_plain(&fs).unwrap_or(false))
+        self.fs().is_ok_and(|fs| may(&fs).unwrap_or(false))
     }
 
     fn lost(&self, inode: &IoInode, error: Error) {
@@ -688,87 +685,6 @@ fn cover(mut mapping: Mapping, range: FileRange, batch: &mut DirtyBatch<'_>) -> 
         mapping.range.end = batch.fill(mapping.range.intersection(range)).end;
     }
     mapping
-}
-
-impl Filesystem {
-    /// Promises space for dirty data, after a commit where that frees some. The thread holds no
-    /// handle.
-    pub(super) fn promise_data(&self, len_bytes: u64) -> Result<()> {
-        let core = &self.inner.core;
-        if core.alloc.try_promise_data(len_bytes) {
-            return Ok(());
-        }
-        let under_handle = || {
-            let _handle = self.begin_step(Reservation::items(0))?;
-            core.alloc.promise_data(&core.roots, len_bytes)
-        };
-        match under_handle() {
-            Err(Error::NoSpace { .. }) if core.frees_by_commit() => {
-                core.commit_unless_held()?;
-                under_handle()
-            }
-            result => result,
-        }
-    }
-
-    /// Asks for space; as long as there is none, has some of what is dirty in memory written, and asks again, where that may take
-    /// less than was promised to it: what is compressed, or becomes inline. By pages, over files, the oldest first, as much as is wanted
-    /// or a part of all; all of it in the end. The thread holds no handle, and no file's data lock.
-    ///
-    /// # Errors
-    /// That of the last time.
-    pub(super) fn with_less_dirty<T>(
-        &self,
-        wanted_bytes: u64,
-        ask: impl Fn() -> Result<T>,
-    ) -> Result<T> {
-        let cache = self.page_cache();
-        let may_take_less = &self.inner.open_files.may_take_less;
-        let mut tries = 0;
-        loop {
-            let result = ask();
-            let is_full = matches!(result, Err(Error::NoSpace { .. }));
-            if !is_full || tries > SHRINK_TRIES_MAX || !may_take_less.load(Ordering::Relaxed) {
-                return result;
-            }
-            let part_bytes = match tries < SHRINK_TRIES_MAX {
-                true => wanted_bytes.max(cache.dirty_bytes() / SHRINK_PART),
-                false => u64::MAX,
-            };
-            // What is on its way by others has its promise, too, until it is there.
-            let has_written = || cache.shrink_dirty(part_bytes) > 0 || self.wait_for_writeback();
-            if !has_written() {
-                // What becomes dirty from now on is noted again.
-                may_take_less.store(false, Ordering::Relaxed);
-                if has_written() {
-                    may_take_less.store(true, Ordering::Relaxed);
-                }
-            }
-            tries += 1;
-        }
-    }
-
-    /// Makes sure that there is metadata for the items of so much more dirty data. The thread holds no
-    /// handle.
-    fn promise_items(&self, len_bytes: u64) -> Result<()> {
-        let files = &self.inner.files;
-        let held_back = files.held_back_bytes(self.nodesize_bytes());
-        let more = files.delalloc_items_bytes(len_bytes);
-        if self.inner.core.alloc.has_metadata_for(held_back.saturating_add(more)) {
-            return Ok(());
-        }
-        // Loads groups, makes chunks, commits.
-        let extents = len_bytes.div_ceil(self.sectorsize_bytes()).min(ITEMS_AT_ONCE_MAX);
-        self.begin_step(Reservation::extents(extents)).map(drop)
-    }
-
-    /// Takes back what was promised to dirty data.
-    fn take_back_data(&self, len_bytes: u64, promised: Promised) {
-        if len_bytes > 0 {
-            self.inner.core.alloc.take_back_data(len_bytes, promised);
-            self.inner.files.subtract_delalloc(len_bytes);
-        }
-    }
 }
 
 impl Drop for IoInode {

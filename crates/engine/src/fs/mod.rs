@@ -11,6 +11,7 @@ mod background;
 pub(crate) mod delete_subvolume;
 pub(crate) mod dir;
 mod direct_write;
+mod dirty_promises;
 mod drop_tree;
 mod entry;
 pub(crate) mod file;

@@ -58,7 +58,7 @@ fn put_data(fs: &Filesystem, bytes: &[u8]) -> LogicalAddr {
         core.alloc.allocate_data(&core.roots, len, len, crate::alloc::DataPromise::None).unwrap();
     assert_eq!(got, len);
     fs.volume().write(start, bytes).unwrap();
-    let mut csums = Vec::new();
+    let mut csums = vec![0; bytes.len() / 4096 * fs.csum_type().len_bytes()];
     fs.csum_type().compute_sectors(bytes, 4096, &mut csums);
     fs.inner.files.csums.add(start, &csums, fs.csum_type(), SECTOR);
     start

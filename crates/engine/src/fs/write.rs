@@ -340,6 +340,7 @@ impl<'a> Locked<'a> {
                 extents = extents.into_plain(self.sector);
             }
             let pieces = [(start, extents)];
+            let csums = append::csums_of(&self.target, &pieces);
             let written = {
                 // What only cuts off may use what is kept back for freeing.
                 let reservation = match (len, self.promise) {
@@ -347,11 +348,12 @@ impl<'a> Locked<'a> {
                     _ => Reservation::items(0),
                 };
                 let _handle = self.fs.begin_step(reservation)?;
-                append::find_space(core, &self.target, &pieces, self.promise)?
+                append::find_space(core, &pieces, self.promise)?
             };
             let end = (start + len).next_multiple_of(self.sector);
-            let entered =
-                written.write(core).and_then(|()| self.replace_by(start..end, &written, size));
+            let entered = written
+                .write(core)
+                .and_then(|()| self.replace_by(start..end, &written, &csums, size));
             entered.inspect_err(|error| {
                 // After an abort nothing is given out again.
                 if !matches!(error, Error::Aborted { .. }) {
@@ -380,7 +382,13 @@ impl<'a> Locked<'a> {
 
     /// Puts what is on the medium in the place of what the file has in `range`. As many extents as it
     /// became are reserved for: in fragmented space they are more than there were pieces.
-    fn replace_by(&self, range: Range<u64>, written: &Written<'_>, size: u64) -> Result<()> {
+    fn replace_by(
+        &self,
+        range: Range<u64>,
+        written: &Written<'_>,
+        csums: &[u8],
+        size: u64,
+    ) -> Result<()> {
         let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
         let reservation = match written.extent_count() {
             // What only cuts off frees space, and all but the extent around the end is gone.
@@ -404,7 +412,8 @@ impl<'a> Locked<'a> {
         // What is behind the end of a file that is cut off goes, too.
         let dropped = range.start..if size < old_size { u64::MAX } else { range.end };
         let lost = drop_range(txn, &self.target, &dropped, files.kept())?;
-        let added = append::enter_all(txn, &self.target, written, &files.csums, Grows::Yes)?;
+        let pending = &files.csums;
+        let added = append::enter_all(txn, &self.target, written, csums, pending, Grows::Yes)?;
         if !self.no_holes() && !gap.is_empty() {
             drop_range::put_missing_holes(txn, &self.target, &gap)
                 .map_err(|error| txn.abort(error))?;

@@ -30,10 +30,12 @@ use crate::data::prealloc;
 use crate::data::prepare::{Extents, PreparedData, WriteOptions};
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
-use crate::txn::Reservation;
+use crate::txn::{Core, Reservation};
 
 /// Bytes that are compressed as one piece of work: some extents.
 const COMPRESSED_PIECE_BYTES: u64 = 512 << 10;
+/// Bytes whose checksums are one piece of work: whole sectors.
+const CHECKSUMMED_PIECE_BYTES: usize = 128 << 10;
 /// With less than this, one thread makes the checksums.
 const PARALLEL_BYTES_MIN: usize = 1 << 20;
 /// Ranges that are written in place under one handle.
@@ -425,13 +427,22 @@ impl<'f> Job<'f> {
             let into = mapping.extent_offset + (part.offset - mapping.offset.0);
             places.push((LogicalAddr(mapping.disk_bytenr.0 + into), mapping.kind));
         }
-        for (part, (at, _)) in parts.iter().zip(&places) {
-            core.write_data(*at, &part.buffers)?;
-        }
+        let all: Vec<&Part<'_>> = parts.iter().collect();
+        let (result, csums) = self.with_csums_of(&all, || {
+            let mut placed = parts.iter().zip(&places);
+            placed.try_for_each(|(part, (at, _))| core.write_data(*at, &part.buffers))
+        });
+        result?;
+        let mut csums = csums.as_slice();
         let _change = self.io.change(fs);
         let geometry = core.roots.store.geometry();
         let mut is_changed = false;
+        let sector = geometry.sectorsize_bytes as u64;
         for (part, (at, kind)) in parts.iter().zip(&places) {
+            let sector_count = usize::try_from(part.len_bytes() / sector).expect("in memory");
+            let of_part = sector_count * geometry.csum.len_bytes();
+            let (csums_of_part, later) = csums.split_at(of_part.min(csums.len()));
+            csums = later;
             if *kind != MappingKind::Prealloc {
                 continue;
             }
@@ -443,9 +454,7 @@ impl<'f> Job<'f> {
             }
             is_changed = true;
             if self.target.has_csums {
-                let csums = self.csums_of(&[part]).map_err(|error| handle.txn.abort(error))?;
-                let sector = geometry.sectorsize_bytes as u64;
-                fs.inner.files.csums.add(*at, &csums.concat(), geometry.csum, sector);
+                fs.inner.files.csums.add(*at, csums_of_part, geometry.csum, sector);
                 if fs.inner.files.csums.is_full() {
                     fs.inner.files.csums.flush(&mut handle.txn)?;
                 }
@@ -463,26 +472,29 @@ impl<'f> Job<'f> {
         let compresses = self.target.has_csums && self.options.compression.is_some();
         if compresses {
             let pieces = self.compress(&all);
-            match self.place(&all, |core| {
-                append::find_space(core, &self.target, &pieces, DataPromise::Given)
-            }) {
+            let csums = append::csums_of(&self.target, &pieces);
+            let find_space = |core: &Core| append::find_space(core, &pieces, DataPromise::Given);
+            let write = |written: &Written<'_>| (written.write(self.core()), csums.clone());
+            match self.place(&all, find_space, write) {
                 // Compressed extents cannot be cut to what is free.
                 Err(Error::NoSpace { .. }) => {}
                 result => return result,
             }
         }
-        let csums = self.csums_of(&all)?;
         let pieces = || {
-            let buffers = all.iter().flat_map(|part| {
+            all.iter().flat_map(|part| {
                 part.buffers.iter().scan(part.offset, |at, buffer| {
                     let offset = *at;
                     *at += buffer.len() as u64;
                     Some((offset, *buffer))
                 })
-            });
-            buffers.zip(&csums).map(|((offset, bytes), csums)| (offset, bytes, csums.as_slice()))
+            })
         };
-        self.place(&all, |core| append::find_space_for_plain(core, pieces(), DataPromise::Given))
+        let find_space =
+            |core: &Core| append::find_space_for_plain(core, pieces(), DataPromise::Given);
+        self.place(&all, find_space, |written| {
+            self.with_csums_of(&all, || written.write(self.core()))
+        })
     }
 
     /// Moves inline data that is not written over into an extent: beside others it cannot stay inline. Nor
@@ -497,11 +509,12 @@ impl<'f> Job<'f> {
         locked.outline_as_promised(self.io)
     }
 
-    /// Finds space, writes there, and enters what was written. Returns the bytes of that space.
+    /// Finds space, writes there, and enters what was written, with the checksums that writing gave. Returns the bytes of that space.
     fn place<'a>(
         &self,
         parts: &[&Part<'_>],
-        find_space: impl Fn(&crate::txn::Core) -> Result<Written<'a>>,
+        find_space: impl Fn(&Core) -> Result<Written<'a>>,
+        write: impl FnOnce(&Written<'a>) -> (Result<()>, Vec<u8>),
     ) -> Result<u64> {
         let fs = self.fs;
         let core = &fs.inner.core;
@@ -517,7 +530,8 @@ impl<'f> Job<'f> {
             }
             found => found?,
         };
-        let entered = written.write(core).and_then(|()| self.enter(parts, &written));
+        let (result, csums) = write(&written);
+        let entered = result.and_then(|()| self.enter(parts, &written, &csums));
         match entered {
             Ok(()) => Ok(written.disk_bytes()),
             // After an abort nothing is given out again.
@@ -530,7 +544,7 @@ impl<'f> Job<'f> {
     }
 
     /// Puts what is on the medium in the place of what the file had there.
-    fn enter(&self, parts: &[&Part<'_>], written: &Written<'_>) -> Result<()> {
+    fn enter(&self, parts: &[&Part<'_>], written: &Written<'_>, csums: &[u8]) -> Result<()> {
         let (fs, core) = (self.fs, &self.fs.inner.core);
         let mut old_count = 0;
         for part in parts {
@@ -546,7 +560,7 @@ impl<'f> Job<'f> {
         let mut handle = fs.begin_step(reservation)?;
         self.check(&handle)?;
         let _change = self.io.change(fs);
-        let (kept, csums) = (fs.inner.files.kept(), &fs.inner.files.csums);
+        let (kept, pending) = (fs.inner.files.kept(), &fs.inner.files.csums);
         let mut lost = 0;
         for (index, part) in parts.iter().enumerate() {
             match drop_range(&mut handle.txn, &self.target, &part.range(), kept) {
@@ -556,7 +570,8 @@ impl<'f> Job<'f> {
                 Err(error) => return Err(error),
             }
         }
-        let added = append::enter_all(&mut handle.txn, &self.target, written, csums, self.grows)?;
+        let txn = &mut handle.txn;
+        let added = append::enter_all(txn, &self.target, written, csums, pending, self.grows)?;
         self.count(&mut handle, added, lost, end)
     }
 
@@ -574,35 +589,44 @@ impl<'f> Job<'f> {
             }
         }
         // Each thread takes the next piece: half of them each would wait for the one that shares its core with a writer.
-        self.fs.runtime().executor.for_each_next(work.iter_mut(), |(_, buffers, done)| {
+        self.fs.runtime().executor.compute_each(work.iter_mut(), |(_, buffers, done)| {
             *done = Some(Extents::gathered(buffers, &self.options));
         });
         work.into_iter().filter_map(|(offset, _, done)| Some((offset, done?))).collect()
     }
 
-    /// Checksums of each buffer of the parts, on all cores where that is worth it.
-    fn csums_of(&self, parts: &[&Part<'_>]) -> Result<Vec<Vec<u8>>> {
-        let mut work: Vec<(&[u8], Vec<u8>)> = parts
-            .iter()
-            .flat_map(|part| part.buffers.iter().map(|buffer| (*buffer, Vec::new())))
-            .collect();
+    /// Brings parts to the medium by `write`, and makes the checksums of all of them beside it, on all cores where that is worth it; none
+    /// of a file that has none.
+    fn with_csums_of<R>(&self, parts: &[&Part<'_>], write: impl FnOnce() -> R) -> (R, Vec<u8>) {
         if !self.target.has_csums {
-            return Ok(work.into_iter().map(|(_, csums)| csums).collect());
+            return (write(), Vec::new());
         }
         let (csum, sector) = (self.fs.csum_type(), self.options.sectorsize_bytes);
-        let compute = |part: &mut [(&[u8], Vec<u8>)]| {
-            for (bytes, csums) in part {
-                csum.compute_sectors(bytes, sector, csums);
-            }
-            Ok::<(), Error>(())
-        };
-        let len: usize = work.iter().map(|(bytes, _)| bytes.len()).sum();
-        if len < PARALLEL_BYTES_MIN {
-            compute(&mut work)?;
-        } else {
-            self.fs.runtime().executor.for_each_part(&mut work, compute)?;
+        let buffers: Vec<&[u8]> =
+            parts.iter().flat_map(|part| part.buffers.iter().copied()).collect();
+        let len_bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut csums = vec![0; len_bytes / sector * csum.len_bytes()];
+        let mut work = Vec::with_capacity(buffers.len());
+        let mut rest = csums.as_mut_slice();
+        for part in buffers.iter().flat_map(|buffer| buffer.chunks(CHECKSUMMED_PIECE_BYTES)) {
+            let (now, later) = rest.split_at_mut(part.len() / sector * csum.len_bytes());
+            work.push((part, now));
+            rest = later;
         }
-        Ok(work.into_iter().map(|(_, csums)| csums).collect())
+        let compute = |(bytes, csums): (&[u8], &mut [u8])| {
+            csum.compute_sectors(bytes, sector, csums);
+        };
+        let result = if len_bytes < PARALLEL_BYTES_MIN {
+            work.into_iter().for_each(compute);
+            write()
+        } else {
+            self.fs.runtime().executor.compute_each_beside(work.into_iter(), compute, write)
+        };
+        (result, csums)
+    }
+
+    fn core(&self) -> &Core {
+        &self.fs.inner.core
     }
 
     /// Refuses what the file may not be written for any more.

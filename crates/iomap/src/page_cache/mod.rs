@@ -22,7 +22,7 @@ mod service;
 
 use std::sync::Weak;
 
-use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, Ordering};
+use ubtrfs_rt::{Arc, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering};
 
 use crate::extent_state::Ablation;
 use crate::offset::FileRange;
@@ -129,6 +129,7 @@ pub struct PageCache {
     /// More is dirty than the background lets be.
     became_due: Condvar,
     ahead: AheadQueue,
+    writeback_server_count: AtomicUsize,
     /// The clock, as the first pass was told it; before that, the end of time.
     began_ms: AtomicU64,
     /// As the last one was.
@@ -173,6 +174,7 @@ impl PageCache {
             turn_ended: Condvar::new(),
             became_due: Condvar::new(),
             ahead: AheadQueue::default(),
+            writeback_server_count: AtomicUsize::new(0),
             began_ms: AtomicU64::new(u64::MAX),
             now_ms: AtomicU64::new(0),
         })
@@ -318,6 +320,21 @@ impl PageCache {
         }
     }
 
+    /// [`PageCache::make_room()`] by what one file has, as far as that goes: for one that grows beyond what memory keeps, which would
+    /// drive out the others otherwise.
+    pub(crate) fn make_room_in(&self, file: &dyn CachedFile, len_bytes: u64) {
+        for _ in 0..RECLAIM_ROUNDS {
+            match self.excess(len_bytes) {
+                0 => return,
+                wanted_bytes => _ = file.reclaim(wanted_bytes.max(self.reclaim_ahead_bytes())),
+            }
+        }
+    }
+
+    fn reclaim_ahead_bytes(&self) -> u64 {
+        (self.options.cached_bytes_max / RECLAIM_AHEAD_PART).min(RECLAIM_AHEAD_BYTES_MAX)
+    }
+
     /// Writes back as long as too much is dirty, or more is in memory than may be and cannot be reclaimed, or waits for those that do.
     /// Called without any lock that a writeback may wait for.
     pub(crate) fn throttle(&self) {
@@ -351,8 +368,7 @@ impl PageCache {
 
     fn reclaim(&self, len_bytes: u64) {
         let turns = self.listed.lock().len().saturating_mul(RECLAIM_ROUNDS);
-        let ahead_bytes =
-            (self.options.cached_bytes_max / RECLAIM_AHEAD_PART).min(RECLAIM_AHEAD_BYTES_MAX);
+        let ahead_bytes = self.reclaim_ahead_bytes();
         for _ in 0..turns {
             let wanted = self.excess(len_bytes);
             if wanted == 0 {

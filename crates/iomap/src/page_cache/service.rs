@@ -58,6 +58,17 @@ impl PageCache {
 
     /// Does [`PageCache::background_pass()`] whenever there is something for it to do, until told to end. `now_ms` is the clock.
     pub fn serve_writeback(&self, end: &ServiceEnd, now_ms: impl Fn() -> u64) {
+        self.writeback_server_count.fetch_add(1, Ordering::Relaxed);
+        self.write_back_until(end, now_ms);
+        self.writeback_server_count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether somebody writes back beside those who write.
+    pub fn has_writeback_service(&self) -> bool {
+        self.writeback_server_count.load(Ordering::Relaxed) > 0
+    }
+
+    fn write_back_until(&self, end: &ServiceEnd, now_ms: impl Fn() -> u64) {
         while !end.is_set() {
             let now = now_ms();
             let due_count = self.dirty.lock().due_count;
