@@ -20,10 +20,11 @@ impl<F: FileSystem> AddressSpace<F> {
         let start = range.start.round_up(self.block_bytes);
         let end = range.end.round_down(self.block_bytes);
         let whole_bytes = if start < end { end.bytes_since(start) } else { 0 };
-        whole_bytes > 0
-            && whole_bytes >= options.straight_bytes_min
-            && !is_kept
-            && !self.is_encoded.load(Ordering::Relaxed)
+        let bytes_min = match self.is_encoded.load(Ordering::Relaxed) {
+            true => options.straight_encoded_bytes_min.max(options.straight_bytes_min),
+            false => options.straight_bytes_min,
+        };
+        whole_bytes > 0 && whole_bytes >= bytes_min && !is_kept
     }
 
     /// The whole blocks of `missing` that a read of `rest`, from `at` on, may get straight, if it begins with enough of them.

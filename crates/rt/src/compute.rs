@@ -3,11 +3,12 @@
 //! A thread is asked for only if it has nothing to do, as nobody takes work back that waits for one. So who shares his work never waits
 //! for another's.
 
+use std::collections::VecDeque;
 use std::sync::OnceLock;
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 
-use crate::{AtomicUsize, Mutex, Ordering};
+use crate::{AtomicUsize, Condvar, Mutex, Ordering};
 
 /// Kept threads, one less than processors: who shares his work has one.
 static KEPT: OnceLock<Option<Kept>> = OnceLock::new();
@@ -40,40 +41,87 @@ impl Kept {
     }
 }
 
-/// Does `first` here, and `work` with each of the items: on kept threads, at most so many, and behind `first` here.
+/// Items that were given and not taken.
+struct Queue<T> {
+    items: Mutex<Given<T>>,
+    came: Condvar,
+}
+
+struct Given<T> {
+    items: VecDeque<T>,
+    /// No more come.
+    are_all: bool,
+}
+
+impl<T> Queue<T> {
+    fn new() -> Self {
+        let given = Given { items: VecDeque::new(), are_all: false };
+        Self { items: Mutex::new(given), came: Condvar::new() }
+    }
+
+    fn give(&self, item: T) {
+        self.items.lock().items.push_back(item);
+        self.came.notify_one();
+    }
+
+    /// The next one, for which is waited as long as more may come.
+    fn take(&self) -> Option<T> {
+        let mut given = self.items.lock();
+        loop {
+            let next = given.items.pop_front();
+            if next.is_some() || given.are_all {
+                return next;
+            }
+            self.came.wait(&mut given);
+        }
+    }
+}
+
+/// Says that no more come, also if who gives them panics: others wait for them.
+struct End<'a, T>(&'a Queue<T>);
+
+impl<T> Drop for End<'_, T> {
+    fn drop(&mut self) {
+        self.0.items.lock().are_all = true;
+        self.0.came.notify_all();
+    }
+}
+
+/// Runs `give` here, and `work` with each of the items that it gives: on kept threads, at most so many, from then on, and behind `give`
+/// here.
 pub(crate) fn share<T: Send, R>(
     thread_count_max: usize,
-    items: impl ExactSizeIterator<Item = T> + Send,
+    give: impl FnOnce(&mut dyn FnMut(T)) -> R,
     work: impl Fn(T) + Sync,
-    first: impl FnOnce() -> R,
 ) -> R {
-    let count_max = thread_count_max.min(items.len());
-    // A thread of somebody's pool would do others of its work while it waits for ours, with what it has locked.
-    let kept = match count_max > 0 && rayon_core::current_thread_index().is_none() {
-        true => KEPT.get_or_init(Kept::new).as_ref(),
-        false => None,
+    let queue = Queue::new();
+    let give_all = || {
+        let _end = End(&queue);
+        give(&mut |item| queue.give(item))
     };
-    let items = Mutex::new(items);
     let take_all = || {
-        loop {
-            let next = items.lock().next();
-            let Some(item) = next else { return };
+        while let Some(item) = queue.take() {
             work(item);
         }
     };
+    // A thread of somebody's pool would do others of its work while it waits for ours, with what it has locked.
+    let kept = match thread_count_max > 0 && rayon_core::current_thread_index().is_none() {
+        true => KEPT.get_or_init(Kept::new).as_ref(),
+        false => None,
+    };
     let Some(kept) = kept else {
-        let result = first();
+        let result = give_all();
         take_all();
         return result;
     };
     kept.pool.in_place_scope(|scope| {
-        for _ in 0..kept.take(count_max) {
+        for _ in 0..kept.take(thread_count_max) {
             scope.spawn(|_| {
                 let _seat = Seat(kept);
                 take_all();
             });
         }
-        let result = first();
+        let result = give_all();
         take_all();
         result
     })
@@ -115,43 +163,61 @@ mod tests {
         assert_eq!(*seen.lock(), [0, 1, 2, 3]);
     }
 
+    /// Gives numbers below that.
+    fn numbers(count: u32) -> impl FnOnce(&mut dyn FnMut(u32)) {
+        move |give| (0..count).for_each(give)
+    }
+
+    #[test]
+    fn items_are_worked_on_while_more_are_given() {
+        let (tells, told) = mpsc::channel();
+        let tells = Mutex::new(tells);
+        // The second one is not given before somebody had the first.
+        let give = |give: &mut dyn FnMut(u32)| {
+            give(0);
+            told.recv().unwrap();
+            give(1);
+        };
+        while KEPT.get_or_init(Kept::new).as_ref().unwrap().free_count.load(Ordering::Acquire) == 0
+        {
+            crate::yield_now();
+        }
+        share(8, give, |_| tells.lock().send(()).unwrap());
+        assert_eq!(told.try_iter().count(), 1);
+    }
+
     #[test]
     fn who_shares_work_waits_for_nobody_elses() {
         let (ends, end) = mpsc::channel::<()>();
         let end = Mutex::new(end);
         let (begins, begun) = mpsc::channel();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = u32::try_from(cores).unwrap() + 1;
         std::thread::scope(|scope| {
             // Every kept thread, and this one, until they are told.
             scope.spawn(|| {
                 let begins = Mutex::new(begins);
-                let cores = std::thread::available_parallelism().map_or(1, usize::from);
-                share(
-                    cores,
-                    0..cores + 1,
-                    |_| {
-                        begins.lock().send(()).unwrap();
-                        end.lock().recv().unwrap();
-                    },
-                    || (),
-                );
+                let work = |_| {
+                    begins.lock().send(()).unwrap();
+                    end.lock().recv().unwrap();
+                };
+                share(cores, numbers(count), work);
             });
             begun.recv().unwrap();
             let sum = Mutex::new(0);
-            share(8, 0..100, |item| *sum.lock() += item, || ());
+            share(8, numbers(100), |item| *sum.lock() += item);
             assert_eq!(*sum.lock(), 4950);
-            for _ in 0..=std::thread::available_parallelism().map_or(1, usize::from) {
-                ends.send(()).unwrap();
-            }
+            (0..count).for_each(|_| ends.send(()).unwrap());
         });
     }
 
     #[test]
     fn panic_in_shared_work_goes_on_in_who_shared_it_and_no_thread_is_lost() {
         for _ in 0..50 {
-            let shared = std::panic::catch_unwind(|| {
-                share(1, 0..100, |item| assert_ne!(item, 50), || ());
-            });
-            assert!(shared.is_err());
+            let in_work = || share(1, numbers(100), |item| assert_ne!(item, 50));
+            assert!(std::panic::catch_unwind(in_work).is_err());
+            let in_giving = || share(1, |_: &mut dyn FnMut(u32)| panic!("no more"), |_| {});
+            assert!(std::panic::catch_unwind(in_giving).is_err());
         }
         let kept = KEPT.get().unwrap().as_ref().unwrap();
         // Other tests may have some for a moment.
@@ -166,14 +232,8 @@ mod tests {
         let (own, others) = pool.install(|| {
             let own = std::thread::current().id();
             let others = Mutex::new(0);
-            share(
-                8,
-                0..1000,
-                |_: u32| {
-                    *others.lock() += u32::from(std::thread::current().id() != own);
-                },
-                || (),
-            );
+            let is_other = || u32::from(std::thread::current().id() != own);
+            share(8, numbers(1000), |_| *others.lock() += is_other());
             (own, others.into_inner())
         });
         assert_ne!(own, std::thread::current().id());

@@ -177,22 +177,38 @@ impl Executor {
         });
     }
 
-    /// Does `first` here, and beside it works on items, which is shared with threads that are kept for that, and returns what `first` did
-    /// when all are done: the caller works on them behind `first`, too. `work` must only compute: neither lock, nor wait, nor share work
-    /// itself. `Inline` does `first`, then the items in their order.
+    /// Works on the items that `give` gives to what it is called with, at most so many, and returns what that returned when all are done:
+    /// from when they are given on, on threads that are kept for that, and behind `give` here, too. `work` must only compute:
+    /// neither lock, nor wait, nor share work itself. `Inline` runs `give`, then works on the items in their order.
+    pub fn compute_given<T: Send, R>(
+        self,
+        count_max: usize,
+        give: impl FnOnce(&mut dyn FnMut(T)) -> R,
+        work: impl Fn(T) + Sync,
+    ) -> R {
+        let thread_count_max = self.thread_count().saturating_sub(1).min(count_max);
+        crate::compute::share(thread_count_max, give, work)
+    }
+
+    /// As [`Executor::compute_given`], with items that there are: does `first` here, and works on them beside it.
     pub fn compute_each_beside<T: Send, R>(
         self,
-        items: impl ExactSizeIterator<Item = T> + Send,
+        items: impl ExactSizeIterator<Item = T>,
         work: impl Fn(T) + Sync,
         first: impl FnOnce() -> R,
     ) -> R {
-        crate::compute::share(self.thread_count().saturating_sub(1), items, work, first)
+        let count = items.len();
+        let give = |give: &mut dyn FnMut(T)| {
+            items.for_each(give);
+            first()
+        };
+        self.compute_given(count, give, work)
     }
 
     /// As [`Executor::compute_each_beside`], with nothing to do first.
     pub fn compute_each<T: Send>(
         self,
-        items: impl ExactSizeIterator<Item = T> + Send,
+        items: impl ExactSizeIterator<Item = T>,
         work: impl Fn(T) + Sync,
     ) {
         self.compute_each_beside(items, work, || ());

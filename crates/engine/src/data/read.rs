@@ -2,13 +2,13 @@
 //!
 //! Plain data goes from the device into the caller's buffer; only sectors that the caller wants
 //! in part go through a buffer here. A compressed extent that is wanted whole is decoded into the
-//! caller's buffer; of one wanted in part the decoded bytes are kept for the next call.
+//! caller's buffer, several on all cores; of one wanted in part the decoded bytes are kept for the next call.
 
 use std::cell::RefCell;
 
 use ubtrfs_ondisk::file_extent::{Compression, FileExtent};
 use ubtrfs_ondisk::{Corruption, CsumType, FileOffset, LogicalAddr, Reason};
-use ubtrfs_rt::{Arc, Mutex};
+use ubtrfs_rt::{Arc, AtomicBool, Executor, Mutex, Ordering};
 
 use super::compression;
 use super::csum::{self, CsumLookup, PendingCsums};
@@ -25,6 +25,10 @@ const BOUNCE_BYTES_MAX: usize = 64 << 10;
 /// Buffers longer than this are not read together with their neighbours through a buffer here: a request for each
 /// costs less than the copy.
 const SCATTERED_BYTES_MAX: usize = 32 << 10;
+/// Decoded bytes of extents that are decoded side by side, at most: what they are decoded from is kept in memory.
+const TOGETHER_BYTES_MAX: usize = 2 << 20;
+/// The part of them that is read before any is decoded: the shorter, the sooner others have something to do.
+const READ_FIRST_PART: usize = 4;
 /// Decoded extents that are kept.
 const DECODED_COUNT: usize = 8;
 
@@ -113,6 +117,44 @@ pub(crate) struct FileReader {
     sectors: SectorReader,
 }
 
+/// A compressed extent that is wanted whole.
+struct WholeExtent<'a> {
+    offset: FileOffset,
+    mapping: Mapping,
+    out: &'a mut [u8],
+}
+
+impl WholeExtent<'_> {
+    fn disk_bytes(&self) -> usize {
+        usize::try_from(self.mapping.disk_num_bytes).expect("at most 128 KiB")
+    }
+
+    /// Whether another one lies behind it on the medium.
+    fn is_followed_by(&self, next: &Self) -> bool {
+        self.mapping.disk_bytenr.0 + self.mapping.disk_num_bytes == next.mapping.disk_bytenr.0
+    }
+}
+
+/// How and from what it is decoded, and where to.
+type Encoded<'a> = (Compression, &'a [u8], &'a mut [u8]);
+
+fn disk_bytes_of(whole: &[WholeExtent<'_>]) -> usize {
+    whole.iter().map(WholeExtent::disk_bytes).sum()
+}
+
+/// Gives each to be decoded, from `bytes`, which has one behind the other.
+fn give_encoded<'a>(
+    whole: &'a mut [WholeExtent<'_>],
+    mut bytes: &'a [u8],
+    give: &mut dyn FnMut(Encoded<'a>),
+) {
+    for one in whole {
+        let (now, later) = bytes.split_at(one.disk_bytes());
+        bytes = later;
+        give((one.mapping.compression, now, &mut *one.out));
+    }
+}
+
 /// Reads whole sectors of data by their addresses.
 #[derive(Debug)]
 pub(crate) struct SectorReader {
@@ -150,6 +192,106 @@ impl FileReader {
         let done = self.read_all(offset.0, buf, want, &mut scratch);
         SCRATCH.set(scratch);
         done.map(|()| want)
+    }
+
+    /// Fills `out` from `offset` on, with zeros behind the end of the file.
+    ///
+    /// # Errors
+    /// As [`FileReader::read`].
+    pub(crate) fn read_or_zero(&mut self, offset: FileOffset, out: &mut [u8]) -> Result<()> {
+        let have = self.read(offset, out)?;
+        out[have..].fill(0);
+        Ok(())
+    }
+
+    /// As [`FileReader::read_or_zero`], of pieces that are each the whole of a compressed extent: these are decoded on all cores. What
+    /// else there is among them comes one by one.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn read_whole_extents<'a>(
+        &mut self,
+        pieces: impl Iterator<Item = (FileOffset, &'a mut [u8])>,
+        executor: Executor,
+    ) -> Result<()> {
+        let mut whole = Vec::new();
+        let mut whole_bytes = 0;
+        for (offset, out) in pieces {
+            let Some(mapping) = self.whole_extent(offset, out.len())? else {
+                self.read_or_zero(offset, out)?;
+                continue;
+            };
+            if whole_bytes + out.len() > TOGETHER_BYTES_MAX {
+                self.read_whole(std::mem::take(&mut whole), executor)?;
+                whole_bytes = 0;
+            }
+            whole_bytes += out.len();
+            whole.push(WholeExtent { offset, mapping, out });
+        }
+        self.read_whole(whole, executor)
+    }
+
+    /// The mapping of a compressed extent, of which a piece of that length from `offset` on is the whole.
+    fn whole_extent(&mut self, offset: FileOffset, len: usize) -> Result<Option<Mapping>> {
+        let len_bytes = len as u64;
+        let is_in_file = |end: u64| end <= self.of.size_bytes;
+        if !offset.0.checked_add(len_bytes).is_some_and(is_in_file) {
+            return Ok(None);
+        }
+        self.walk.seek(offset);
+        let is_whole = |mapping: &Mapping| {
+            mapping.kind == MappingKind::Data
+                && mapping.compression != Compression::None
+                && mapping.extent_offset == 0
+                && mapping.offset == offset
+                && mapping.ram_bytes == len_bytes
+                && mapping.end().0 - offset.0 == len_bytes
+        };
+        Ok(self.walk.next()?.filter(is_whole))
+    }
+
+    fn read_whole(&mut self, mut whole: Vec<WholeExtent<'_>>, executor: Executor) -> Result<()> {
+        let mut scratch = SCRATCH.take();
+        let is_done = whole.len() > 1 && self.decode_all(&mut whole, &mut scratch, executor);
+        SCRATCH.set(scratch);
+        if is_done {
+            return Ok(());
+        }
+        // One by one: that says of which file and where what could not be read is.
+        whole.into_iter().try_for_each(|one| self.read_or_zero(one.offset, one.out))
+    }
+
+    /// Whether it could. Who reads what they are decoded from gives it to be decoded as it comes.
+    fn decode_all<'a>(
+        &mut self,
+        whole: &'a mut [WholeExtent<'_>],
+        scratch: &'a mut Scratch,
+        executor: Executor,
+    ) -> bool {
+        let (count, sectorsize) = (whole.len(), self.sectors.sectorsize_bytes);
+        let Scratch { compressed, csums, .. } = scratch;
+        compressed.resize(disk_bytes_of(whole), 0);
+        let mut rest = compressed.as_mut_slice();
+        let has_failed = AtomicBool::new(false);
+        let decode = |(compression, from, out): Encoded<'a>| {
+            if compression::decompress(compression, from, out, sectorsize).is_err() {
+                has_failed.store(true, Ordering::Relaxed);
+            }
+        };
+        let sectors = &mut self.sectors;
+        let (head, tail) = whole.split_at_mut(count.div_ceil(READ_FIRST_PART));
+        let parts = [head, tail];
+        let read = move |give: &mut dyn FnMut(Encoded<'a>)| {
+            for part in parts {
+                let (bytes, later) = std::mem::take(&mut rest).split_at_mut(disk_bytes_of(part));
+                rest = later;
+                sectors.read_encoded(part, bytes, csums)?;
+                give_encoded(part, bytes, give);
+            }
+            Ok::<_, Error>(())
+        };
+        let is_read = executor.compute_given(count, read, decode).is_ok();
+        is_read && !has_failed.into_inner()
     }
 
     fn read_all(
@@ -409,6 +551,21 @@ impl SectorReader {
                 from = behind;
             }
             at = LogicalAddr(at.0 + len as u64);
+        }
+        Ok(())
+    }
+
+    /// Fills `out` with what extents are decoded from, one behind the other. What lies together comes with one request.
+    fn read_encoded(
+        &mut self,
+        extents: &[WholeExtent<'_>],
+        mut out: &mut [u8],
+        csums: &mut Vec<u8>,
+    ) -> Result<()> {
+        for together in extents.chunk_by(WholeExtent::is_followed_by) {
+            let (now, later) = out.split_at_mut(disk_bytes_of(together));
+            self.read(together[0].mapping.disk_bytenr, now, csums)?;
+            out = later;
         }
         Ok(())
     }

@@ -37,8 +37,13 @@ impl Filesystem {
     }
 }
 
-/// How many of the first pieces lie one behind the other on the medium, as they are in the file.
+/// How many of the first pieces are read together: those that lie one behind the other on the medium, as they are in the file, or those
+/// that are each the whole of something encoded.
 fn count_together(pieces: &[ReadPiece<'_>]) -> usize {
+    let encoded_count = pieces.iter().take_while(|piece| is_whole_encoded(piece)).count();
+    if encoded_count > 0 {
+        return encoded_count;
+    }
     let mut next = pieces.first().and_then(address_of);
     let mut is_next = |piece: &ReadPiece<'_>| {
         let is_next = next.is_some() && address_of(piece) == next;
@@ -46,6 +51,12 @@ fn count_together(pieces: &[ReadPiece<'_>]) -> usize {
         is_next
     };
     pieces.iter().take_while(|piece| is_next(piece)).count().max(1)
+}
+
+fn is_whole_encoded(piece: &ReadPiece<'_>) -> bool {
+    let Mapping { flags, range, .. } = piece.mapping;
+    let is_whole = piece.start == range.start && len_bytes(piece) == range.len_bytes();
+    flags.is_encoded && is_whole && piece.buffers.len() == 1
 }
 
 /// Where plain data lies.
@@ -61,7 +72,7 @@ fn len_bytes(piece: &ReadPiece<'_>) -> u64 {
 }
 
 impl PieceReader<'_> {
-    /// Reads pieces that lie together, or one.
+    /// Reads pieces that are read together.
     fn read(&mut self, together: &mut [ReadPiece<'_>]) -> Result<()> {
         if let Some(at) = together.first().and_then(address_of) {
             let mut buffers: Vec<&mut [u8]> = together
@@ -73,26 +84,31 @@ impl PieceReader<'_> {
             }
             // The file's reader says of what file and where.
         }
-        together.iter_mut().try_for_each(|piece| self.read_by_extents(piece))
+        let executor = self.fs.runtime().executor;
+        let is_encoded = together.first().is_some_and(is_whole_encoded);
+        let file = self.file()?;
+        let mut buffers = together.iter_mut().flat_map(|piece| {
+            piece.buffers.iter_mut().scan(piece.start.bytes(), |at, buffer| {
+                let offset = FileOffset(*at);
+                *at += buffer.len() as u64;
+                Some((offset, &mut **buffer))
+            })
+        });
+        if is_encoded {
+            return file.read_whole_extents(buffers, executor);
+        }
+        buffers.try_for_each(|(offset, buffer)| file.read_or_zero(offset, buffer))
     }
 
-    fn read_by_extents(&mut self, piece: &mut ReadPiece<'_>) -> Result<()> {
-        let mut at = piece.start.bytes();
-        for buffer in &mut piece.buffers {
-            let file = match &mut self.file {
-                Some(file) => file,
-                none => {
-                    let tree = self.fs.tree(self.inode.id.root)?;
-                    let source = self.fs.data_source()?;
-                    let of = self.inode.of(self.fs);
-                    none.insert(FileReader::new(source, &tree, of, self.has_csums)?)
-                }
-            };
-            let have = file.read(FileOffset(at), buffer)?;
-            buffer[have..].fill(0);
-            at += buffer.len() as u64;
+    fn file(&mut self) -> Result<&mut FileReader> {
+        match &mut self.file {
+            Some(file) => Ok(file),
+            none => {
+                let tree = self.fs.tree(self.inode.id.root)?;
+                let (source, of) = (self.fs.data_source()?, self.inode.of(self.fs));
+                Ok(none.insert(FileReader::new(source, &tree, of, self.has_csums)?))
+            }
         }
-        Ok(())
     }
 
     fn sectors(&mut self) -> Result<&mut SectorReader> {

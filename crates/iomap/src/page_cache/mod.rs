@@ -56,6 +56,8 @@ pub struct CacheOptions {
     /// A read that has gone on for as long as is read ahead, in a file longer than `cached_bytes_max`, gets runs of at least this length,
     /// in bytes, straight into the reader's buffer; `u64::MAX` for never.
     pub straight_bytes_min: u64,
+    /// The same of data that is encoded: as much as several processors can decode side by side.
+    pub straight_encoded_bytes_min: u64,
     /// A write of at least this length, in bytes, that makes a file longer which is longer than `cached_bytes_max` (or than
     /// `dirty_bytes_background` where clean folios do not stay) goes straight from the writer's buffer; `u64::MAX` for never.
     pub straight_write_bytes_min: u64,
@@ -92,7 +94,8 @@ impl Default for CacheOptions {
             // As Linux's btrfs.
             readahead_bytes_max: 4 * MIB,
             // For a shorter run what a request costs is more than the copy.
-            straight_bytes_min: MIB / 8,
+            straight_bytes_min: MIB / 64,
+            straight_encoded_bytes_min: MIB / 2,
             // What is written so becomes an extent of its own: not too short a one.
             straight_write_bytes_min: MIB,
             writeback_bytes_max: 16 * MIB,

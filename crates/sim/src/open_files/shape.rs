@@ -164,6 +164,7 @@ fn cache(prng: &mut Prng) -> CacheOptions {
         writeback_bytes_max: [1, 3, 16][prng.index(3)] * BLOCK,
         readahead_bytes_max: 4 * BLOCK,
         straight_bytes_min: straight_blocks * BLOCK,
+        straight_encoded_bytes_min: straight_blocks * BLOCK,
         straight_write_bytes_min: straight_blocks * BLOCK,
         keeps_clean: prng.chance(3, 4),
         ..CacheOptions::default()

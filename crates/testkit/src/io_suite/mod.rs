@@ -214,6 +214,7 @@ pub fn little_memory(block_bytes: u64) -> CacheOptions {
         writeback_bytes_max: 4 * block_bytes,
         readahead_bytes_max: 4 * block_bytes,
         straight_bytes_min: 2 * block_bytes,
+        straight_encoded_bytes_min: 2 * block_bytes,
         straight_write_bytes_min: 2 * block_bytes,
         ..CacheOptions::default()
     }

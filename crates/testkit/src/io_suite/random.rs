@@ -399,6 +399,7 @@ fn straight_for_some(options: &CacheOptions, seed: u64) -> CacheOptions {
     let bytes_min = 2 * 4096;
     CacheOptions {
         straight_bytes_min: bytes_min,
+        straight_encoded_bytes_min: bytes_min,
         straight_write_bytes_min: bytes_min,
         readahead_bytes_max: bytes_min,
         dirty_bytes_background: options.dirty_bytes_background.min(bytes_min),
