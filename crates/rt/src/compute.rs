@@ -4,14 +4,18 @@
 //! for another's.
 
 use std::collections::VecDeque;
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError};
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
+use rustix::process::getpid;
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
-use crate::{AtomicUsize, Condvar, Mutex, Ordering};
+use crate::{AtomicUsize, Mutex, Ordering};
 
 /// Kept threads, one less than processors: who shares his work has one.
-static KEPT: OnceLock<Option<Kept>> = OnceLock::new();
+static KEPT: OnceLock<Kept> = OnceLock::new();
+/// Held by who makes them.
+static MAKING: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 struct Kept {
     pool: ThreadPool,
@@ -20,7 +24,26 @@ struct Kept {
 }
 
 impl Kept {
-    /// None where the system gives no thread.
+    /// None where the system gives no thread; the next one asks again.
+    fn get() -> Option<&'static Self> {
+        if KEPT.get().is_none() {
+            let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+            if KEPT.get().is_none() {
+                // By a thread that may run wherever the process may: the first to share work may be bound to one processor, and whom he
+                // starts would be, too.
+                let made = std::thread::Builder::new().spawn(|| {
+                    if let Ok(processors) = sched_getaffinity(Some(getpid())) {
+                        let _ = sched_setaffinity(None, &processors);
+                    }
+                    Self::new()
+                });
+                let made = made.ok()?.join().ok()??;
+                KEPT.get_or_init(|| made);
+            }
+        }
+        KEPT.get()
+    }
+
     fn new() -> Option<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = cores.saturating_sub(1).max(1);
@@ -29,11 +52,10 @@ impl Kept {
         Some(Self { pool: builder.build().ok()?, free_count: AtomicUsize::new(count) })
     }
 
-    /// Asks for threads; returns how many.
-    fn take(&self, count_max: usize) -> usize {
-        let left = |free: usize| Some(free - free.min(count_max));
-        let free = self.free_count.fetch_update(Ordering::Acquire, Ordering::Relaxed, left);
-        free.map_or(0, |free| free.min(count_max))
+    /// Asks for a thread; returns whether it has one.
+    fn take(&self) -> bool {
+        let left = |free: usize| free.checked_sub(1);
+        self.free_count.fetch_update(Ordering::Acquire, Ordering::Relaxed, left).is_ok()
     }
 
     fn give_back(&self) {
@@ -41,104 +63,66 @@ impl Kept {
     }
 }
 
-/// Items that were given and not taken.
-struct Queue<T> {
-    items: Mutex<Given<T>>,
-    came: Condvar,
-}
-
-struct Given<T> {
-    items: VecDeque<T>,
-    /// No more come.
-    are_all: bool,
-}
-
-impl<T> Queue<T> {
-    fn new() -> Self {
-        let given = Given { items: VecDeque::new(), are_all: false };
-        Self { items: Mutex::new(given), came: Condvar::new() }
-    }
-
-    fn give(&self, item: T) {
-        self.items.lock().items.push_back(item);
-        self.came.notify_one();
-    }
-
-    /// The next one, for which is waited as long as more may come.
-    fn take(&self) -> Option<T> {
-        let mut given = self.items.lock();
-        loop {
-            let next = given.items.pop_front();
-            if next.is_some() || given.are_all {
-                return next;
-            }
-            self.came.wait(&mut given);
-        }
-    }
-}
-
-/// Says that no more come, also if who gives them panics: others wait for them.
-struct End<'a, T>(&'a Queue<T>);
-
-impl<T> Drop for End<'_, T> {
-    fn drop(&mut self) {
-        self.0.items.lock().are_all = true;
-        self.0.came.notify_all();
-    }
-}
-
 /// Runs `give` here, and `work` with each of the items that it gives: on kept threads, at most so many, from then on, and behind `give`
-/// here.
+/// here. A thread that finds no more items goes; for one that is given later another is asked for.
 pub(crate) fn share<T: Send, R>(
     thread_count_max: usize,
     give: impl FnOnce(&mut dyn FnMut(T)) -> R,
     work: impl Fn(T) + Sync,
 ) -> R {
-    let queue = Queue::new();
-    let give_all = || {
-        let _end = End(&queue);
-        give(&mut |item| queue.give(item))
+    // A thread of somebody's pool would do others of its work while it waits for ours, with what it has locked.
+    let kept = match thread_count_max > 0 && rayon_core::current_thread_index().is_none() {
+        true => Kept::get(),
+        false => None,
     };
+    let items = Mutex::new(VecDeque::new());
     let take_all = || {
-        while let Some(item) = queue.take() {
+        loop {
+            let next = items.lock().pop_front();
+            let Some(item) = next else { return };
             work(item);
         }
     };
-    // A thread of somebody's pool would do others of its work while it waits for ours, with what it has locked.
-    let kept = match thread_count_max > 0 && rayon_core::current_thread_index().is_none() {
-        true => KEPT.get_or_init(Kept::new).as_ref(),
-        false => None,
-    };
     let Some(kept) = kept else {
-        let result = give_all();
+        let result = give(&mut |item| items.lock().push_back(item));
         take_all();
         return result;
     };
+    let working_count = AtomicUsize::new(0);
     kept.pool.in_place_scope(|scope| {
-        for _ in 0..kept.take(thread_count_max) {
-            scope.spawn(|_| {
-                let _seat = Seat(kept);
-                take_all();
-            });
-        }
-        let result = give_all();
+        let result = give(&mut |item| {
+            items.lock().push_back(item);
+            if working_count.load(Ordering::Relaxed) < thread_count_max && kept.take() {
+                working_count.fetch_add(1, Ordering::Relaxed);
+                scope.spawn(|_| {
+                    let _seat = Seat { kept, working_count: &working_count };
+                    take_all();
+                });
+            }
+        });
         take_all();
         result
     })
 }
 
 /// A kept thread that works; free again also if that panics.
-struct Seat(&'static Kept);
+struct Seat<'a> {
+    kept: &'static Kept,
+    working_count: &'a AtomicUsize,
+}
 
-impl Drop for Seat {
+impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        self.0.give_back();
+        self.working_count.fetch_sub(1, Ordering::Relaxed);
+        self.kept.give_back();
     }
 }
 
 #[cfg(all(test, not(ubtrfs_explore)))]
 mod tests {
     use std::sync::mpsc;
+
+    use rustix::thread::CpuSet;
 
     use super::*;
     use crate::Executor;
@@ -168,6 +152,41 @@ mod tests {
         move |give| (0..count).for_each(give)
     }
 
+    /// Other tests have some for a moment.
+    fn wait_for_a_free_one() {
+        while Kept::get().unwrap().free_count.load(Ordering::Acquire) == 0 {
+            crate::yield_now();
+        }
+    }
+
+    /// The first to share work was bound to a processor, and the kept threads were with him, for good.
+    #[test]
+    fn kept_threads_run_wherever_the_process_may() {
+        let all = sched_getaffinity(Some(getpid())).unwrap();
+        let is_bound = std::thread::spawn(move || {
+            let mut one = CpuSet::new();
+            one.set((0..CpuSet::MAX_CPU).find(|processor| all.is_set(*processor)).unwrap());
+            sched_setaffinity(None, &one).unwrap();
+            wait_for_a_free_one();
+            let seen = Kept::get().unwrap().pool.install(|| sched_getaffinity(None).unwrap());
+            sched_getaffinity(None).unwrap() != seen || all.count() == 1
+        });
+        assert!(is_bound.join().unwrap());
+    }
+
+    /// While the giver is at something else, others have the threads.
+    #[test]
+    fn thread_without_items_is_free_while_more_may_be_given() {
+        let give = |give: &mut dyn FnMut(u32)| {
+            give(0);
+            wait_for_a_free_one();
+            give(1);
+        };
+        let sum = Mutex::new(0);
+        share(8, give, |item| *sum.lock() += item);
+        assert_eq!(sum.into_inner(), 1);
+    }
+
     #[test]
     fn items_are_worked_on_while_more_are_given() {
         let (tells, told) = mpsc::channel();
@@ -178,10 +197,7 @@ mod tests {
             told.recv().unwrap();
             give(1);
         };
-        while KEPT.get_or_init(Kept::new).as_ref().unwrap().free_count.load(Ordering::Acquire) == 0
-        {
-            crate::yield_now();
-        }
+        wait_for_a_free_one();
         share(8, give, |_| tells.lock().send(()).unwrap());
         assert_eq!(told.try_iter().count(), 1);
     }
@@ -219,11 +235,7 @@ mod tests {
             let in_giving = || share(1, |_: &mut dyn FnMut(u32)| panic!("no more"), |_| {});
             assert!(std::panic::catch_unwind(in_giving).is_err());
         }
-        let kept = KEPT.get().unwrap().as_ref().unwrap();
-        // Other tests may have some for a moment.
-        while kept.free_count.load(Ordering::Acquire) == 0 {
-            crate::yield_now();
-        }
+        wait_for_a_free_one();
     }
 
     #[test]

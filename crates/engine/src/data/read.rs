@@ -25,8 +25,8 @@ const BOUNCE_BYTES_MAX: usize = 64 << 10;
 /// Buffers longer than this are not read together with their neighbours through a buffer here: a request for each
 /// costs less than the copy.
 const SCATTERED_BYTES_MAX: usize = 32 << 10;
-/// Decoded bytes of extents that are decoded side by side, at most: what they are decoded from is kept in memory.
-const TOGETHER_BYTES_MAX: usize = 2 << 20;
+/// Bytes of extents that are decoded side by side, at most, decoded or not, whichever are more: what they are decoded from is in memory.
+const TOGETHER_BYTES_MAX: usize = 1 << 20;
 /// The part of them that is read before any is decoded: the shorter, the sooner others have something to do.
 const READ_FIRST_PART: usize = 4;
 /// Decoded extents that are kept.
@@ -221,12 +221,14 @@ impl FileReader {
                 self.read_or_zero(offset, out)?;
                 continue;
             };
-            if whole_bytes + out.len() > TOGETHER_BYTES_MAX {
+            let one = WholeExtent { offset, mapping, out };
+            let more_bytes = one.disk_bytes().max(one.out.len());
+            if whole_bytes + more_bytes > TOGETHER_BYTES_MAX {
                 self.read_whole(std::mem::take(&mut whole), executor)?;
                 whole_bytes = 0;
             }
-            whole_bytes += out.len();
-            whole.push(WholeExtent { offset, mapping, out });
+            whole_bytes += more_bytes;
+            whole.push(one);
         }
         self.read_whole(whole, executor)
     }
@@ -555,7 +557,8 @@ impl SectorReader {
         Ok(())
     }
 
-    /// Fills `out` with what extents are decoded from, one behind the other. What lies together comes with one request.
+    /// Fills `out` with what extents are decoded from, one behind the other. What lies together comes with one request, or one by one
+    /// where it cannot: across the end of a chunk, or beside what is damaged.
     fn read_encoded(
         &mut self,
         extents: &[WholeExtent<'_>],
@@ -564,8 +567,18 @@ impl SectorReader {
     ) -> Result<()> {
         for together in extents.chunk_by(WholeExtent::is_followed_by) {
             let (now, later) = out.split_at_mut(disk_bytes_of(together));
-            self.read(together[0].mapping.disk_bytenr, now, csums)?;
             out = later;
+            let whole = self.read(together[0].mapping.disk_bytenr, now, csums);
+            if whole.is_ok() || together.len() == 1 {
+                whole?;
+                continue;
+            }
+            let mut now = now;
+            for one in together {
+                let (bytes, behind) = now.split_at_mut(one.disk_bytes());
+                self.read(one.mapping.disk_bytenr, bytes, csums)?;
+                now = behind;
+            }
         }
         Ok(())
     }

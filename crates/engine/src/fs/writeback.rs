@@ -441,7 +441,8 @@ impl<'f> Job<'f> {
         for (part, (at, kind)) in parts.iter().zip(&places) {
             let sector_count = usize::try_from(part.len_bytes() / sector).expect("in memory");
             let of_part = sector_count * geometry.csum.len_bytes();
-            let (csums_of_part, later) = csums.split_at(of_part.min(csums.len()));
+            let (csums_of_part, later) =
+                csums.split_at(if self.target.has_csums { of_part } else { 0 });
             csums = later;
             if *kind != MappingKind::Prealloc {
                 continue;
