@@ -167,12 +167,9 @@ pub(crate) fn enter_all(
     let mut nbytes = 0;
     let geometry = *handle.core().roots.store.geometry();
     let (csum, sectorsize) = (geometry.csum, geometry.sectorsize_bytes as u64);
-    let sector_count = usize::try_from(written.disk_bytes() / sectorsize).expect("in memory");
-    let csum_count = if target.has_csums { sector_count } else { 0 };
-    debug_assert_eq!(csums.len(), csum_count * csum.len_bytes(), "one of each sector");
-    let (has_csums, mut csums) = (!csums.is_empty(), csums);
+    let mut csums = csums;
     for region in &written.regions {
-        if has_csums {
+        if target.has_csums {
             let sector_count = usize::try_from(region.len_bytes / sectorsize).expect("in memory");
             let (now, later) = csums.split_at(sector_count * csum.len_bytes());
             pending_csums.add(region.start, now, csum, sectorsize);
@@ -183,6 +180,7 @@ pub(crate) fn enter_all(
             enter(handle, target, file_offset, &extent, grows)?;
         }
     }
+    debug_assert!(csums.is_empty(), "one of each sector");
     if pending_csums.is_full() {
         pending_csums.flush(handle)?;
     }

@@ -475,7 +475,7 @@ impl<'f> Job<'f> {
             let pieces = self.compress(&all);
             let csums = append::csums_of(&self.target, &pieces);
             let find_space = |core: &Core| append::find_space(core, &pieces, DataPromise::Given);
-            let write = |written: &Written<'_>| (written.write(self.core()), csums.clone());
+            let write = |written: &Written<'_>| (written.write(self.core()), csums);
             match self.place(&all, find_space, write) {
                 // Compressed extents cannot be cut to what is free.
                 Err(Error::NoSpace { .. }) => {}
