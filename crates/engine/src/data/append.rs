@@ -40,35 +40,54 @@ pub(crate) enum Grows {
 
 /// A run of disk bytes that becomes a file extent, or, plain, part of one.
 #[derive(Clone, Copy, Debug)]
-struct Unit<'a> {
+struct Unit {
     file_offset: u64,
     ram_bytes: u64,
-    disk: &'a [u8],
+    disk_bytes: u64,
     compression: Compression,
 }
 
 /// Space that was allocated, and what goes there.
 #[derive(Debug)]
-struct Region<'a> {
+struct Region {
     start: LogicalAddr,
     len_bytes: u64,
-    units: SmallVec<[Unit<'a>; 4]>,
+    units: SmallVec<[Unit; 4]>,
 }
 
 pub(crate) fn extent_key(target: &Target, file_offset: u64) -> Key {
     Key::new(target.inode.object_id(), KeyType::EXTENT_DATA, file_offset)
 }
 
-/// Pieces that have space, and that no file refers to yet. When they are on the medium, [`enter_all`]
+/// Space that pieces have, and that no file refers to yet. When they are on the medium, [`enter_all`]
 /// or [`Written::release`] must follow.
 #[derive(Debug)]
 #[must_use = "its space is neither used nor free"]
-pub(crate) struct Written<'a> {
-    regions: Vec<Region<'a>>,
+pub(crate) struct Written {
+    regions: Vec<Region>,
     promise: DataPromise,
 }
 
-impl Written<'_> {
+impl Written {
+    /// Of no pieces.
+    pub(crate) fn nothing(promise: DataPromise) -> Self {
+        Self { regions: Vec::new(), promise }
+    }
+
+    /// Takes the space of the pieces that follow. Where it goes on from this, they may become one extent.
+    pub(crate) fn append(&mut self, next: Self) {
+        debug_assert_eq!(self.promise, next.promise);
+        for region in next.regions {
+            match self.regions.last_mut() {
+                Some(last) if last.start.0 + last.len_bytes == region.start.0 => {
+                    last.len_bytes += region.len_bytes;
+                    last.units.extend(region.units);
+                }
+                _ => self.regions.push(region),
+            }
+        }
+    }
+
     /// Gives the space back: the pieces are not wanted any more.
     pub(crate) fn release(&self, core: &Core) {
         release(core, &self.regions, self.promise);
@@ -84,12 +103,32 @@ impl Written<'_> {
         self.regions.iter().map(|region| extents_of(region, Generation(0)).len() as u64).sum()
     }
 
-    /// Brings the pieces to the medium.
+    /// Brings the pieces to the medium, whose bytes are given in their order, cut anywhere.
     ///
     /// # Errors
     /// The volume's.
-    pub(crate) fn write(&self, core: &Core) -> Result<()> {
-        write(core, &self.regions)
+    pub(crate) fn write<'a>(
+        &self,
+        core: &Core,
+        bytes: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<()> {
+        let mut bytes = bytes.into_iter();
+        let mut rest: &[u8] = &[];
+        for region in &self.regions {
+            let mut slices: SmallVec<[&[u8]; 16]> = SmallVec::new();
+            let mut left = usize::try_from(region.len_bytes).expect("in memory");
+            while left > 0 {
+                if rest.is_empty() {
+                    rest = bytes.next().expect("as long as its space");
+                }
+                let (now, later) = rest.split_at(left.min(rest.len()));
+                slices.push(now);
+                (rest, left) = (later, left - now.len());
+            }
+            core.write_data(region.start, &slices)?;
+        }
+        debug_assert!(rest.is_empty() && bytes.next().is_none(), "its space is as long");
+        Ok(())
     }
 }
 
@@ -113,38 +152,43 @@ pub(crate) fn place(
 ///
 /// # Errors
 /// `NoSpace` or a failed write, with nothing changed.
-pub(crate) fn write_out<'a>(core: &Core, pieces: &'a [(u64, Extents)]) -> Result<Written<'a>> {
+pub(crate) fn write_out(core: &Core, pieces: &[(u64, Extents)]) -> Result<Written> {
     let written = find_space(core, pieces, DataPromise::None)?;
-    written.write(core).inspect_err(|_| written.release(core))?;
+    written.write(core, bytes_of(pieces)).inspect_err(|_| written.release(core))?;
     Ok(written)
+}
+
+/// What [`Written::write`] brings to the medium.
+pub(crate) fn bytes_of(pieces: &[(u64, Extents)]) -> impl Iterator<Item = &[u8]> {
+    pieces.iter().map(|(_, extents)| extents.disk_bytes.as_slice())
 }
 
 /// Finds space for pieces, as [`place`] takes them. Called under a handle.
 ///
 /// # Errors
 /// `NoSpace`, with nothing changed.
-pub(crate) fn find_space<'a>(
+pub(crate) fn find_space(
     core: &Core,
-    pieces: &'a [(u64, Extents)],
+    pieces: &[(u64, Extents)],
     promise: DataPromise,
-) -> Result<Written<'a>> {
+) -> Result<Written> {
     let regions = allocate(core, units_of(pieces), promise)?;
     Ok(Written { regions, promise })
 }
 
-/// As [`find_space`], for plain bytes where they are: pieces with their file offsets, ascending, all whole sectors.
+/// As [`find_space`], for plain bytes: file offsets and lengths, ascending, all whole sectors.
 ///
 /// # Errors
 /// As there.
-pub(crate) fn find_space_for_plain<'a>(
+pub(crate) fn find_space_for_plain(
     core: &Core,
-    pieces: impl Iterator<Item = (u64, &'a [u8])>,
+    pieces: impl Iterator<Item = (u64, u64)>,
     promise: DataPromise,
-) -> Result<Written<'a>> {
-    let unit = |(file_offset, disk): (u64, &'a [u8])| Unit {
+) -> Result<Written> {
+    let unit = |(file_offset, len_bytes)| Unit {
         file_offset,
-        ram_bytes: disk.len() as u64,
-        disk,
+        ram_bytes: len_bytes,
+        disk_bytes: len_bytes,
         compression: Compression::None,
     };
     let regions = allocate(core, pieces.map(unit).collect(), promise)?;
@@ -159,7 +203,7 @@ pub(crate) fn find_space_for_plain<'a>(
 pub(crate) fn enter_all(
     handle: &mut Handle<'_>,
     target: &Target,
-    written: &Written<'_>,
+    written: &Written,
     csums: &[u8],
     pending_csums: &PendingCsums,
     grows: Grows,
@@ -238,16 +282,14 @@ pub(crate) fn insert(
         .map_err(|error| handle.abort(error))
 }
 
-fn units_of(pieces: &[(u64, Extents)]) -> Vec<Unit<'_>> {
+fn units_of(pieces: &[(u64, Extents)]) -> Vec<Unit> {
     let mut units = Vec::new();
     for (file_offset, extents) in pieces {
-        let (mut file_offset, mut from) = (*file_offset, 0);
+        let mut file_offset = *file_offset;
         for piece in &extents.pieces {
-            let disk = &extents.disk_bytes[from..from + piece.disk_bytes];
-            let ram_bytes = piece.ram_bytes as u64;
-            units.push(Unit { file_offset, ram_bytes, disk, compression: piece.compression });
+            let (ram_bytes, disk_bytes) = (piece.ram_bytes as u64, piece.disk_bytes as u64);
+            units.push(Unit { file_offset, ram_bytes, disk_bytes, compression: piece.compression });
             file_offset += ram_bytes;
-            from += piece.disk_bytes;
         }
     }
     units
@@ -262,20 +304,16 @@ pub(crate) fn csums_of(target: &Target, pieces: &[(u64, Extents)]) -> Vec<u8> {
 }
 
 /// Finds space for all units: as few regions as there are holes large enough.
-fn allocate<'a>(
-    core: &Core,
-    mut units: Vec<Unit<'a>>,
-    promise: DataPromise,
-) -> Result<Vec<Region<'a>>> {
+fn allocate(core: &Core, mut units: Vec<Unit>, promise: DataPromise) -> Result<Vec<Region>> {
     let sectorsize = core.roots.store.geometry().sectorsize_bytes as u64;
-    let mut regions: Vec<Region<'a>> = Vec::new();
+    let mut regions: Vec<Region> = Vec::new();
     units.reverse();
     while let Some(first) = units.last() {
         let min_bytes = match first.compression {
             Compression::None => sectorsize,
-            _ => first.disk.len() as u64,
+            _ => first.disk_bytes,
         };
-        let all_bytes: u64 = units.iter().map(|unit| unit.disk.len() as u64).sum();
+        let all_bytes: u64 = units.iter().map(|unit| unit.disk_bytes).sum();
         let wanted = all_bytes.min(PLAIN_EXTENT_BYTES_MAX);
         let space = core.alloc.allocate_data(&core.roots, min_bytes, wanted, promise);
         let (start, len_bytes) = match space {
@@ -289,9 +327,8 @@ fn allocate<'a>(
         let mut region = Region { start, len_bytes, units: SmallVec::new() };
         let mut left = len_bytes;
         while let Some(unit) = units.pop() {
-            let disk_bytes = unit.disk.len() as u64;
-            if disk_bytes <= left {
-                left -= disk_bytes;
+            if unit.disk_bytes <= left {
+                left -= unit.disk_bytes;
                 region.units.push(unit);
                 continue;
             }
@@ -300,12 +337,11 @@ fn allocate<'a>(
                 break;
             }
             // A plain unit is cut where the space ends.
-            let cut = usize::try_from(left).expect("shorter than the unit");
-            region.units.push(Unit { ram_bytes: left, disk: &unit.disk[..cut], ..unit });
+            region.units.push(Unit { ram_bytes: left, disk_bytes: left, ..unit });
             units.push(Unit {
                 file_offset: unit.file_offset + left,
                 ram_bytes: unit.ram_bytes - left,
-                disk: &unit.disk[cut..],
+                disk_bytes: unit.disk_bytes - left,
                 ..unit
             });
             left = 0;
@@ -337,26 +373,18 @@ fn no_space_for_all(error: Error, taken_bytes: u64, left_bytes: u64) -> Error {
     }
 }
 
-fn release(core: &Core, regions: &[Region<'_>], promise: DataPromise) {
+fn release(core: &Core, regions: &[Region], promise: DataPromise) {
     for region in regions {
         core.alloc.release_data(region.start, region.len_bytes, promise);
     }
 }
 
-fn write(core: &Core, regions: &[Region<'_>]) -> Result<()> {
-    for region in regions {
-        let slices: SmallVec<[&[u8]; 16]> = region.units.iter().map(|unit| unit.disk).collect();
-        core.write_data(region.start, &slices)?;
-    }
-    Ok(())
-}
-
 /// The file extents of a region: plain units that follow each other in the file are one.
-fn extents_of(region: &Region<'_>, generation: Generation) -> Vec<(u64, RegularExtent)> {
+fn extents_of(region: &Region, generation: Generation) -> Vec<(u64, RegularExtent)> {
     let mut extents: Vec<(u64, RegularExtent)> = Vec::with_capacity(region.units.len());
     let mut at = region.start.0;
     for unit in &region.units {
-        let disk_num_bytes = unit.disk.len() as u64;
+        let disk_num_bytes = unit.disk_bytes;
         match extents.last_mut() {
             Some((file_offset, last))
                 if unit.compression == Compression::None

@@ -352,7 +352,7 @@ impl<'a> Locked<'a> {
             };
             let end = (start + len).next_multiple_of(self.sector);
             let entered = written
-                .write(core)
+                .write(core, append::bytes_of(&pieces))
                 .and_then(|()| self.replace_by(start..end, &written, &csums, size));
             entered.inspect_err(|error| {
                 // After an abort nothing is given out again.
@@ -385,7 +385,7 @@ impl<'a> Locked<'a> {
     fn replace_by(
         &self,
         range: Range<u64>,
-        written: &Written<'_>,
+        written: &Written,
         csums: &[u8],
         size: u64,
     ) -> Result<()> {

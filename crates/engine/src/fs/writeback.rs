@@ -27,13 +27,13 @@ use crate::data::append::{self, Grows, Target, Written};
 use crate::data::drop_range::{self, drop_range};
 use crate::data::file_extent::{ExtentWalk, Mapping, MappingKind};
 use crate::data::prealloc;
-use crate::data::prepare::{Extents, PreparedData, WriteOptions};
+use crate::data::prepare::{PreparedData, WriteOptions};
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::{Core, Reservation};
 
-/// Bytes that are compressed as one piece of work: some extents.
-const COMPRESSED_PIECE_BYTES: u64 = 512 << 10;
+mod compressed;
+
 /// Bytes whose checksums are one piece of work: whole sectors.
 const CHECKSUMMED_PIECE_BYTES: usize = 128 << 10;
 /// With less than this, one thread makes the checksums.
@@ -470,13 +470,8 @@ impl<'f> Job<'f> {
     fn write_new(&self, parts: &[Part<'_>]) -> Result<u64> {
         self.outline(parts)?;
         let all: Vec<&Part<'_>> = parts.iter().collect();
-        let compresses = self.target.has_csums && self.options.compression.is_some();
-        if compresses {
-            let pieces = self.compress(&all);
-            let csums = append::csums_of(&self.target, &pieces);
-            let find_space = |core: &Core| append::find_space(core, &pieces, DataPromise::Given);
-            let write = |written: &Written<'_>| (written.write(self.core()), csums);
-            match self.place(&all, find_space, write) {
+        if self.target.has_csums && self.options.compression.is_some() {
+            match self.write_compressed(&all) {
                 // Compressed extents cannot be cut to what is free.
                 Err(Error::NoSpace { .. }) => {}
                 result => return result,
@@ -485,17 +480,20 @@ impl<'f> Job<'f> {
         let pieces = || {
             all.iter().flat_map(|part| {
                 part.buffers.iter().scan(part.offset, |at, buffer| {
-                    let offset = *at;
-                    *at += buffer.len() as u64;
-                    Some((offset, *buffer))
+                    let (offset, len) = (*at, buffer.len() as u64);
+                    *at += len;
+                    Some((offset, len))
                 })
             })
         };
-        let find_space =
-            |core: &Core| append::find_space_for_plain(core, pieces(), DataPromise::Given);
-        self.place(&all, find_space, |written| {
-            self.with_csums_of(&all, || written.write(self.core()))
-        })
+        let promise = DataPromise::Given;
+        let written =
+            self.find_space(|core| append::find_space_for_plain(core, pieces(), promise))?;
+        let (result, csums) = self.with_csums_of(&all, || {
+            let buffers = all.iter().flat_map(|part| part.buffers.iter().copied());
+            written.write(self.core(), buffers)
+        });
+        self.enter_or_release(&all, &written, &csums, result)
     }
 
     /// Moves inline data that is not written over into an extent: beside others it cannot stay inline. Nor
@@ -510,42 +508,44 @@ impl<'f> Job<'f> {
         locked.outline_as_promised(self.io)
     }
 
-    /// Finds space, writes there, and enters what was written, with the checksums that writing gave. Returns the bytes of that space.
-    fn place<'a>(
-        &self,
-        parts: &[&Part<'_>],
-        find_space: impl Fn(&Core) -> Result<Written<'a>>,
-        write: impl FnOnce(&Written<'a>) -> (Result<()>, Vec<u8>),
-    ) -> Result<u64> {
-        let fs = self.fs;
-        let core = &fs.inner.core;
+    /// Finds space, if need be behind a commit that makes it free.
+    fn find_space(&self, find: impl Fn(&Core) -> Result<Written>) -> Result<Written> {
+        let core = self.core();
         let found = {
-            let _handle = fs.begin_step(Reservation::items(0).promised())?;
-            find_space(core)
+            let _handle = self.fs.begin_step(Reservation::items(0).promised())?;
+            find(core)
         };
-        let written = match found {
+        match found {
             Err(Error::NoSpace { .. }) if core.frees_by_commit() => {
                 core.commit_unless_held()?;
-                let _handle = fs.begin_step(Reservation::items(0).promised())?;
-                find_space(core)?
+                let _handle = self.fs.begin_step(Reservation::items(0).promised())?;
+                find(core)
             }
-            found => found?,
-        };
-        let (result, csums) = write(&written);
-        let entered = result.and_then(|()| self.enter(parts, &written, &csums));
-        match entered {
+            found => found,
+        }
+    }
+
+    /// Enters what was written, if it was, with its checksums, or gives its space back. Returns the bytes of that space.
+    fn enter_or_release(
+        &self,
+        parts: &[&Part<'_>],
+        written: &Written,
+        csums: &[u8],
+        result: Result<()>,
+    ) -> Result<u64> {
+        match result.and_then(|()| self.enter(parts, written, csums)) {
             Ok(()) => Ok(written.disk_bytes()),
             // After an abort nothing is given out again.
             Err(error @ Error::Aborted { .. }) => Err(error),
             Err(error) => {
-                written.release(core);
+                written.release(self.core());
                 Err(error)
             }
         }
     }
 
     /// Puts what is on the medium in the place of what the file had there.
-    fn enter(&self, parts: &[&Part<'_>], written: &Written<'_>, csums: &[u8]) -> Result<()> {
+    fn enter(&self, parts: &[&Part<'_>], written: &Written, csums: &[u8]) -> Result<()> {
         let (fs, core) = (self.fs, &self.fs.inner.core);
         let mut old_count = 0;
         for part in parts {
@@ -574,26 +574,6 @@ impl<'f> Job<'f> {
         let txn = &mut handle.txn;
         let added = append::enter_all(txn, &self.target, written, csums, pending, self.grows)?;
         self.count(&mut handle, added, lost, end)
-    }
-
-    /// Compresses parts, on all cores.
-    fn compress(&self, parts: &[&Part<'_>]) -> Vec<(u64, Extents)> {
-        let mut work = Vec::new();
-        for part in parts {
-            let mut rest = part.buffers.clone();
-            let mut offset = part.offset;
-            while offset < part.range().end {
-                let len = (part.range().end - offset).min(COMPRESSED_PIECE_BYTES);
-                let (front, back) = split_buffers(&rest, len);
-                work.push((offset, front, None));
-                (offset, rest) = (offset + len, back);
-            }
-        }
-        // Each thread takes the next piece: half of them each would wait for the one that shares its core with a writer.
-        self.fs.runtime().executor.compute_each(work.iter_mut(), |(_, buffers, done)| {
-            *done = Some(Extents::gathered(buffers, &self.options));
-        });
-        work.into_iter().filter_map(|(offset, _, done)| Some((offset, done?))).collect()
     }
 
     /// Brings parts to the medium by `write`, and makes the checksums of all of them beside it, on all cores where that is worth it; none
