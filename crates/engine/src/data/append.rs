@@ -74,18 +74,10 @@ impl Written {
         Self { regions: Vec::new(), promise }
     }
 
-    /// Takes the space of the pieces that follow. Where it goes on from this, they may become one extent.
+    /// Takes the space of the pieces that follow.
     pub(crate) fn append(&mut self, next: Self) {
         debug_assert_eq!(self.promise, next.promise);
-        for region in next.regions {
-            match self.regions.last_mut() {
-                Some(last) if last.start.0 + last.len_bytes == region.start.0 => {
-                    last.len_bytes += region.len_bytes;
-                    last.units.extend(region.units);
-                }
-                _ => self.regions.push(region),
-            }
-        }
+        self.regions.extend(next.regions);
     }
 
     /// Gives the space back: the pieces are not wanted any more.

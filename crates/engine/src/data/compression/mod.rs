@@ -113,7 +113,9 @@ pub fn compress(
         Compression::Lzo => {
             lzo_frame::compress(&mut workspace.lzo, input, out, limit_bytes, sectorsize_bytes)
         }
-        Compression::Zstd => workspace.zstd.compress(method.level, input, out, limit_bytes),
+        Compression::Zstd => {
+            workspace.zstd.compress(method.level, input, out, limit_bytes, sectorsize_bytes)
+        }
     });
     if !fits {
         out.truncate(start);

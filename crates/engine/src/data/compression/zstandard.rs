@@ -56,6 +56,7 @@ impl Workspace {
         input: &[u8],
         out: &mut Vec<u8>,
         limit_bytes: usize,
+        sectorsize_bytes: usize,
     ) -> bool {
         let context = self.compressor.get_or_insert_with(CCtx::create);
         if self.packed.len() < limit_bytes {
@@ -74,6 +75,8 @@ impl Workspace {
             // No more room than is asked for: what nearly fits would fit or not by what was compressed before.
             .and_then(|_| context.compress2(&mut self.packed[..limit_bytes], input));
         compressed.is_ok_and(|written| {
+            // With the padding of the last sector: what grows behind this is copied.
+            out.reserve(written.next_multiple_of(sectorsize_bytes));
             out.extend_from_slice(&self.packed[..written]);
             true
         })

@@ -5,13 +5,14 @@ use ubtrfs_rt::{AtomicUsize, Mutex, Ordering};
 use super::{Job, Part, split_buffers};
 use crate::alloc::DataPromise;
 use crate::data::append::{self, Written};
+use crate::data::compression::EXTENT_BYTES_MAX;
 use crate::data::prepare::Extents;
 use crate::error::Result;
 
-/// Bytes that are compressed as one piece of work: some extents.
-const PIECE_BYTES: u64 = 512 << 10;
+/// Bytes that are compressed as one piece of work: an extent.
+const PIECE_BYTES: u64 = EXTENT_BYTES_MAX as u64;
 /// Pieces that get space and are written together: always as many, so that where they go does not depend on who was faster.
-const BATCH_PIECES: usize = 8;
+const BATCH_PIECES: usize = 32;
 
 /// A piece of the file, and what becomes of it.
 struct Piece<'a> {
@@ -77,8 +78,7 @@ impl Job<'_> {
         let beside = || {
             while let Some(piece) = work.take() {
                 compress(piece);
-                self.write_done(&work, &mut progress, BATCH_PIECES)
-                    .inspect_err(|_| work.stop())?;
+                self.write_done(&work, &mut progress, BATCH_PIECES).inspect_err(|_| work.stop())?;
             }
             Ok(())
         };
@@ -104,7 +104,9 @@ impl Job<'_> {
         loop {
             let rest = &work.pieces[progress.piece_count..];
             let batch = &rest[..rest.len().min(BATCH_PIECES)];
-            if batch.len() < piece_count_min || batch.iter().any(|piece| piece.done.lock().is_none()) {
+            if batch.len() < piece_count_min
+                || batch.iter().any(|piece| piece.done.lock().is_none())
+            {
                 return Ok(());
             }
             let taken = |piece: &Piece<'_>| Some((piece.offset, piece.done.lock().take()?));
