@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::failing::{DataFaults, FailingDevice, Lasting};
-use common::full::{create, fill, noise, open_with, read};
+use common::full::{create, fill, fill_by, noise, open_with, read};
 use common::judge;
 use ubtrfs_engine::{DataFile, Filesystem, Method, MkfsOptions, OpenOptions, mkfs};
 use ubtrfs_iomap::FileOffset;
@@ -60,13 +60,15 @@ fn extents(fs: &Filesystem, file: &DataFile) -> Vec<(u64, u64, bool)> {
     mappings.map(extent).collect()
 }
 
-/// Leaves space free in small pieces, 25 MiB in all, and before them in a large one, where part of a long write finds room.
+/// Leaves space free in small pieces, 25 MiB in all, and before them in a large one, where part of a long write finds room. All else is full,
+/// 20 MiB of it of the file `old`.
 fn scatter(fs: &Filesystem, large_bytes: u64, small_bytes: u64) {
     let mut random = Prng::new(5);
-    let file = create(fs, "large", flags::NOCOMPRESS).unwrap();
-    file.append(&noise(&mut random, large_bytes)).unwrap();
-    file.fsync().unwrap();
-    drop(file);
+    for (name, len_bytes) in [("large", large_bytes), ("old", 20 << 20)] {
+        let file = create(fs, name, flags::NOCOMPRESS).unwrap();
+        file.append(&noise(&mut random, len_bytes)).unwrap();
+        file.fsync().unwrap();
+    }
     let names = (0..(50 << 20) / small_bytes).map(|number| format!("small {number}"));
     let mut small = Vec::new();
     for name in names {
@@ -101,9 +103,15 @@ fn open_failing(image: &Path, executor: Executor) -> (Filesystem, Arc<DataFaults
     (Filesystem::open(volume, options(executor)).unwrap(), faults)
 }
 
+/// What the trees do not use.
 fn free_bytes(fs: &Filesystem) -> u64 {
     fs.sync().unwrap();
     fs.usage().unwrap().free_bytes
+}
+
+/// How much still finds space: what memory keeps is missing there, and not in [`free_bytes`].
+fn filled_bytes(fs: &Filesystem) -> u64 {
+    fill_by(fs, "last filler", &mut Prng::new(7)).size().bytes()
 }
 
 /// What is written together has its space together: were it written whenever some of it is done, its places would depend on who was
@@ -141,30 +149,61 @@ fn write_of_which_a_part_has_space_compressed_is_plain() {
     let [image, copy] = ["image", "copy"].map(|name| dir.path().join(name));
     let bytes = contents(2);
     scattered(&image, 7 << 20, 64 << 10);
+    std::fs::copy(&image, &copy).unwrap();
+    let untouched = filled_bytes(&open_with(&copy, options(Executor::Inline)));
+    assert_eq!(untouched, 32 << 20);
     for executor in [Executor::Inline, Executor::Threads(2)] {
         for is_direct in [false, true] {
             std::fs::copy(&image, &copy).unwrap();
             let fs = open_with(&copy, options(executor));
-            let before = free_bytes(&fs);
-            for _ in 0..2 {
-                let file = create(&fs, "file", 0).unwrap();
-                match is_direct {
-                    true => assert_eq!(file.direct_write(FileOffset::ZERO, &bytes).unwrap(), LEN),
-                    false => assert_eq!(file.write(FileOffset::ZERO, &bytes).unwrap(), LEN),
-                }
-                file.fsync().unwrap();
-                let found = extents(&fs, &file);
-                assert!(found.iter().any(|(.., is_packed)| !is_packed), "{found:?}");
-                let written: u64 = found.iter().map(|(_, len, _)| len).sum();
-                assert!(before - free_bytes(&fs) >= written, "{before}: {written}");
-                assert!(read(&fs, file.id()) == bytes);
-                drop(file);
-                fs.unlink(fs.top_level(), b"file").unwrap();
-                assert_eq!(free_bytes(&fs), before);
+            let file = create(&fs, "file", 0).unwrap();
+            match is_direct {
+                true => assert_eq!(file.direct_write(FileOffset::ZERO, &bytes).unwrap(), LEN),
+                false => assert_eq!(file.write(FileOffset::ZERO, &bytes).unwrap(), LEN),
             }
+            file.fsync().unwrap();
+            let found = extents(&fs, &file);
+            let plain_count = found.iter().filter(|(.., is_packed)| !is_packed).count();
+            // From memory it is written in two parts, of which the second may be short enough.
+            assert!(plain_count > 100, "{found:?}");
+            assert!(!is_direct || plain_count == found.len(), "{found:?}");
+            assert!(read(&fs, file.id()) == bytes);
+            drop(file);
+            fs.unlink(fs.top_level(), b"file").unwrap();
+            fs.sync().unwrap();
+            assert_eq!(filled_bytes(&fs), untouched);
             drop(fs);
             judge(&copy);
         }
+    }
+}
+
+/// A commit makes room for what comes later, while what was first has space that no file refers to yet.
+#[test]
+fn write_goes_on_in_what_a_commit_frees() {
+    let dir = tempfile::tempdir().unwrap();
+    let [image, copy] = ["image", "copy"].map(|name| dir.path().join(name));
+    let bytes = contents(8);
+    scattered(&image, 7 << 20, 64 << 10);
+    for executor in [Executor::Inline, Executor::Threads(2)] {
+        std::fs::copy(&image, &copy).unwrap();
+        let fs = open_with(&copy, options(executor));
+        fs.unlink(fs.top_level(), b"old").unwrap();
+        let file = create(&fs, "file", 0).unwrap();
+        assert_eq!(file.direct_write(FileOffset::ZERO, &bytes).unwrap(), LEN);
+        let found = extents(&fs, &file);
+        assert!(found.iter().all(|(.., is_packed)| *is_packed), "{found:?}");
+        // Not all behind the commit, and not all before it.
+        let mut pairs = found.windows(2);
+        assert!(pairs.any(|pair| pair[0].0 + pair[0].1 != pair[1].0), "{found:?}");
+        assert!(read(&fs, file.id()) == bytes);
+        drop(file);
+        fs.sync().unwrap();
+        drop(fs);
+        judge(&copy);
+        let fs = open_with(&copy, options(executor));
+        let id = fs.lookup(fs.top_level(), b"file").unwrap();
+        assert!(read(&fs, id) == bytes);
     }
 }
 
@@ -226,25 +265,36 @@ fn write_that_fails_often_keeps_no_space() {
     judge(&image);
 }
 
-/// What does not shrink is stored as it is, and what is written together did not end its extents.
+/// What does not shrink is stored as it is, in extents as large as what is written at once: not as what is compressed together, which lay
+/// between that of others who wrote beside.
 #[test]
-fn what_does_not_shrink_has_large_extents() {
+fn what_does_not_shrink_has_large_extents_beside_others() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     make(&image);
     let fs = open_with(&image, options(Executor::Threads(2)));
     let bytes = noise(&mut Prng::new(4), LEN as u64);
-    for (name, is_direct) in [("direct", true), ("cached", false)] {
-        let file = create(&fs, name, 0).unwrap();
-        match is_direct {
-            true => assert_eq!(file.direct_write(FileOffset::ZERO, &bytes).unwrap(), LEN),
-            false => assert_eq!(file.write(FileOffset::ZERO, &bytes).unwrap(), LEN),
+    let files = [("direct", true), ("beside", true), ("cached", false), ("cached, too", false)]
+        .map(|(name, is_direct)| (create(&fs, name, 0).unwrap(), is_direct));
+    std::thread::scope(|scope| {
+        for (file, is_direct) in &files {
+            let bytes = &bytes;
+            scope.spawn(move || {
+                match is_direct {
+                    true => assert_eq!(file.direct_write(FileOffset::ZERO, bytes).unwrap(), LEN),
+                    false => assert_eq!(file.write(FileOffset::ZERO, bytes).unwrap(), LEN),
+                }
+                file.fsync().unwrap();
+            });
         }
-        file.fsync().unwrap();
-        let found = extents(&fs, &file);
-        assert!(found.len() <= 3, "{name}: {found:?}");
-        assert!(found.iter().all(|(.., is_packed)| !is_packed), "{name}: {found:?}");
+    });
+    for (file, is_direct) in &files {
+        let found = extents(&fs, file);
+        assert!(found.len() <= 3, "direct: {is_direct}: {found:?}");
+        assert!(found.iter().all(|(.., is_packed)| !is_packed), "{found:?}");
+        assert!(read(&fs, file.id()) == bytes);
     }
+    drop(files);
     fs.sync().unwrap();
     drop(fs);
     judge(&image);

@@ -95,7 +95,7 @@ impl Written {
         self.regions.iter().map(|region| extents_of(region, Generation(0)).len() as u64).sum()
     }
 
-    /// Brings the pieces to the medium, whose bytes are given in their order, cut anywhere.
+    /// Brings the pieces to the medium, whose bytes are given in their order, cut anywhere; all of them, or this panics.
     ///
     /// # Errors
     /// The volume's.
@@ -111,7 +111,7 @@ impl Written {
             let mut left = usize::try_from(region.len_bytes).expect("in memory");
             while left > 0 {
                 if rest.is_empty() {
-                    rest = bytes.next().expect("as long as its space");
+                    rest = bytes.next().expect("space is found for the bytes that are given");
                 }
                 let (now, later) = rest.split_at(left.min(rest.len()));
                 slices.push(now);
@@ -119,7 +119,10 @@ impl Written {
             }
             core.write_data(region.start, &slices)?;
         }
-        debug_assert!(rest.is_empty() && bytes.next().is_none(), "its space is as long");
+        assert!(
+            rest.is_empty() && bytes.all(<[u8]>::is_empty),
+            "space is found for all that is given"
+        );
         Ok(())
     }
 }

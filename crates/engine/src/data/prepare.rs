@@ -159,6 +159,11 @@ impl Extents {
         })
     }
 
+    /// Nothing of it shrank.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.pieces.iter().all(|piece| piece.compression == Compression::None)
+    }
+
     fn with_csums(mut self, options: &WriteOptions) -> Self {
         if let Some(csum) = options.csum {
             let sector = options.sectorsize_bytes;

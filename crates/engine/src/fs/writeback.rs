@@ -2,7 +2,7 @@
 //! together.
 //!
 //! Plain data goes from the cache's folios to the devices as it lies. Compression and checksums are
-//! made on all cores. Space is found under one handle and used under another: between them the data is
+//! made on all cores. Space is found under handles of its own and used under another: between them the data is
 //! written, and others may commit; what has space and no file extent yet is lost with a crash, and
 //! free again.
 

@@ -1,27 +1,41 @@
 //! Compressing what is written back, on all cores, and bringing what is done to the medium beside it.
+//!
+//! Pieces get space and are written by batches, in their order; all are entered together, behind the last. Until then the space of each
+//! batch is held by nothing but [`Progress`], over commits of others and such that make room for a later batch. If one fails, that of all
+//! before it goes back, too.
 
 use ubtrfs_rt::{AtomicUsize, Mutex, Ordering};
 
-use super::{Job, Part, split_buffers};
+use super::{Job, Part};
 use crate::alloc::DataPromise;
 use crate::data::append::{self, Written};
 use crate::data::compression::EXTENT_BYTES_MAX;
 use crate::data::prepare::Extents;
 use crate::error::Result;
 
-/// Bytes that are compressed as one piece of work: an extent.
-const PIECE_BYTES: u64 = EXTENT_BYTES_MAX as u64;
-/// Pieces that get space and are written together: always as many, so that where they go does not depend on who was faster.
+/// Pieces that get space and are written together: as many of a run whoever is faster, so that where they go does not depend on that.
 const BATCH_PIECES: usize = 32;
 
-/// A piece of the file, and what becomes of it.
+/// Bytes that become an extent, and what becomes of them.
 struct Piece<'a> {
     offset: u64,
     buffers: Vec<&'a [u8]>,
+    /// Held for no longer than it takes to put something in or take it out.
     done: Mutex<Option<Extents>>,
 }
 
-/// Pieces in their order, of which each thread takes the next: half of them each would wait for the one that shares its core with a writer.
+impl Piece<'_> {
+    fn is_done(&self) -> bool {
+        self.done.lock().is_some()
+    }
+
+    /// It is, and nothing of it shrank.
+    fn is_plain(&self) -> bool {
+        self.done.lock().as_ref().is_some_and(Extents::is_plain)
+    }
+}
+
+/// Pieces in their order, of which each thread takes the next when it is done with one: none waits for a slower one.
 struct Work<'a> {
     pieces: Vec<Piece<'a>>,
     next: AtomicUsize,
@@ -31,26 +45,42 @@ impl<'a> Work<'a> {
     fn new(parts: &[&Part<'a>]) -> Self {
         let mut pieces = Vec::new();
         for part in parts {
-            let mut rest = part.buffers.clone();
             let mut offset = part.offset;
-            while offset < part.range().end {
-                let len = (part.range().end - offset).min(PIECE_BYTES);
-                let (buffers, behind) = split_buffers(&rest, len);
-                pieces.push(Piece { offset, buffers, done: Mutex::new(None) });
-                (offset, rest) = (offset + len, behind);
+            let (mut buffers, mut len) = (Vec::new(), 0);
+            for buffer in &part.buffers {
+                let mut rest = *buffer;
+                while !rest.is_empty() {
+                    let (now, later) = rest.split_at(rest.len().min(EXTENT_BYTES_MAX - len));
+                    buffers.push(now);
+                    (rest, len) = (later, len + now.len());
+                    if len == EXTENT_BYTES_MAX {
+                        pieces.push(Piece::new(offset, std::mem::take(&mut buffers)));
+                        offset += len as u64;
+                        len = 0;
+                    }
+                }
+            }
+            if len > 0 {
+                pieces.push(Piece::new(offset, buffers));
             }
         }
         Self { pieces, next: AtomicUsize::new(0) }
     }
 
-    /// Takes the next piece; none is left where there is none.
+    /// The next piece, for who calls alone.
     fn take(&self) -> Option<&Piece<'a>> {
         self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Leaves the pieces that nobody took.
+    /// Nobody takes any more.
     fn stop(&self) {
         self.next.store(self.pieces.len(), Ordering::Relaxed);
+    }
+}
+
+impl<'a> Piece<'a> {
+    fn new(offset: u64, buffers: Vec<&'a [u8]>) -> Self {
+        Self { offset, buffers, done: Mutex::new(None) }
     }
 }
 
@@ -62,11 +92,13 @@ struct Progress {
 }
 
 impl Job<'_> {
-    /// Writes parts compressed to space of their own, and puts it in the place of what the file had there. Returns the bytes of it.
+    /// Writes parts compressed to space of their own, and puts it in the place of what the file had there. Returns the bytes of it. Where
+    /// some of it has space and the rest has not, the device was given for nothing what is not more than all of it compressed.
     pub(super) fn write_compressed(&self, parts: &[&Part<'_>]) -> Result<u64> {
         let work = Work::new(parts);
         let compress = |piece: &Piece<'_>| {
-            *piece.done.lock() = Some(Extents::gathered(&piece.buffers, &self.options));
+            let extents = Extents::gathered(&piece.buffers, &self.options);
+            *piece.done.lock() = Some(extents);
         };
         let mut progress = Progress {
             written: Written::nothing(DataPromise::Given),
@@ -78,7 +110,7 @@ impl Job<'_> {
         let beside = || {
             while let Some(piece) = work.take() {
                 compress(piece);
-                self.write_done(&work, &mut progress, BATCH_PIECES).inspect_err(|_| work.stop())?;
+                self.write_done(&work, &mut progress).inspect_err(|_| work.stop())?;
             }
             Ok(())
         };
@@ -89,24 +121,21 @@ impl Job<'_> {
         };
         let result = executor
             .compute_each_beside(0..thread_count.saturating_sub(1), take_all, beside)
-            .and_then(|()| self.write_done(&work, &mut progress, 1));
+            .and_then(|()| self.write_done(&work, &mut progress));
         let Progress { written, csums, .. } = progress;
         self.enter_or_release(parts, &written, &csums, result)
     }
 
-    /// Brings pieces that are done to the medium, those in front, by batches; not if there are fewer than so many.
-    fn write_done(
-        &self,
-        work: &Work<'_>,
-        progress: &mut Progress,
-        piece_count_min: usize,
-    ) -> Result<()> {
+    /// Brings to the medium those batches in front of which all pieces are done.
+    fn write_done(&self, work: &Work<'_>, progress: &mut Progress) -> Result<()> {
         loop {
             let rest = &work.pieces[progress.piece_count..];
-            let batch = &rest[..rest.len().min(BATCH_PIECES)];
-            if batch.len() < piece_count_min
-                || batch.iter().any(|piece| piece.done.lock().is_none())
-            {
+            let mut batch = &rest[..rest.len().min(BATCH_PIECES)];
+            // What does not shrink becomes extents as large as the space that is found at once: beside others who write no larger than a batch.
+            if batch.iter().any(Piece::is_plain) {
+                batch = rest;
+            }
+            if batch.is_empty() || !batch.iter().all(Piece::is_done) {
                 return Ok(());
             }
             let taken = |piece: &Piece<'_>| Some((piece.offset, piece.done.lock().take()?));
