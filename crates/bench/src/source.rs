@@ -60,6 +60,35 @@ impl Source {
         Self::count(to)
     }
 
+    /// So many bytes of its files, one behind the other, of files evenly all over the tree; again and again where it has not as many.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or all are empty.
+    pub(crate) fn contents(&self, len: usize) -> Result<Vec<u8>> {
+        let mut names = Vec::new();
+        list(&self.directory, Path::new(""), &mut names)?;
+        names.retain(|(_, kind)| kind.is_file());
+        let step = usize::try_from(self.bytes / len.max(1) as u64).unwrap_or(usize::MAX).max(1);
+        let evenly = (0..step).flat_map(|first| names.iter().skip(first).step_by(step));
+        let mut contents = Vec::with_capacity(len);
+        for (name, _) in evenly {
+            let read = fs::read(self.directory.join(name));
+            contents.extend(read.map_err(Error::io(format!("read {}", name.display())))?);
+            if contents.len() >= len {
+                break;
+            }
+        }
+        if contents.is_empty() && len > 0 {
+            return Err(Error::Input { what: "a source without data".to_owned() });
+        }
+        let found = contents.len();
+        while contents.len() < len {
+            contents.extend_from_within(..found.min(len - contents.len()));
+        }
+        contents.truncate(len);
+        Ok(contents)
+    }
+
     fn count(directory: &Path) -> Result<Self> {
         let mut names = Vec::new();
         list(directory, Path::new(""), &mut names)?;
@@ -130,5 +159,21 @@ mod tests {
         let third = all.sample(1.0 / 3.0, to.path()).unwrap();
         assert!((900..=1100).contains(&third.bytes), "{third:?}");
         assert!(to.path().join("d2").is_dir());
+    }
+
+    #[test]
+    fn contents_are_of_files_all_over_the_tree_and_as_long_as_is_asked_for() {
+        let from = tempfile::tempdir().unwrap();
+        for at in 0..10u8 {
+            fs::write(from.path().join(format!("f{at}")), vec![at; 100]).unwrap();
+        }
+        let all = Source::count(from.path()).unwrap();
+        let contents = all.contents(300).unwrap();
+        assert_eq!(contents.chunks(100).map(|file| file[0]).collect::<Vec<_>>(), [0, 3, 6]);
+        assert_eq!(all.contents(950).unwrap()[900..], [9; 50]);
+        let again = all.contents(2500).unwrap();
+        assert!(again.len() == 2500 && again[1000..2000] == again[..1000]);
+        let empty = tempfile::tempdir().unwrap();
+        assert!(Source::count(empty.path()).unwrap().contents(1).is_err());
     }
 }

@@ -47,6 +47,15 @@ fn run(directory: &Path) -> Run {
     command.args(["seek", "zeroing", "sequential", "--vs", "none", "--rounds", "1"]);
     // Which mounts there are must not decide what is judged, and the command may be that of another build.
     command.args(["--scale", SCALE, "--ubtrfs"]).arg(directory.join("missing"));
+    // A thousandth of the tree is few files: this one has as many.
+    let sources = tempfile::tempdir().unwrap();
+    for number in 0..2000 {
+        let below = sources.path().join(format!("d{}", number % 7));
+        let text = format!("{number}\n");
+        std::fs::create_dir_all(&below).unwrap();
+        std::fs::write(below.join(number.to_string()), text.repeat(100)).unwrap();
+    }
+    command.arg("--source").arg(sources.path());
     command.arg("--scratch").arg(directory);
     command.arg("--json").arg(&json).arg("--html").arg(&html);
     let output = command.output().unwrap();
@@ -173,14 +182,15 @@ fn judge_zeroing(run: &Run) {
 
 fn judge_sequential(run: &Run) {
     let (by_64, by_4) = ("plain by 64 KiB", "plain by 4 KiB");
-    let jobs = ["plain", "plain", by_64, by_64, by_4, by_4, "copy", "copy", "zstd:1"];
+    let of_sources = "zstd:1 of sources";
+    let jobs = ["plain", "plain", by_64, by_64, by_4, by_4, "copy", "copy", "zstd:1", of_sources];
     let rows = run.rows("sequential");
     assert!(rows.iter().map(|row| &row["job"]).eq(&jobs), "{rows:?}");
     for row in rows {
         assert!(row["write_s"].as_f64().unwrap() > 0.0 && row["read_s"].as_f64().unwrap() > 0.0);
         assert_eq!(row["device_writes"].is_null(), row["who"] == "plain file", "{row}");
     }
-    for job in ["plain", "copy", "zstd:1", by_64, by_4] {
+    for job in ["plain", "copy", "zstd:1", of_sources, by_64, by_4] {
         let count = |done: &str, column: &str| {
             let told = [("job", job.into()), who("ubtrfs"), what(done)];
             run.count("sequential_counts", &told, column)

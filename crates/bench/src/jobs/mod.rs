@@ -300,6 +300,9 @@ pub(crate) struct Args {
     /// What one call writes or reads of a file, from its beginning to its end
     #[arg(long, value_name = "KIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
     chunk_kib: u32,
+    /// What a large file has again and again, whole MiB; text, unless given
+    #[arg(long, value_name = "FILE")]
+    contents: Option<PathBuf>,
     /// The file is compressed, by zstd of this level
     #[arg(long, value_name = "LEVEL")]
     compress: Option<i32>,

@@ -32,7 +32,13 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
             _ => Err(Error::Input { what: "no such phase of a copy".to_owned() }),
         };
     }
-    let text = Prng::new(1).text(TEXT);
+    let text = match &args.contents {
+        None => Prng::new(1).text(TEXT),
+        Some(path) => std::fs::read(path).map_err(Error::io("read the contents"))?,
+    };
+    if text.is_empty() || !text.len().is_multiple_of(CHUNK) {
+        return Err(Error::Input { what: "contents that are no whole MiB".to_owned() });
+    }
     match args.phase {
         Phase::Make => with_file(args, true, |file| write(args, &text, file)),
         Phase::Look => with_file(args, false, |file| read(args, &text, file)),
@@ -49,7 +55,7 @@ fn calls(args: &Args) -> (usize, u64) {
 
 /// What the file has from `at` on, where as much begins.
 fn text_at(text: &[u8], at: u64, len: usize) -> &[u8] {
-    let start = usize::try_from(at % TEXT as u64).expect("a remainder");
+    let start = usize::try_from(at % text.len() as u64).expect("a remainder");
     &text[start..start + len]
 }
 

@@ -19,13 +19,16 @@ const PLAIN: &str = "plain file";
 const SHARE_OF_PLAIN_MIN: f64 = 0.8;
 const TIMES_KERNEL_ZSTD_MIN: f64 = 1.5;
 const PHASES: [&str; 2] = ["make", "look"];
+/// Of sources, as long as of the text: further than any compression looks back.
+const CONTENTS_BYTES: usize = 64 << 20;
+const ZSTD: &str = "compress=zstd:1";
 /// Names of jobs, and KiB a call.
 const SMALLER_CALLS: [(&str, &str); 2] = [("plain by 64 KiB", "64"), ("plain by 4 KiB", "4")];
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     let mib = context.scaled(MIB);
     let title = format!(
-        "sequential: {mib} MiB of text written by 1 MiB, or as told, and made durable, then read after reopening; on {}, {} rounds",
+        "sequential: {mib} MiB of text, or of sources, written by 1 MiB, or as told, and made durable, then read after reopening; on {}, {} rounds",
         context.scratch.kind(),
         context.options.round_count,
     );
@@ -44,7 +47,10 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     ];
     let mut table = Table::new("sequential", title, &columns);
     let plain = measure(context, mib, "", &[], &[])?;
-    let packed = measure(context, mib, "compress=zstd:1", &["--compress", "1"], &[])?;
+    let packed = measure(context, mib, ZSTD, &["--compress", "1"], &[])?;
+    // How long the library takes depends on what it is given, and what all else takes does not.
+    let contents = contents(context)?;
+    let of_sources = measure(context, mib, ZSTD, &["--compress", "1"], &["--contents", &contents])?;
     let copied = copies(context, mib)?;
     push(&mut table, "plain", mib, &plain);
     // What a call takes decides whether what is written goes by memory: whole MiB behind what memory keeps do not.
@@ -56,6 +62,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     }
     push(&mut table, "copy", mib, &copied);
     push(&mut table, "zstd:1", mib, &packed);
+    push(&mut table, "zstd:1 of sources", mib, &of_sources);
     table.charts = ["write", "read"].map(|what| chart(what, mib, &plain, &packed)).to_vec();
     note(context, &mut table, &plain, &packed, &copied);
     for (job, series) in &by_parts {
@@ -66,9 +73,29 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         });
         table.note(shares.into_iter().flatten().collect::<Vec<_>>().join(" "));
     }
-    let mut series = vec![("plain", &plain), ("copy", &copied), ("zstd:1", &packed)];
+    let of_sources_verdicts = ["write", "read"].map(|what| {
+        let goal = format!("{what} with zstd:1, of sources, against the kernel");
+        let share = times(&of_sources, Kernel::Btrfs.name(), what)?;
+        Some(verdict_at_least(&goal, share, TIMES_KERNEL_ZSTD_MIN, "times as fast"))
+    });
+    table.note(of_sources_verdicts.into_iter().flatten().collect::<Vec<_>>().join(" "));
+    let mut series = vec![
+        ("plain", &plain),
+        ("copy", &copied),
+        ("zstd:1", &packed),
+        ("zstd:1 of sources", &of_sources),
+    ];
     series.extend(by_parts.iter().map(|(job, series)| (*job, series)));
     Ok(vec![table, counts(&series)])
+}
+
+/// Where the contents lie that are sources.
+fn contents(context: &Context<'_>) -> Result<String> {
+    let path = context.scratch.path("contents");
+    let contents = context.source()?.contents(CONTENTS_BYTES)?;
+    std::fs::write(&path, contents).map_err(Error::io("write the contents"))?;
+    let path = path.into_os_string().into_string();
+    path.map_err(|_| Error::Input { what: "a scratch directory that is no UTF-8".to_owned() })
 }
 
 /// What does not depend on the machine, of ours.
