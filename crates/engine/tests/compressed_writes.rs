@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::failing::{DataFaults, FailingDevice, Lasting};
-use common::full::{create, fill, fill_by, noise, open_with, read};
+use common::full::{create, fill, fill_by, make, noise, open_with, read};
 use common::judge;
-use ubtrfs_engine::{DataFile, Filesystem, Method, MkfsOptions, OpenOptions, mkfs};
+use ubtrfs_engine::{DataFile, Filesystem, Method, OpenOptions};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::file_extent::Compression;
@@ -22,12 +22,7 @@ const EXTENT: usize = 128 << 10;
 /// What is written to the medium together is some of these, and no whole number of them.
 const LEN: usize = 17 * MIB + 3 * EXTENT + 5 * 4096;
 
-fn make(image: &Path) {
-    std::fs::File::create(image).unwrap().set_len(256 << 20).unwrap();
-    let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    mkfs(vec![Arc::new(device)], &MkfsOptions::default(), &Arc::new(Runtime::simulated(3)))
-        .unwrap();
-}
+const IMAGE_BYTES: u64 = 256 << 20;
 
 fn options(executor: Executor) -> OpenOptions {
     OpenOptions {
@@ -90,7 +85,7 @@ fn scatter(fs: &Filesystem, large_bytes: u64, small_bytes: u64) {
 
 /// Such a filesystem.
 fn scattered(image: &Path, large_bytes: u64, small_bytes: u64) {
-    make(image);
+    make(image, IMAGE_BYTES);
     scatter(&open_with(image, options(Executor::Inline)), large_bytes, small_bytes);
 }
 
@@ -213,7 +208,7 @@ fn write_that_fails_in_the_middle_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let bytes = contents(3);
-    make(&image);
+    make(&image, IMAGE_BYTES);
     for executor in [Executor::Inline, Executor::Threads(2)] {
         for passes in 0.. {
             let (fs, faults) = open_failing(&image, executor);
@@ -251,7 +246,7 @@ fn write_that_fails_often_keeps_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let bytes = contents(6);
-    make(&image);
+    make(&image, IMAGE_BYTES);
     let (fs, faults) = open_failing(&image, Executor::Threads(2));
     let file = create(&fs, "file", 0).unwrap();
     for _ in 0..40 {
@@ -271,7 +266,7 @@ fn write_that_fails_often_keeps_no_space() {
 fn what_does_not_shrink_has_large_extents_beside_others() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
-    make(&image);
+    make(&image, IMAGE_BYTES);
     let fs = open_with(&image, options(Executor::Threads(2)));
     let bytes = noise(&mut Prng::new(4), LEN as u64);
     let files = [("direct", true), ("beside", true), ("cached", false), ("cached, too", false)]

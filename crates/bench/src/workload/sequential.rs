@@ -66,19 +66,16 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     table.charts = ["write", "read"].map(|what| chart(what, mib, &plain, &packed)).to_vec();
     note(context, &mut table, &plain, &packed, &copied);
     for (job, series) in &by_parts {
-        let shares = ["write", "read"].map(|what| {
-            let goal = format!("{what}, {job}, against a plain file");
-            let share = times(series, PLAIN, what)?;
-            Some(verdict_at_least(&goal, share, SHARE_OF_PLAIN_MIN, "times as fast"))
-        });
-        table.note(shares.into_iter().flatten().collect::<Vec<_>>().join(" "));
+        note_times(
+            &mut table,
+            series,
+            PLAIN,
+            SHARE_OF_PLAIN_MIN,
+            &format!(", {job}, against a plain file"),
+        );
     }
-    let of_sources_verdicts = ["write", "read"].map(|what| {
-        let goal = format!("{what} with zstd:1, of sources, against the kernel");
-        let share = times(&of_sources, Kernel::Btrfs.name(), what)?;
-        Some(verdict_at_least(&goal, share, TIMES_KERNEL_ZSTD_MIN, "times as fast"))
-    });
-    table.note(of_sources_verdicts.into_iter().flatten().collect::<Vec<_>>().join(" "));
+    let goal = " with zstd:1, of sources, against the kernel";
+    note_times(&mut table, &of_sources, Kernel::Btrfs.name(), TIMES_KERNEL_ZSTD_MIN, goal);
     let mut series = vec![
         ("plain", &plain),
         ("copy", &copied),
@@ -212,6 +209,18 @@ fn seconds(series: &Series<Kept>, what: &str) -> f64 {
 fn times(series: &[Series<Kept>], who: &str, what: &str) -> Option<f64> {
     let other = series.iter().find(|one| one.name == who)?;
     Some(seconds(other, what) / seconds(&series[0], what))
+}
+
+/// Tells whether writing and reading are so many times as fast as another's, if he was there.
+fn note_times(table: &mut Table, series: &[Series<Kept>], who: &str, min: f64, goal: &str) {
+    let verdict = |what| {
+        let times = times(series, who, what)?;
+        Some(verdict_at_least(&format!("{what}{goal}"), times, min, "times as fast"))
+    };
+    let verdicts: Vec<String> = ["write", "read"].into_iter().filter_map(verdict).collect();
+    if !verdicts.is_empty() {
+        table.note(verdicts.join(" "));
+    }
 }
 
 fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {

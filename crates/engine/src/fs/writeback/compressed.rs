@@ -24,14 +24,14 @@ struct Piece<'a> {
     done: Mutex<Option<Extents>>,
 }
 
-impl Piece<'_> {
-    fn is_done(&self) -> bool {
-        self.done.lock().is_some()
+impl<'a> Piece<'a> {
+    fn new(offset: u64, buffers: Vec<&'a [u8]>) -> Self {
+        Self { offset, buffers, done: Mutex::new(None) }
     }
 
-    /// It is, and nothing of it shrank.
-    fn is_plain(&self) -> bool {
-        self.done.lock().as_ref().is_some_and(Extents::is_plain)
+    /// Once it is done, whether nothing of it shrank.
+    fn is_plain(&self) -> Option<bool> {
+        self.done.lock().as_ref().map(Extents::is_plain)
     }
 }
 
@@ -78,17 +78,15 @@ impl<'a> Work<'a> {
     }
 }
 
-impl<'a> Piece<'a> {
-    fn new(offset: u64, buffers: Vec<&'a [u8]>) -> Self {
-        Self { offset, buffers, done: Mutex::new(None) }
-    }
-}
-
 /// What was brought to the medium.
 struct Progress {
     written: Written,
     csums: Vec<u8>,
     piece_count: usize,
+    /// So many pieces in front were seen to be done.
+    done_count: usize,
+    /// What is left is written together.
+    is_last: bool,
 }
 
 impl Job<'_> {
@@ -104,6 +102,8 @@ impl Job<'_> {
             written: Written::nothing(DataPromise::Given),
             csums: Vec::new(),
             piece_count: 0,
+            done_count: 0,
+            is_last: false,
         };
         let executor = self.fs.runtime().executor;
         let thread_count = executor.thread_count().min(work.pieces.len());
@@ -129,15 +129,21 @@ impl Job<'_> {
     /// Brings to the medium those batches in front of which all pieces are done.
     fn write_done(&self, work: &Work<'_>, progress: &mut Progress) -> Result<()> {
         loop {
-            let rest = &work.pieces[progress.piece_count..];
-            let mut batch = &rest[..rest.len().min(BATCH_PIECES)];
-            // What does not shrink becomes extents as large as the space that is found at once: beside others who write no larger than a batch.
-            if batch.iter().any(Piece::is_plain) {
-                batch = rest;
+            let (start, all) = (progress.piece_count, work.pieces.len());
+            let end = |is_last| if is_last { all } else { all.min(start + BATCH_PIECES) };
+            while progress.done_count < end(progress.is_last)
+                && let Some(is_plain) = work.pieces[progress.done_count].is_plain()
+            {
+                progress.done_count += 1;
+                // What does not shrink becomes extents as large as the space that is found at once: with a batch's, those of files that are
+                // written side by side would be no larger than that.
+                progress.is_last |= is_plain;
             }
-            if batch.is_empty() || !batch.iter().all(Piece::is_done) {
+            let end = end(progress.is_last);
+            if start == end || progress.done_count < end {
                 return Ok(());
             }
+            let batch = &work.pieces[start..end];
             let taken = |piece: &Piece<'_>| Some((piece.offset, piece.done.lock().take()?));
             let done: Vec<(u64, Extents)> = batch.iter().filter_map(taken).collect();
             let find = |core: &_| append::find_space(core, &done, DataPromise::Given);
