@@ -603,7 +603,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let clean = Conversion { set: StateBits::NONE, clear };
         let range = self.range_of(&blocks);
         let dropped_bytes = self.states.convert_counting(range, clean, StateBits::DELALLOC);
-        self.cache.usage().subtract_dirty(dropped_bytes);
+        self.cache.subtract_dirty(dropped_bytes);
         if dropped_bytes > 0 {
             self.unlist_if_clean(&mut pages);
         }

@@ -294,7 +294,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let (ticket, parts) = pages.begin_writeback(&self.blocks(range));
         let ordered = Conversion { set: StateBits::ORDERED, clear: StateBits::DELALLOC };
         self.states.convert(range, ordered);
-        self.cache.usage().subtract_dirty(range.len_bytes());
+        self.cache.subtract_dirty(range.len_bytes());
         self.cache.usage().count_run(range.len_bytes());
         RunUnderWay { range, size, ticket, parts }
     }

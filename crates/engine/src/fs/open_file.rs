@@ -52,11 +52,12 @@ impl OpenFiles {
             let default = CacheOptions::default();
             // Where a checksum costs more than a copy, the threads that read ahead and write back do better.
             let is_csum_cheap = matches!(csum, CsumType::Crc32c | CsumType::Xxhash);
-            // Half of the budget at most; the trees may have what this does not use.
+            // Half of the budget at most; the trees may have what this does not use. What is dirty is written while processors still have it
+            // near: twice as much takes 3 % more of them where files are compressed, and gains nothing where they are not.
             CacheOptions {
                 cached_bytes_max: bytes / 2,
-                dirty_bytes_max: default.dirty_bytes_max.min(bytes / 4),
-                dirty_bytes_background: default.dirty_bytes_background.min(bytes / 8),
+                dirty_bytes_max: default.dirty_bytes_max.min(bytes / 16),
+                dirty_bytes_background: default.dirty_bytes_background.min(bytes / 32),
                 straight_bytes_min: if is_csum_cheap {
                     default.straight_bytes_min
                 } else {

@@ -127,7 +127,7 @@ pub struct PageCache {
     usage: Arc<Usage>,
     listed: Mutex<Listed>,
     dirty: Mutex<DirtyFiles>,
-    /// A file that was taken from the list of dirty ones was given back.
+    /// A file that was taken from the list of dirty ones was given back, or no more is dirty than may be.
     turn_ended: Condvar,
     /// More is dirty than the background lets be.
     became_due: Condvar,

@@ -127,8 +127,9 @@ impl Usage {
         self.dirty_bytes.fetch_add(len_bytes, Ordering::Relaxed)
     }
 
-    pub(crate) fn subtract_dirty(&self, len_bytes: u64) {
-        self.dirty_bytes.fetch_sub(len_bytes, Ordering::Relaxed);
+    /// Returns how many there were before.
+    pub(super) fn subtract_dirty(&self, len_bytes: u64) -> u64 {
+        self.dirty_bytes.fetch_sub(len_bytes, Ordering::Relaxed)
     }
 }
 

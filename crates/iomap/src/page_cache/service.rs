@@ -132,6 +132,19 @@ impl PageCache {
         }
     }
 
+    /// So much less is dirty, as it is on its way or gone: who waits for that goes on at once, beside what takes it to the medium. Called with
+    /// a file's pages locked.
+    pub(crate) fn subtract_dirty(&self, len_bytes: u64) {
+        let before = self.usage.subtract_dirty(len_bytes);
+        let limit = self.options.dirty_bytes_max;
+        if before > limit && before.saturating_sub(len_bytes) <= limit {
+            // Under the lock, so that nobody is between his look and his wait.
+            let dirty = self.dirty.lock();
+            self.turn_ended.notify_all();
+            drop(dirty);
+        }
+    }
+
     fn next_request(&self, end: &ServiceEnd) -> Option<AheadRequest> {
         let mut requests = self.ahead.requests.lock();
         loop {

@@ -4,6 +4,7 @@
 //! coder without matches could save. Do strings repeat? Short strings taken at even distances are
 //! hashed, and those that occur twice counted. Data that answers both with no (compressed files,
 //! encrypted ones, noise) is stored as it is. A wrong guess costs space or time, never data.
+//! A part of the sample answers the first question where the answer is a plain yes, as of most texts and programs.
 
 /// Shorter data is not sampled but tried.
 const SAMPLED_BYTES_MIN: usize = 16 << 10;
@@ -11,6 +12,10 @@ const SAMPLED_BYTES_MIN: usize = 16 << 10;
 const RUN_BYTES: usize = 16;
 /// Distance of the sampled places.
 const STRIDE_BYTES: usize = 256;
+/// Sampled places of which one is looked at first.
+const FIRST_SHARE: usize = 8;
+/// Below this order-0 entropy, in 1/256 bits a byte, a part of the sample is enough: that of noise is too far above it for chance.
+const FIRST_ENTROPY_MAX: u64 = 6 * 256;
 /// Above this order-0 entropy, in 1/256 bits a byte, only repetition can make data smaller.
 const ENTROPY_MAX: u64 = 7 * 256 + 218;
 /// Sampled strings of which one must occur twice, so that the data counts as repetitive.
@@ -21,16 +26,30 @@ pub fn is_worth_compressing(data: &[u8]) -> bool {
     if data.len() < SAMPLED_BYTES_MIN {
         return true;
     }
+    sampled_entropy(data, STRIDE_BYTES * FIRST_SHARE) < FIRST_ENTROPY_MAX
+        || sampled_entropy(data, STRIDE_BYTES) < ENTROPY_MAX
+        || is_repetitive(data)
+}
+
+/// Order-0 entropy of what is sampled at this distance, in 1/256 bits a byte, with what such a sample falls short of.
+fn sampled_entropy(data: &[u8], stride: usize) -> u64 {
     let mut counts = [0_u32; 256];
-    let mut seen = [0_u32; 1024];
-    let (mut strings, mut repeats, mut sampled) = (0, 0, 0_u64);
-    for place in data.chunks_exact(STRIDE_BYTES) {
-        let run = &place[..RUN_BYTES];
-        for byte in run {
+    let mut sampled = 0;
+    for place in data.chunks_exact(stride) {
+        for byte in &place[..RUN_BYTES] {
             counts[usize::from(*byte)] += 1;
         }
         sampled += RUN_BYTES as u64;
-        for four in run.chunks_exact(4) {
+    }
+    // A sample of n bytes of noise falls short of 8 bits by 255 / (2 n ln 2), on average.
+    entropy(&counts, sampled) + 47_090 / sampled.max(1)
+}
+
+fn is_repetitive(data: &[u8]) -> bool {
+    let mut seen = [0_u32; 1024];
+    let (mut strings, mut repeats) = (0, 0);
+    for place in data.chunks_exact(STRIDE_BYTES) {
+        for four in place[..RUN_BYTES].chunks_exact(4) {
             let four = u32::from_le_bytes(four.try_into().expect("a slice of four"));
             let slot = &mut seen[(four.wrapping_mul(0x9E37_79B1) >> 22) as usize];
             repeats += usize::from(*slot == four);
@@ -38,9 +57,7 @@ pub fn is_worth_compressing(data: &[u8]) -> bool {
             strings += 1;
         }
     }
-    // A sample of n bytes of noise falls short of 8 bits by 255 / (2 n ln 2), on average.
-    let shortfall = 47_090 / sampled;
-    repeats * REPEAT_SHARE > strings || entropy(&counts, sampled) + shortfall < ENTROPY_MAX
+    repeats * REPEAT_SHARE > strings
 }
 
 /// Order-0 entropy in 1/256 bits a byte: log2(total) − Σ count·log2(count) / total.
@@ -80,6 +97,17 @@ mod tests {
     fn is_worth_compressing_noise_is_not() {
         assert!(!is_worth_compressing(&noise(128 << 10)));
         assert!(!is_worth_compressing(&noise(20 << 10)));
+    }
+
+    /// Of any length, at any place: no part of it may look uneven by chance.
+    #[test]
+    fn is_worth_compressing_no_stretch_of_noise_is() {
+        let all = noise(8 << 20);
+        for len in [16 << 10, 17 << 10, 32 << 10, 100 << 10, 128 << 10] {
+            for (at, part) in all.chunks_exact(len).enumerate() {
+                assert!(!is_worth_compressing(part), "part {at} of {len} bytes");
+            }
+        }
     }
 
     #[test]
