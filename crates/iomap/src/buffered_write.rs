@@ -68,18 +68,27 @@ impl<F: FileSystem> AddressSpace<F> {
     fn write_locked(&self, range: FileRange, bytes: &[u8]) -> Result<usize, F::Error> {
         self.zero_old_tail(range.start)?;
         let len = usize::try_from(range.len_bytes()).unwrap_or(bytes.len());
-        let straight = self.write_straight(range, &bytes[..len]);
-        let rest = FileRange::new(range.start.saturating_add(straight as u64), range.end);
-        if rest.is_empty() {
-            return Ok(len);
-        }
-        match self.write_range(rest, Source::Bytes(&bytes[straight..len]), Reach::Extends) {
-            Ok(()) => Ok(len),
-            Err((0, error)) if straight == 0 => Err(error),
-            Err((done_bytes, _)) => {
-                Ok(straight + usize::try_from(done_bytes).unwrap_or(len - straight))
+        let straight = self.straight_writes(range);
+        let mut done = 0;
+        while done < len {
+            let rest = FileRange::new(range.start.saturating_add(done as u64), range.end);
+            done += self.write_straight(rest, &bytes[done..len], straight);
+            let rest = FileRange::new(range.start.saturating_add(done as u64), range.end);
+            let part = self.memory_step(rest, straight);
+            let part_len = usize::try_from(part.len_bytes()).unwrap_or(len - done);
+            if part_len == 0 {
+                break;
+            }
+            let source = Source::Bytes(&bytes[done..done + part_len]);
+            match self.write_range(part, source, Reach::Extends) {
+                Ok(()) => done += part_len,
+                Err((0, error)) if done == 0 => return Err(error),
+                Err((done_bytes, _)) => {
+                    return Ok(done + usize::try_from(done_bytes).unwrap_or(part_len));
+                }
             }
         }
+        Ok(len)
     }
 
     /// The file will grow so that it holds `offset`: what its last block has behind its end becomes part of it, and must be

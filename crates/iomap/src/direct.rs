@@ -55,7 +55,8 @@ impl<F: FileSystem> OpenFile<F> {
         // What is lost here is overwritten, so the next fsync tells it and the write goes on: as Linux since 6.6, which then writes through
         // memory.
         space.flush(range)?;
-        let done_bytes = space.write_device(range, bytes)?;
+        let write = |run: &WritebackRun<'_>| space.filesystem.write_direct(&space.inode, run);
+        let done_bytes = space.write_device(range, bytes, write)?;
         Ok(usize::try_from(done_bytes).unwrap_or(bytes.len()))
     }
 }
@@ -66,13 +67,17 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     /// Writes whole blocks, of which nothing is dirty, to the device; the caller has them locked, and the end of the file where they
-    /// lie beyond it. Returns how many bytes of their front.
-    pub(crate) fn write_device(&self, range: FileRange, bytes: &[u8]) -> Result<u64, F::Error> {
+    /// lie beyond it. Returns how many bytes of their front `write` wrote.
+    pub(crate) fn write_device(
+        &self,
+        range: FileRange,
+        bytes: &[u8],
+        write: impl FnOnce(&WritebackRun<'_>) -> Result<u64, F::Error>,
+    ) -> Result<u64, F::Error> {
         self.flush_old_tail(range.end)?;
         let size = self.size().max(range.end);
         let run = WritebackRun { range, buffers: &[bytes], size };
-        let done_bytes =
-            self.replace_locked(range, || self.filesystem.write_direct(&self.inode, &run))?;
+        let done_bytes = self.replace_locked(range, || write(&run))?;
         let done_bytes = done_bytes.min(range.len_bytes());
         let pages = self.pages.lock();
         self.set_size(&pages, self.size().max(range.start.saturating_add(done_bytes)));

@@ -238,6 +238,18 @@ pub struct RunFailure<E> {
     pub stored: Vec<FileRange>,
 }
 
+/// Whether writes that make a long file longer go past memory, straight from the writer's buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StraightWrites {
+    /// Others write back better than the writer, from memory.
+    Never,
+    /// To copy them would be all that memory is good for.
+    Always,
+    /// Those who write back get what is copied to memory, and the writer does a part of the work himself where he would wait for them: as
+    /// long as more is dirty than the background lets be.
+    Beside,
+}
+
 /// What plugs in below: a filesystem. All offsets and lengths it is given are whole blocks, sizes of files excepted.
 pub trait FileSystem: Send + Sync + 'static {
     /// What it keeps of a file.
@@ -316,10 +328,21 @@ pub trait FileSystem: Send + Sync + 'static {
     fn write_direct(&self, inode: &Self::Inode, run: &WritebackRun<'_>)
     -> Result<u64, Self::Error>;
 
-    /// Whether long writes to a file may use [`FileSystem::write_direct()`] by themselves: not where more than copying is to be done, which
-    /// others can do meanwhile.
-    fn may_write_straight(&self, _inode: &Self::Inode) -> bool {
-        true
+    /// Whether writes that make a long file longer go past memory.
+    fn straight_writes(&self, _inode: &Self::Inode) -> StraightWrites {
+        StraightWrites::Always
+    }
+
+    /// [`FileSystem::write_direct()`] of such a write.
+    ///
+    /// # Errors
+    /// As there.
+    fn write_straight(
+        &self,
+        inode: &Self::Inode,
+        run: &WritebackRun<'_>,
+    ) -> Result<u64, Self::Error> {
+        self.write_direct(inode, run)
     }
 
     /// Gives back the reservation for `len_bytes`, which were not made dirty, or were thrown away before they were

@@ -3,30 +3,49 @@
 //!
 //! Only what lies behind the end of the file is written so: nobody has seen it, so nothing of it is dirty. What cannot be written so goes
 //! through memory, and an error is told as one of writeback is.
+//!
+//! Where there is more to do than to copy, as to compress, those who write back do it beside ([`StraightWrites::Beside`]): memory is for
+//! their share. A writer gives them what the background lets be, and does himself what comes before they have come on with that, where
+//! he would have copied it and then waited for them.
 
 use crate::address_space::AddressSpace;
-use crate::mapping::FileSystem;
+use crate::mapping::{FileSystem, StraightWrites, WritebackRun};
 use crate::offset::FileRange;
 
 impl<F: FileSystem> AddressSpace<F> {
-    /// Writes the front of `range`, which the caller has locked, straight, if it makes a long file longer; returns how many bytes, in
-    /// whole blocks. On the device, but durable only with [`crate::OpenFile::fsync()`].
-    pub(crate) fn write_straight(&self, range: FileRange, bytes: &[u8]) -> usize {
+    /// Whether a write of `range`, which the caller has locked, is one that may go straight: it makes a long file longer.
+    pub(crate) fn straight_writes(&self, range: FileRange) -> StraightWrites {
+        let options = self.cache.options();
+        let is_whole = range.start.bytes().is_multiple_of(self.block_bytes);
+        let end = range.end.round_down(self.block_bytes);
+        let is_kept = options.keeps_clean && end.bytes() <= options.cached_bytes_max;
+        let may = is_whole
+            && range.start == self.size()
+            && end > range.start
+            && end.bytes_since(range.start) >= options.straight_write_bytes_min
+            && range.start.bytes() >= options.dirty_bytes_background
+            && !is_kept;
+        if may { self.filesystem.straight_writes(&self.inode) } else { StraightWrites::Never }
+    }
+
+    /// Writes the front of `range`, which the caller has locked, straight; returns how many bytes, in whole blocks. On the device, but
+    /// durable only with [`crate::OpenFile::fsync()`].
+    pub(crate) fn write_straight(
+        &self,
+        range: FileRange,
+        bytes: &[u8],
+        straight: StraightWrites,
+    ) -> usize {
         let mut done = 0;
-        if !self.may_write_straight(range) {
-            return done;
-        }
         let mut rest = FileRange::new(range.start, range.end.round_down(self.block_bytes));
-        while !rest.is_empty() {
-            let step_bytes = self.cache.options().writeback_bytes_max.max(self.block_bytes);
-            let end = rest.start.saturating_add(step_bytes).round_down(self.block_bytes);
-            let step = FileRange::new(rest.start, end.min(rest.end));
+        while let Some(step) = self.straight_step(rest, straight) {
             let Ok(len) = usize::try_from(step.len_bytes()) else { break };
-            if len == 0 {
-                break;
-            }
+            let write =
+                |run: &WritebackRun<'_>| self.filesystem.write_straight(&self.inode, run);
             // An error comes again where the rest goes through memory, or it has passed by then.
-            let Ok(done_bytes) = self.write_device(step, &bytes[done..done + len]) else { break };
+            let Ok(done_bytes) = self.write_device(step, &bytes[done..done + len], write) else {
+                break;
+            };
             self.cache.usage().count_run(done_bytes);
             done += usize::try_from(done_bytes).unwrap_or(len);
             rest.start = step.start.saturating_add(done_bytes);
@@ -37,17 +56,32 @@ impl<F: FileSystem> AddressSpace<F> {
         done
     }
 
-    fn may_write_straight(&self, range: FileRange) -> bool {
+    /// How much of `rest` goes straight in one step now.
+    fn straight_step(&self, rest: FileRange, straight: StraightWrites) -> Option<FileRange> {
         let options = self.cache.options();
-        let is_whole = range.start.bytes().is_multiple_of(self.block_bytes);
-        let end = range.end.round_down(self.block_bytes);
-        let is_kept = options.keeps_clean && end.bytes() <= options.cached_bytes_max;
-        is_whole
-            && range.start == self.size()
-            && end > range.start
-            && end.bytes_since(range.start) >= options.straight_write_bytes_min
-            && range.start.bytes() >= options.dirty_bytes_background
-            && !is_kept
-            && self.filesystem.may_write_straight(&self.inode)
+        let step_bytes = match straight {
+            StraightWrites::Never => return None,
+            StraightWrites::Always => options.writeback_bytes_max,
+            StraightWrites::Beside => {
+                let has_enough = self.cache.dirty_bytes() > options.dirty_bytes_background;
+                if !has_enough || rest.len_bytes() < options.straight_write_bytes_min {
+                    return None;
+                }
+                options.straight_write_bytes_min
+            }
+        };
+        let end = rest.start.saturating_add(step_bytes.max(self.block_bytes));
+        let step = FileRange::new(rest.start, end.round_down(self.block_bytes).min(rest.end));
+        (!step.is_empty()).then_some(step)
+    }
+
+    /// How much of `rest` goes to memory before more of it may go straight.
+    pub(crate) fn memory_step(&self, rest: FileRange, straight: StraightWrites) -> FileRange {
+        let step_bytes = self.cache.options().straight_write_bytes_min.max(self.block_bytes);
+        let end = rest.start.saturating_add(step_bytes).round_down(self.block_bytes);
+        match straight {
+            StraightWrites::Beside => FileRange::new(rest.start, end.min(rest.end)),
+            _ => rest,
+        }
     }
 }

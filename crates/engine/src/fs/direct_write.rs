@@ -8,7 +8,7 @@ use ubtrfs_iomap::{FileRange, WritebackRun};
 use ubtrfs_rt::RwLockWriteGuard;
 
 use super::file_io::IoInode;
-use super::writeback::split_buffers;
+use super::writeback::{From, split_buffers};
 use crate::alloc::Promised;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
@@ -34,7 +34,12 @@ impl Filesystem {
     ///
     /// # Errors
     /// As [`Filesystem::write`], if nothing was written.
-    pub(super) fn write_direct(&self, io: &IoInode, run: &WritebackRun<'_>) -> Result<u64> {
+    pub(super) fn write_direct(
+        &self,
+        io: &IoInode,
+        run: &WritebackRun<'_>,
+        from: From,
+    ) -> Result<u64> {
         let len_bytes = run.range.len_bytes();
         let mut max = PieceMax { new_bytes: len_bytes, placed_bytes: len_bytes };
         let mut done_bytes = 0;
@@ -52,7 +57,7 @@ impl Filesystem {
                 Some(_) => Promised::Place,
                 None => Promised::Space,
             };
-            let (written_bytes, result) = self.write_front(io, &part, promised);
+            let (written_bytes, result) = self.write_front(io, &part, promised, from);
             done_bytes += written_bytes;
             match result {
                 Ok(()) => {}

@@ -19,7 +19,7 @@ use std::sync::Weak;
 
 use ubtrfs_iomap::{
     Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, WritebackRun,
+    MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites, WritebackRun,
 };
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::extent::BackRef;
@@ -31,6 +31,7 @@ use super::inode::{Inode, InodeId};
 use super::replaced::Cut;
 use super::state::DataChange;
 use super::stored::Stored;
+use super::writeback::From;
 use crate::alloc::Promised;
 use crate::data::append::{Target, extent_key};
 use crate::data::drop_range;
@@ -609,17 +610,26 @@ impl FileSystem for FileIo {
     }
 
     fn write_direct(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<u64> {
-        self.fs()?.write_direct(inode, run)
+        self.fs()?.write_direct(inode, run, From::Caller)
     }
 
-    fn may_write_straight(&self, inode: &IoInode) -> bool {
-        let may = |fs: &Filesystem| -> Result<bool> {
-            // Who copies to memory goes on while a thread on another processor writes that: sooner done, for a copy more.
-            let goes_beside =
-                fs.runtime().executor.thread_count() > 1 && fs.page_cache().has_writeback_service();
-            Ok(!goes_beside && fs.compression_of(&fs.disk_inode(inode.id)?)?.is_none())
+    fn straight_writes(&self, inode: &IoInode) -> StraightWrites {
+        let look = |fs: &Filesystem| -> Result<StraightWrites> {
+            let is_compressed = fs.compression_of(&fs.disk_inode(inode.id)?)?.is_some();
+            Ok(match (fs.writes_back_beside(), is_compressed) {
+                (true, true) => StraightWrites::Beside,
+                // Who copies to memory goes on while a thread on another processor writes that: sooner done, for a copy more.
+                (true, false) => StraightWrites::Never,
+                (false, _) => StraightWrites::Always,
+            })
         };
-        self.fs().is_ok_and(|fs| may(&fs).unwrap_or(false))
+        self.fs().and_then(|fs| look(&fs)).unwrap_or(StraightWrites::Never)
+    }
+
+    fn write_straight(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<u64> {
+        let fs = self.fs()?;
+        let from = if fs.writes_back_beside() { From::Writer } else { From::Caller };
+        fs.write_direct(inode, run, from)
     }
 
     fn lost(&self, inode: &IoInode, error: Error) {

@@ -22,6 +22,7 @@ use super::file_io::{FileIo, IoInode};
 use super::inode::{Inode, InodeId};
 use super::replaced::WrittenAnew;
 use super::state::FileState;
+use super::writeback::compressed::Writers;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, OpenOptions};
 
@@ -42,6 +43,7 @@ pub(crate) struct OpenFiles {
     /// Whether some of what is dirty may take less space than was promised to it.
     pub(super) may_take_less: AtomicBool,
     pub(super) written_anew: WrittenAnew,
+    pub(super) writers: Writers,
     age_clock: AgeClock,
 }
 
@@ -80,6 +82,7 @@ impl OpenFiles {
             placing: RwLock::default(),
             may_take_less: AtomicBool::new(false),
             written_anew: WrittenAnew::default(),
+            writers: Writers::default(),
             age_clock: AgeClock::default(),
             lost: Mutex::default(),
         }
@@ -257,6 +260,11 @@ impl Filesystem {
 
     pub(super) fn page_cache(&self) -> &PageCache {
         &self.inner.open_files.cache
+    }
+
+    /// Whether what is given to memory is written back by others, on other processors.
+    pub(super) fn writes_back_beside(&self) -> bool {
+        self.runtime().executor.thread_count() > 1 && self.page_cache().has_writeback_service()
     }
 
     /// Brings what is dirty of a file, if it is open, to the medium, and what its inode does not say

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::{Core, Reservation};
 
-mod compressed;
+pub(super) mod compressed;
 
 /// Bytes whose checksums are one piece of work: whole sectors.
 const CHECKSUMMED_PIECE_BYTES: usize = 128 << 10;
@@ -48,6 +48,9 @@ pub(super) enum From {
     Memory,
     /// A caller who goes past it, and tells memory afterwards.
     Caller,
+    /// Such a one who makes a file longer and longer while what he gives to memory is written back: he works alone, as the other
+    /// processors have enough to do.
+    Writer,
 }
 
 /// A part of a run, all whole blocks.
@@ -162,36 +165,16 @@ impl Filesystem {
         io: &IoInode,
         run: &WritebackRun<'_>,
         promised: Promised,
+        from: From,
     ) -> (u64, Result<()>) {
         let mut done_bytes = 0;
-        let result = self.write_front_counted(io, run, promised, &mut done_bytes);
+        let result = Job::new(self, io, run.size.bytes(), from, promised)
+            .and_then(|job| job.write_front(run, &mut done_bytes));
         let left_bytes = run.range.len_bytes() - done_bytes;
         if left_bytes > 0 {
             self.inner.core.alloc.take_back_data(left_bytes, promised);
         }
         (done_bytes, result)
-    }
-
-    fn write_front_counted(
-        &self,
-        io: &IoInode,
-        run: &WritebackRun<'_>,
-        promised: Promised,
-        done_bytes: &mut u64,
-    ) -> Result<()> {
-        let job = Job::new(self, io, run.size.bytes(), From::Caller, promised)?;
-        if job.write_inline(run)? {
-            *done_bytes = run.range.len_bytes();
-            self.inner.core.alloc.take_back_data(*done_bytes, promised);
-            return Ok(());
-        }
-        let parts = job.split_in_place(std::slice::from_ref(run), &Stored::default())?;
-        // Each step is mapped whole or not at all, and only then comes the next.
-        for parts in steps(&parts) {
-            job.write_parts(parts)?;
-            *done_bytes += len_of(parts);
-        }
-        Ok(())
     }
 
     /// Whether data may go where a mapping of the file lies, at which the walk stands: nobody else shows it.
@@ -283,7 +266,7 @@ impl<'f> Job<'f> {
         let target = io.target(inode.has_csums());
         let space = match from {
             From::Memory => fs.inner.open_files.find(io.id),
-            From::Caller => None,
+            From::Caller | From::Writer => None,
         };
         Ok(Self {
             fs,
@@ -298,6 +281,21 @@ impl<'f> Job<'f> {
             space,
             _csums: csums,
         })
+    }
+
+    fn write_front(&self, run: &WritebackRun<'_>, done_bytes: &mut u64) -> Result<()> {
+        if self.write_inline(run)? {
+            *done_bytes = run.range.len_bytes();
+            self.core().alloc.take_back_data(*done_bytes, self.promised);
+            return Ok(());
+        }
+        let parts = self.split_in_place(std::slice::from_ref(run), &Stored::default())?;
+        // Each step is mapped whole or not at all, and only then comes the next.
+        for parts in steps(&parts) {
+            self.write_parts(parts)?;
+            *done_bytes += len_of(parts);
+        }
+        Ok(())
     }
 
     /// Writes parts of one kind, all or none. The promise for them is used up.
@@ -614,7 +612,7 @@ impl<'f> Job<'f> {
     fn check(&self, handle: &Handle<'_>) -> Result<()> {
         match self.from {
             From::Memory => handle.check_file_is_there(self.io.id),
-            From::Caller => handle.check_file(self.io.id),
+            From::Caller | From::Writer => handle.check_file(self.io.id),
         }
     }
 

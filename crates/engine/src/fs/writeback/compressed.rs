@@ -4,9 +4,9 @@
 //! batch is held by nothing but [`Progress`], over commits of others and such that make room for a later batch. If one fails, that of all
 //! before it goes back, too.
 
-use ubtrfs_rt::{AtomicUsize, Mutex, Ordering};
+use ubtrfs_rt::{AtomicBool, AtomicUsize, Mutex, Ordering};
 
-use super::{Job, Part};
+use super::{From, Job, Part};
 use crate::alloc::DataPromise;
 use crate::data::append::{self, Written};
 use crate::data::compression::EXTENT_BYTES_MAX;
@@ -15,6 +15,21 @@ use crate::error::Result;
 
 /// Pieces that get space and are written together: as many of a run whoever is faster, so that where they go does not depend on that.
 const BATCH_PIECES: usize = 32;
+
+/// Whether somebody who makes a file longer has compressed a part of it himself ([`From::Writer`]) since this was asked the last time, and so
+/// is likely to be at it.
+#[derive(Debug, Default)]
+pub(in crate::fs) struct Writers(AtomicBool);
+
+impl Writers {
+    fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
 
 /// Bytes that become an extent, and what becomes of them.
 struct Piece<'a> {
@@ -67,9 +82,14 @@ impl<'a> Work<'a> {
         Self { pieces, next: AtomicUsize::new(0) }
     }
 
-    /// The next piece, for who calls alone.
-    fn take(&self) -> Option<&Piece<'a>> {
-        self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed))
+    /// What is left, each piece for who gets it alone.
+    fn rest(&self) -> impl Iterator<Item = &Piece<'a>> {
+        std::iter::from_fn(|| self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// How many pieces nobody has taken.
+    fn left_count(&self) -> usize {
+        self.pieces.len().saturating_sub(self.next.load(Ordering::Relaxed))
     }
 
     /// Nobody takes any more.
@@ -106,24 +126,39 @@ impl Job<'_> {
             is_last: false,
         };
         let executor = self.fs.runtime().executor;
-        let thread_count = executor.thread_count().min(work.pieces.len());
-        let beside = || {
-            while let Some(piece) = work.take() {
-                compress(piece);
-                self.write_done(&work, &mut progress).inspect_err(|_| work.stop())?;
-            }
-            Ok(())
-        };
-        let take_all = |_| {
-            while let Some(piece) = work.take() {
-                compress(piece);
-            }
-        };
-        let result = executor
-            .compute_each_beside(0..thread_count.saturating_sub(1), take_all, beside)
-            .and_then(|()| self.write_done(&work, &mut progress));
+        let take_all = |_| work.rest().for_each(compress);
+        let mut result = Ok(());
+        while result.is_ok() && work.left_count() > 0 {
+            let helper_count = self.helper_count().min(work.left_count() - 1);
+            // Alone no further than a batch: by then others may have come free.
+            let pieces_max = if helper_count == 0 { BATCH_PIECES } else { usize::MAX };
+            let beside = || {
+                for piece in work.rest().take(pieces_max) {
+                    compress(piece);
+                    self.write_done(&work, &mut progress).inspect_err(|_| work.stop())?;
+                }
+                Ok(())
+            };
+            result = executor.compute_each_beside(0..helper_count, take_all, beside);
+        }
+        let result = result.and_then(|()| self.write_done(&work, &mut progress));
         let Progress { written, csums, .. } = progress;
         self.enter_or_release(parts, &written, &csums, result)
+    }
+
+    /// How many threads compress beside this one.
+    fn helper_count(&self) -> usize {
+        let others = self.fs.runtime().executor.thread_count().saturating_sub(1);
+        let writers = &self.fs.inner.open_files.writers;
+        match self.from {
+            From::Caller => others,
+            From::Writer => {
+                writers.note();
+                0
+            }
+            // A writer who works himself has one of the processors.
+            From::Memory => others.saturating_sub(usize::from(writers.take())),
+        }
     }
 
     /// Brings to the medium those batches in front of which all pieces are done.
