@@ -63,7 +63,7 @@ fn judge(image: &Path) {
 /// The thread that writes back what files have in memory is there, and does so without a commit, or a writer that has to wait.
 #[test]
 fn background_writes_back_what_is_dirty_of_open_files() {
-    const LEN: usize = 24 << 20;
+    const LEN: usize = 12 << 20;
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let fs = make(&image, Runtime::system());
@@ -83,7 +83,7 @@ fn background_writes_back_what_is_dirty_of_open_files() {
     let before = commits();
     let background = fs.run_in_background(options).unwrap();
     write(LEN);
-    wait_until("little is dirty", || fs.unstored_bytes(id) <= 32 << 20);
+    wait_until("little is dirty", || fs.unstored_bytes(id) <= 8 << 20);
     assert_eq!(commits(), before);
     background.stop().unwrap();
     drop((file, fs));

@@ -70,6 +70,8 @@ pub struct IoInode {
     is_outlined: AtomicBool,
     /// No data lies behind its end on the medium: see [`Filesystem::drop_left_behind`].
     pub(super) has_nothing_behind: AtomicBool,
+    /// What of it was to be compressed the last time did not shrink, or not all of it.
+    pub(super) stays_plain: AtomicBool,
     /// Whether it is written anew: see [`super::replaced`].
     pub(super) cut: Cut,
     /// The inode's flags.
@@ -112,6 +114,7 @@ impl IoInode {
             has_outline_promise: AtomicBool::new(false),
             is_outlined: AtomicBool::new(false),
             has_nothing_behind: AtomicBool::new(fs.has_no_holes()),
+            stays_plain: AtomicBool::new(false),
             cut: Cut::default(),
             flags: AtomicU64::new(inode.flags),
             inner: std::sync::Arc::downgrade(&fs.inner),
@@ -617,9 +620,12 @@ impl FileSystem for FileIo {
         let look = |fs: &Filesystem| -> Result<StraightWrites> {
             let is_compressed = fs.compression_of(&fs.disk_inode(inode.id)?)?.is_some();
             Ok(match (fs.writes_back_beside(), is_compressed) {
-                (true, true) => StraightWrites::Beside,
+                // What does not shrink has larger extents if it comes from memory.
+                (true, true) if !inode.stays_plain.load(Ordering::Relaxed) => {
+                    StraightWrites::Beside
+                }
                 // Who copies to memory goes on while a thread on another processor writes that: sooner done, for a copy more.
-                (true, false) => StraightWrites::Never,
+                (true, _) => StraightWrites::Never,
                 (false, _) => StraightWrites::Always,
             })
         };

@@ -142,6 +142,7 @@ impl Job<'_> {
             result = executor.compute_each_beside(0..helper_count, take_all, beside);
         }
         let result = result.and_then(|()| self.write_done(&work, &mut progress));
+        self.io.stays_plain.store(progress.is_last, Ordering::Relaxed);
         let Progress { written, csums, .. } = progress;
         self.enter_or_release(parts, &written, &csums, result)
     }
