@@ -40,8 +40,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let mut rest = FileRange::new(range.start, range.end.round_down(self.block_bytes));
         while let Some(step) = self.straight_step(rest, straight) {
             let Ok(len) = usize::try_from(step.len_bytes()) else { break };
-            let write =
-                |run: &WritebackRun<'_>| self.filesystem.write_straight(&self.inode, run);
+            let write = |run: &WritebackRun<'_>| self.filesystem.write_straight(&self.inode, run);
             // An error comes again where the rest goes through memory, or it has passed by then.
             let Ok(done_bytes) = self.write_device(step, &bytes[done..done + len], write) else {
                 break;

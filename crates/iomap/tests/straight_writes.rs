@@ -91,10 +91,57 @@ fn short_file_stays_in_memory() {
     assert_eq!(fs.read_count.load(Ordering::Relaxed), 0);
 }
 
+/// Where others write back beside, they get what may be dirty without a background pass, and only what comes then goes straight.
+#[test]
+fn writer_beside_others_gives_them_their_share_first() {
+    let fs = MemoryFs::new();
+    fs.writes_beside.store(true, Ordering::Relaxed);
+    let cache = PageCache::new(CacheOptions { dirty_bytes_max: 3 * MIB, ..options() });
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let file = space.open();
+    let straight = || fs.straight_count.load(Ordering::Relaxed);
+    let dirty_mib = || cache.dirty_bytes() / MIB;
+    for number in 0..4 {
+        file.write(at(number * MIB), &chunk(number)).unwrap();
+    }
+    // What is short is kept.
+    assert_eq!(straight(), 0);
+    file.fsync().unwrap();
+    // Of six, two are more than the background lets be; of the next two none goes to memory.
+    let six: Vec<u8> = (4..10).flat_map(chunk).collect();
+    assert_eq!(file.write(at(4 * MIB), &six), Ok(six.len()));
+    assert_eq!((straight(), dirty_mib()), (4, 2));
+    let stored = fs.stored(space.inode(), 10 * MIB);
+    assert!(stored[6 * CHUNK..] == six[2 * CHUNK..]);
+    let two: Vec<u8> = (10..12).flat_map(chunk).collect();
+    assert_eq!(file.write(at(10 * MIB), &two), Ok(two.len()));
+    assert_eq!((straight(), dirty_mib()), (6, 2));
+    // When they have come on, it is their turn again; what is no whole MiB is always theirs.
+    cache.background_pass(0);
+    assert_eq!(cache.dirty_bytes(), 0);
+    let mut last: Vec<u8> = (12..14).flat_map(chunk).collect();
+    last.extend_from_slice(&[9; 5000]);
+    assert_eq!(file.write(at(12 * MIB), &last), Ok(last.len()));
+    assert_eq!((straight(), cache.dirty_bytes()), (6, 2 * MIB + 2 * 4096));
+    let expected: Vec<u8> = (0..14).flat_map(chunk).chain([9; 5000]).collect();
+    let mut seen = vec![0; expected.len() + 1];
+    assert_eq!(file.read(at(0), &mut seen), Ok(expected.len()));
+    assert!(seen[..expected.len()] == expected);
+    file.fsync().unwrap();
+    let stored = fs.stored(space.inode(), expected.len() as u64);
+    assert!(stored[..expected.len()] == expected);
+    assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+}
+
 /// The device fails: the writer may not be told at once, but by fsync, and what was there before is not touched.
 #[test]
 fn straight_write_that_fails_is_told_of_by_fsync() {
+    [false, true].into_iter().for_each(fail_straight_write);
+}
+
+fn fail_straight_write(writes_beside: bool) {
     let fs = MemoryFs::new();
+    fs.writes_beside.store(writes_beside, Ordering::Relaxed);
     let cache = PageCache::new(options());
     let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
     let file = space.open();
@@ -119,7 +166,12 @@ fn straight_write_that_fails_is_told_of_by_fsync() {
 /// There is no space for all of it: what there is space for is written.
 #[test]
 fn straight_write_without_space_is_short_then_refused() {
+    [false, true].into_iter().for_each(fill_by_straight_writes);
+}
+
+fn fill_by_straight_writes(writes_beside: bool) {
     let fs = MemoryFs::with_capacity(6 * 256);
+    fs.writes_beside.store(writes_beside, Ordering::Relaxed);
     let cache = PageCache::new(options());
     let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), cache);
     let file = space.open();

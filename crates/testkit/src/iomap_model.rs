@@ -11,7 +11,8 @@ use durable::Durable;
 use ubtrfs_iomap::extent_state::{StateBits, Want};
 use ubtrfs_iomap::{
     AddressSpace, Beyond, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
-    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, WritebackRun,
+    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites,
+    WritebackRun,
 };
 
 /// The unit in which it allocates, in bytes.
@@ -121,6 +122,10 @@ pub struct MemoryFs {
     pub inline_bytes_max: AtomicU64,
     /// Overwrites data where it lies, as for NOCOW files; mappings do not change then.
     pub is_in_place: AtomicUsize,
+    /// Who makes a long file longer writes beside those who write back: [`StraightWrites::Beside`].
+    pub writes_beside: AtomicBool,
+    /// Writes that went straight.
+    pub straight_count: AtomicU64,
     /// Does not fill the batch of dirty blocks.
     pub ignores_batch: AtomicUsize,
     /// Writing back fails with [`Failure::NotNow`], which passes.
@@ -420,6 +425,22 @@ pub fn blocks(range: FileRange) -> std::ops::Range<u64> {
 impl FileSystem for MemoryFs {
     type Inode = Arc<MemoryInode>;
     type Error = Failure;
+
+    fn straight_writes(&self, _inode: &Arc<MemoryInode>) -> StraightWrites {
+        match self.writes_beside.load(Ordering::Relaxed) {
+            true => StraightWrites::Beside,
+            false => StraightWrites::Always,
+        }
+    }
+
+    fn write_straight(
+        &self,
+        inode: &Arc<MemoryInode>,
+        run: &WritebackRun<'_>,
+    ) -> Result<u64, Failure> {
+        self.straight_count.fetch_add(1, Ordering::Relaxed);
+        self.write_direct(inode, run)
+    }
 
     fn block_bytes(&self) -> u32 {
         4096

@@ -51,6 +51,18 @@ impl MemoryHarness {
         harness
     }
 
+    /// The same, where who makes a long file longer writes beside those who write back.
+    pub fn with_writers_beside(options: CacheOptions) -> Self {
+        let harness = Self::new(options);
+        harness.fs.writes_beside.store(true, Ordering::Relaxed);
+        harness
+    }
+
+    /// The filesystem below.
+    pub fn model(&self) -> Arc<MemoryFs> {
+        Arc::clone(&self.fs)
+    }
+
     fn space(&self, file: &MemoryFile) -> Arc<AddressSpace<MemoryFs>> {
         let mut spaces = self.spaces.lock().expect(UNPOISONED);
         if let Some(space) = spaces.get(&file.number).and_then(Weak::upgrade) {
