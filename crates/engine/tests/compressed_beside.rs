@@ -3,13 +3,13 @@
 mod common;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
-use common::full::{create, make, noise, read};
+use common::full::{create, make, make_mixed, noise, read};
 use common::judge;
-use ubtrfs_engine::{BackgroundOptions, Filesystem, Method, OpenOptions};
+use ubtrfs_engine::{BackgroundOptions, DataFile, Error, Filesystem, Method, OpenOptions};
 use ubtrfs_iomap::{CacheOptions, FileOffset};
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::{FileOffset as DiskOffset, PhysicalAddr};
@@ -201,6 +201,10 @@ fn what_does_not_shrink_has_large_extents_beside_those_who_write_back() {
     let bytes = noise(&mut Prng::new(2), LEN as u64);
     for (number, part) in bytes.chunks(MIB).enumerate() {
         file.write(FileOffset::new((number * MIB) as u64), part).unwrap();
+        // As long as all of it is kept nothing goes another way; by then it is known what it is like.
+        if number == 20 {
+            file.fsync().unwrap();
+        }
     }
     file.fsync().unwrap();
     background.stop().unwrap();
@@ -216,10 +220,24 @@ fn what_does_not_shrink_has_large_extents_beside_those_who_write_back() {
     judge(&image);
 }
 
+/// So much went past memory, of all files.
+fn straight_bytes(file: &DataFile) -> u64 {
+    file.space().cache().counts().straight_bytes_written
+}
+
+/// Ends whoever goes on until then, also where a thread panics.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Appends of any length and kind, while others make the file durable and read what is there, and a little is cut off again.
 #[test]
 fn appends_beside_fsync_reads_and_cuts_same_as_array() {
-    const LEN: usize = 48 * MIB;
+    const LEN: usize = 64 * MIB;
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     for seed in 0..3 {
@@ -227,29 +245,27 @@ fn appends_beside_fsync_reads_and_cuts_same_as_array() {
         let (fs, _) = open(&image);
         let background = fs.run_in_background(rarely()).unwrap();
         let file = create(&fs, "file", 0).unwrap();
-        let mut random = Prng::new(seed);
-        // The same wherever it was cut off.
         let mut bytes = text(seed, LEN);
-        noise(&mut random, 4 * MIB as u64).into_iter().zip(&mut bytes[20 * MIB..]).for_each(
-            |(noise, byte)| {
-                *byte = noise;
-            },
-        );
-        // So much of it stays.
-        let sure = AtomicU64::new(0);
+        // A part of it does not shrink.
+        let noise = noise(&mut Prng::new(seed), 4 * MIB as u64);
+        bytes[20 * MIB..20 * MIB + noise.len()].copy_from_slice(&noise);
+        // So much of it is there, and stays.
+        let sure = AtomicUsize::new(0);
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (file, bytes, sure, is_done) = (&file, &bytes, &sure, &is_done);
+            let _end = End(is_done);
             scope.spawn(move || {
                 while !is_done.load(Ordering::SeqCst) {
                     file.fsync().unwrap();
+                    std::thread::sleep(Duration::from_millis(20));
                 }
             });
             scope.spawn(move || {
                 let mut random = Prng::new(seed + 100);
                 let mut buffer = vec![0; 2 * MIB];
                 while !is_done.load(Ordering::SeqCst) {
-                    let end = usize::try_from(sure.load(Ordering::SeqCst)).unwrap();
+                    let end = sure.load(Ordering::SeqCst);
                     let at = random.index(end + 1);
                     let len = random.index(buffer.len()).min(end - at);
                     let seen = file.read(FileOffset::new(at as u64), &mut buffer[..len]).unwrap();
@@ -257,9 +273,10 @@ fn appends_beside_fsync_reads_and_cuts_same_as_array() {
                     assert!(buffer[..len] == bytes[at..at + len], "{len} bytes at {at}");
                 }
             });
+            let mut random = Prng::new(seed);
             let mut end = 0;
             while end < LEN {
-                let len = match random.index(4) {
+                let len = match random.index(6) {
                     0 => 1 + random.index(3 * MIB),
                     1 => 4096 * (1 + random.index(700)),
                     _ => MIB * (1 + random.index(3)),
@@ -267,18 +284,23 @@ fn appends_beside_fsync_reads_and_cuts_same_as_array() {
                 let part = &bytes[end..LEN.min(end + len)];
                 assert_eq!(file.append(part).unwrap(), (FileOffset::new(end as u64), part.len()));
                 end += part.len();
-                if end < LEN && random.chance(1, 8) {
-                    end -= random.index(
-                        MIB.min(end - usize::try_from(sure.load(Ordering::SeqCst)).unwrap()) + 1,
-                    );
+                if end < LEN && random.chance(1, 6) {
+                    end -= random.index(MIB.min(end - sure.load(Ordering::SeqCst)) + 1);
                     file.truncate(FileOffset::new(end as u64)).unwrap();
                 }
-                sure.store(end.saturating_sub(MIB) as u64, Ordering::SeqCst);
+                // What begins inside a block goes by memory: mostly a block begins there.
+                if end % 4096 > 0 && random.chance(3, 4) {
+                    let part = &bytes[end..LEN.min(end.next_multiple_of(4096))];
+                    file.append(part).unwrap();
+                    end += part.len();
+                }
+                sure.store(end.saturating_sub(2 * MIB), Ordering::SeqCst);
             }
-            is_done.store(true, Ordering::SeqCst);
         });
         file.fsync().unwrap();
         background.stop().unwrap();
+        let straight_bytes = straight_bytes(&file);
+        assert!(straight_bytes > 10 * MIB as u64, "{straight_bytes} bytes went straight");
         drop((file, fs));
         judge(&image);
         let (fs, _) = open(&image);
@@ -287,4 +309,55 @@ fn appends_beside_fsync_reads_and_cuts_same_as_array() {
         drop(fs);
         std::fs::remove_file(&image).unwrap();
     }
+}
+
+/// Data and metadata share what there is: what is written straight leaves what removing files takes.
+#[test]
+fn full_filesystem_of_mixed_groups_is_emptied_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make_mixed(&image, IMAGE_BYTES);
+    let (fs, _) = open(&image);
+    let background = fs.run_in_background(rarely()).unwrap();
+    // Of each extent a third is text.
+    let mut bytes = text(9, 16 * MIB);
+    let mut random = Prng::new(9);
+    for extent in bytes.chunks_mut(128 << 10) {
+        let noise = noise(&mut random, extent.len() as u64 * 2 / 3);
+        extent[..noise.len()].copy_from_slice(&noise);
+    }
+    let mut names = Vec::new();
+    let (mut is_full, mut straight_max) = (false, 0);
+    while !is_full {
+        let name = format!("file {}", names.len());
+        let Ok(file) = create(&fs, &name, 0) else { break };
+        names.push(name);
+        let mut end = 0;
+        while end < 8 * bytes.len() && !is_full {
+            let part = &bytes[end % bytes.len()..][..MIB];
+            match file.append(part) {
+                Ok((_, len)) => end += len,
+                Err(Error::NoSpace { .. }) => is_full = true,
+                Err(error) => panic!("{error}"),
+            }
+            is_full |= end % MIB > 0;
+        }
+        file.fsync().unwrap();
+        straight_max = straight_max.max(straight_bytes(&file));
+        let size = usize::try_from(file.size().bytes()).unwrap();
+        assert_eq!(size, end);
+        let seen = read(&fs, file.id());
+        let expected = bytes.iter().cycle().take(size);
+        assert!(seen.len() == size && seen.iter().eq(expected));
+    }
+    assert!(is_full);
+    assert!(straight_max > 0, "nothing went straight");
+    background.stop().unwrap();
+    fs.sync().unwrap();
+    for name in &names {
+        fs.unlink(fs.top_level(), name.as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    drop(fs);
+    judge(&image);
 }

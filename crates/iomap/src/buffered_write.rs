@@ -73,12 +73,12 @@ impl<F: FileSystem> AddressSpace<F> {
         while done < len {
             let rest = FileRange::new(range.start.saturating_add(done as u64), range.end);
             done += self.write_straight(rest, &bytes[done..len], straight);
+            if done == len {
+                break;
+            }
             let rest = FileRange::new(range.start.saturating_add(done as u64), range.end);
             let part = self.memory_step(rest, straight);
             let part_len = usize::try_from(part.len_bytes()).unwrap_or(len - done);
-            if part_len == 0 {
-                break;
-            }
             let source = Source::Bytes(&bytes[done..done + part_len]);
             match self.write_range(part, source, Reach::Extends) {
                 Ok(()) => done += part_len,

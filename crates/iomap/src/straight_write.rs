@@ -6,7 +6,8 @@
 //!
 //! Where there is more to do than to copy, as to compress, those who write back do it beside ([`StraightWrites::Beside`]): memory is for
 //! their share. A writer gives them what the background lets be, and does himself what comes before they have come on with that, where
-//! he would have copied it and then waited for them.
+//! he would have copied it and then waited for them. So a later part of a file may be on the medium, and by a commit part of the file
+//! there, before an earlier one: as where two writebacks overtake each other, it shows zeros until it is made durable.
 
 use crate::address_space::AddressSpace;
 use crate::mapping::{FileSystem, StraightWrites, WritebackRun};
@@ -45,7 +46,7 @@ impl<F: FileSystem> AddressSpace<F> {
             let Ok(done_bytes) = self.write_device(step, &bytes[done..done + len], write) else {
                 break;
             };
-            self.cache.usage().count_run(done_bytes);
+            self.cache.usage().count_straight_run(done_bytes);
             done += usize::try_from(done_bytes).unwrap_or(len);
             rest.start = step.start.saturating_add(done_bytes);
             if done_bytes < step.len_bytes() {
@@ -63,7 +64,10 @@ impl<F: FileSystem> AddressSpace<F> {
             StraightWrites::Always => options.writeback_bytes_max,
             StraightWrites::Beside => {
                 let has_enough = self.cache.dirty_bytes() > options.dirty_bytes_background;
-                if !has_enough || rest.len_bytes() < options.straight_write_bytes_min {
+                let is_long = rest.len_bytes() >= options.straight_write_bytes_min;
+                // What came of the last step may decide about the next.
+                let is_still = || self.filesystem.straight_writes(&self.inode) == straight;
+                if !has_enough || !is_long || !is_still() {
                     return None;
                 }
                 options.straight_write_bytes_min
@@ -77,10 +81,10 @@ impl<F: FileSystem> AddressSpace<F> {
     /// How much of `rest` goes to memory before more of it may go straight.
     pub(crate) fn memory_step(&self, rest: FileRange, straight: StraightWrites) -> FileRange {
         let step_bytes = self.cache.options().straight_write_bytes_min.max(self.block_bytes);
-        let end = rest.start.saturating_add(step_bytes).round_down(self.block_bytes);
-        match straight {
-            StraightWrites::Beside => FileRange::new(rest.start, end.min(rest.end)),
-            _ => rest,
+        if straight != StraightWrites::Beside || rest.len_bytes() <= step_bytes {
+            return rest;
         }
+        let end = rest.start.saturating_add(step_bytes).round_down(self.block_bytes);
+        FileRange::new(rest.start, end)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use common::{Failure, MemoryFs, at};
-use ubtrfs_iomap::{AddressSpace, CacheOptions, PageCache};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, FileOffset, PageCache};
 
 const MIB: u64 = 1 << 20;
 const CHUNK: usize = 1 << 20;
@@ -131,6 +131,28 @@ fn writer_beside_others_gives_them_their_share_first() {
     let stored = fs.stored(space.inode(), expected.len() as u64);
     assert!(stored[..expected.len()] == expected);
     assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+}
+
+/// A long write to the last byte that a file can have, which is inside a block: it is all written, or what is not is not told of as written.
+#[test]
+fn writer_beside_others_reaches_the_end_of_the_largest_file() {
+    for dirty_bytes_background in [0, MIB, 64 * MIB] {
+        let fs = MemoryFs::new();
+        fs.writes_beside.store(true, Ordering::Relaxed);
+        let cache = PageCache::new(CacheOptions { dirty_bytes_background, ..options() });
+        let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), cache);
+        let file = space.open();
+        let start = FileOffset::MAX.bytes() + 1 - 3 * MIB;
+        file.truncate(at(start)).unwrap();
+        let bytes: Vec<u8> = (0..3).flat_map(chunk).take(3 * CHUNK - 1).collect();
+        assert_eq!(file.write(at(start), &bytes), Ok(bytes.len()));
+        assert_eq!(file.size(), FileOffset::MAX);
+        assert!(file.append(&[1]).is_err());
+        let mut seen = vec![0; bytes.len()];
+        assert_eq!(file.read(at(start), &mut seen), Ok(bytes.len()));
+        assert!(seen == bytes);
+        file.fsync().unwrap();
+    }
 }
 
 /// The device fails: the writer may not be told at once, but by fsync, and what was there before is not touched.

@@ -438,8 +438,9 @@ impl FileSystem for MemoryFs {
         inode: &Arc<MemoryInode>,
         run: &WritebackRun<'_>,
     ) -> Result<u64, Failure> {
-        self.straight_count.fetch_add(1, Ordering::Relaxed);
-        self.write_direct(inode, run)
+        let result = self.write_direct(inode, run);
+        self.straight_count.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
+        result
     }
 
     fn block_bytes(&self) -> u32 {

@@ -70,7 +70,7 @@ pub struct IoInode {
     is_outlined: AtomicBool,
     /// No data lies behind its end on the medium: see [`Filesystem::drop_left_behind`].
     pub(super) has_nothing_behind: AtomicBool,
-    /// What of it was to be compressed the last time did not shrink, or not all of it.
+    /// Half of what of it was to be compressed the last time did not shrink.
     pub(super) stays_plain: AtomicBool,
     /// Whether it is written anew: see [`super::replaced`].
     pub(super) cut: Cut,
@@ -634,6 +634,8 @@ impl FileSystem for FileIo {
 
     fn write_straight(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<u64> {
         let fs = self.fs()?;
+        // As for what becomes dirty: what is promised otherwise does not come into what is kept for removals.
+        fs.promise_items(run.range.len_bytes())?;
         let from = if fs.writes_back_beside() { From::Writer } else { From::Caller };
         fs.write_direct(inode, run, from)
     }

@@ -59,7 +59,9 @@ pub struct CacheOptions {
     /// The same of data that is encoded: as much as several processors can decode side by side.
     pub straight_encoded_bytes_min: u64,
     /// A write of at least this length, in bytes, that makes a file longer which is longer than `cached_bytes_max` (or than
-    /// `dirty_bytes_background` where clean folios do not stay) goes straight from the writer's buffer; `u64::MAX` for never.
+    /// `dirty_bytes_background` where clean folios do not stay) goes straight from the writer's buffer; `u64::MAX` for never. Where the filesystem has others
+    /// write back beside ([`crate::StraightWrites::Beside`]) it goes by steps of this length, which should be whole extents, as long as more
+    /// is dirty than the background lets be.
     pub straight_write_bytes_min: u64,
     /// The most that is given to the filesystem to write back in one call, in bytes; cut to half of `cached_bytes_max`, and of one
     /// block at least.

@@ -27,6 +27,7 @@ pub(crate) struct Usage {
     fills: AtomicU64,
     runs_written: AtomicU64,
     bytes_written: AtomicU64,
+    straight_bytes_written: AtomicU64,
     /// Buffers of folios of the largest size that went, for those that come: to get memory from the system anew, and zeroed, costs
     /// as much as to read into it. Beside what is counted as cached.
     spare: Mutex<Vec<Arc<[u8]>>>,
@@ -48,6 +49,8 @@ pub struct CacheCounts {
     pub runs_written: u64,
     /// The bytes of those.
     pub bytes_written: u64,
+    /// Of those, what went straight from the writer's buffer.
+    pub straight_bytes_written: u64,
 }
 
 impl Usage {
@@ -106,6 +109,7 @@ impl Usage {
             fills: read(&self.fills),
             runs_written: read(&self.runs_written),
             bytes_written: read(&self.bytes_written),
+            straight_bytes_written: read(&self.straight_bytes_written),
         }
     }
 
@@ -120,6 +124,12 @@ impl Usage {
     pub(crate) fn count_run(&self, len_bytes: u64) {
         self.runs_written.fetch_add(1, Ordering::Relaxed);
         self.bytes_written.fetch_add(len_bytes, Ordering::Relaxed);
+    }
+
+    /// A run that went straight from the writer's buffer.
+    pub(crate) fn count_straight_run(&self, len_bytes: u64) {
+        self.count_run(len_bytes);
+        self.straight_bytes_written.fetch_add(len_bytes, Ordering::Relaxed);
     }
 
     /// Returns how many there were before.

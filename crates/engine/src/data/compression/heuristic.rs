@@ -12,8 +12,8 @@ const SAMPLED_BYTES_MIN: usize = 16 << 10;
 const RUN_BYTES: usize = 16;
 /// Distance of the sampled places.
 const STRIDE_BYTES: usize = 256;
-/// Sampled places of which one is looked at first.
-const FIRST_SHARE: usize = 8;
+/// Sampled places of which one is looked at first. No power of two, as data that is made of blocks has those.
+const FIRST_SHARE: usize = 9;
 /// Below this order-0 entropy, in 1/256 bits a byte, a part of the sample is enough: that of noise is too far above it for chance.
 const FIRST_ENTROPY_MAX: u64 = 6 * 256;
 /// Above this order-0 entropy, in 1/256 bits a byte, only repetition can make data smaller.
@@ -97,6 +97,17 @@ mod tests {
     fn is_worth_compressing_noise_is_not() {
         assert!(!is_worth_compressing(&noise(128 << 10)));
         assert!(!is_worth_compressing(&noise(20 << 10)));
+    }
+
+    /// Blocks of noise, with 12 bytes at the beginning of each that are always the same: were the first part of the sample taken at a
+    /// distance of a power of two, half of it would be such.
+    #[test]
+    fn is_worth_compressing_noise_in_blocks_is_not() {
+        let mut bytes = noise(128 << 10);
+        for block in bytes.chunks_mut(4096) {
+            block[..12].fill(7);
+        }
+        assert!(!is_worth_compressing(&bytes));
     }
 
     /// Of any length, at any place: no part of it may look uneven by chance.

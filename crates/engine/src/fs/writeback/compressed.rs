@@ -1,4 +1,5 @@
-//! Compressing what is written back, on all cores, and bringing what is done to the medium beside it.
+//! Compressing what is written, on all cores, and bringing what is done to the medium beside it. Who makes a file longer beside those who
+//! write back compresses what he writes alone ([`From::Writer`]), and leaves them one core less.
 //!
 //! Pieces get space and are written by batches, in their order; all are entered together, behind the last. Until then the space of each
 //! batch is held by nothing but [`Progress`], over commits of others and such that make room for a later batch. If one fails, that of all
@@ -42,6 +43,10 @@ struct Piece<'a> {
 impl<'a> Piece<'a> {
     fn new(offset: u64, buffers: Vec<&'a [u8]>) -> Self {
         Self { offset, buffers, done: Mutex::new(None) }
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.buffers.iter().map(|buffer| buffer.len()).sum()
     }
 
     /// Once it is done, whether nothing of it shrank.
@@ -92,6 +97,10 @@ impl<'a> Work<'a> {
         self.pieces.len().saturating_sub(self.next.load(Ordering::Relaxed))
     }
 
+    fn len_bytes(&self) -> usize {
+        self.pieces.iter().map(Piece::len_bytes).sum()
+    }
+
     /// Nobody takes any more.
     fn stop(&self) {
         self.next.store(self.pieces.len(), Ordering::Relaxed);
@@ -105,6 +114,8 @@ struct Progress {
     piece_count: usize,
     /// So many pieces in front were seen to be done.
     done_count: usize,
+    /// What of those did not shrink.
+    plain_bytes: usize,
     /// What is left is written together.
     is_last: bool,
 }
@@ -123,6 +134,7 @@ impl Job<'_> {
             csums: Vec::new(),
             piece_count: 0,
             done_count: 0,
+            plain_bytes: 0,
             is_last: false,
         };
         let executor = self.fs.runtime().executor;
@@ -142,7 +154,11 @@ impl Job<'_> {
             result = executor.compute_each_beside(0..helper_count, take_all, beside);
         }
         let result = result.and_then(|()| self.write_done(&work, &mut progress));
-        self.io.stays_plain.store(progress.is_last, Ordering::Relaxed);
+        // A single block never shrinks, and less than an extent tells little of the rest.
+        if work.len_bytes() >= EXTENT_BYTES_MAX {
+            let stays_plain = progress.plain_bytes > work.len_bytes() / 2;
+            self.io.stays_plain.store(stays_plain, Ordering::Relaxed);
+        }
         let Progress { written, csums, .. } = progress;
         self.enter_or_release(parts, &written, &csums, result)
     }
@@ -168,9 +184,11 @@ impl Job<'_> {
             let (start, all) = (progress.piece_count, work.pieces.len());
             let end = |is_last| if is_last { all } else { all.min(start + BATCH_PIECES) };
             while progress.done_count < end(progress.is_last)
-                && let Some(is_plain) = work.pieces[progress.done_count].is_plain()
+                && let piece = &work.pieces[progress.done_count]
+                && let Some(is_plain) = piece.is_plain()
             {
                 progress.done_count += 1;
+                progress.plain_bytes += if is_plain { piece.len_bytes() } else { 0 };
                 // What does not shrink becomes extents as large as the space that is found at once: with a batch's, those of files that are
                 // written side by side would be no larger than that.
                 progress.is_last |= is_plain;
