@@ -47,6 +47,9 @@ pub(crate) struct OpenFiles {
     age_clock: AgeClock,
 }
 
+/// So much may be dirty of a small cache, too, if it is no more than a quarter of it: what is written at once should be long.
+const DIRTY_BYTES_ENOUGH: u64 = 8 << 20;
+
 impl OpenFiles {
     pub(crate) fn new(options: &OpenOptions, csum: CsumType, files: &FileState) -> Self {
         let cache_options = options.page_cache.clone().unwrap_or_else(|| {
@@ -54,12 +57,14 @@ impl OpenFiles {
             let default = CacheOptions::default();
             // Where a checksum costs more than a copy, the threads that read ahead and write back do better.
             let is_csum_cheap = matches!(csum, CsumType::Crc32c | CsumType::Xxhash);
-            // Half of the budget at most; the trees may have what this does not use. What is dirty is written while processors still have it
-            // near: twice as much takes 3 % more of them where files are compressed, and gains nothing where they are not.
+            // What is dirty is written while processors still have it near: of the default cache twice as much takes 4 % more of them where
+            // files are compressed, and gains nothing where they are not.
+            let dirty_bytes = (bytes / 16).max(DIRTY_BYTES_ENOUGH.min(bytes / 4));
+            // Half of the budget at most; the trees may have what this does not use.
             CacheOptions {
                 cached_bytes_max: bytes / 2,
-                dirty_bytes_max: default.dirty_bytes_max.min(bytes / 16),
-                dirty_bytes_background: default.dirty_bytes_background.min(bytes / 32),
+                dirty_bytes_max: default.dirty_bytes_max.min(dirty_bytes),
+                dirty_bytes_background: default.dirty_bytes_background.min(dirty_bytes / 2),
                 straight_bytes_min: if is_csum_cheap {
                     default.straight_bytes_min
                 } else {
