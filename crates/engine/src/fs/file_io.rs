@@ -617,19 +617,14 @@ impl FileSystem for FileIo {
     }
 
     fn straight_writes(&self, inode: &IoInode) -> StraightWrites {
-        let look = |fs: &Filesystem| -> Result<StraightWrites> {
-            let is_compressed = fs.compression_of(&fs.disk_inode(inode.id)?)?.is_some();
-            Ok(match (fs.writes_back_beside(), is_compressed) {
-                // What does not shrink has larger extents if it comes from memory.
-                (true, true) if !inode.stays_plain.load(Ordering::Relaxed) => {
-                    StraightWrites::Beside
-                }
-                // Who copies to memory goes on while a thread on another processor writes that: sooner done, for a copy more.
-                (true, _) => StraightWrites::Never,
-                (false, _) => StraightWrites::Always,
-            })
-        };
-        self.fs().and_then(|fs| look(&fs)).unwrap_or(StraightWrites::Never)
+        let Ok(fs) = self.fs() else { return StraightWrites::Never };
+        match (fs.writes_back_beside(), inode.compresses(&fs)) {
+            // What does not shrink has larger extents if it comes from memory.
+            (true, true) if !inode.stays_plain.load(Ordering::Relaxed) => StraightWrites::Beside,
+            // Who copies to memory goes on while a thread on another processor writes that: sooner done, for a copy more.
+            (true, _) => StraightWrites::Never,
+            (false, _) => StraightWrites::Always,
+        }
     }
 
     fn write_straight(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<u64> {

@@ -22,6 +22,8 @@ pub struct Faults {
     pub passes: AtomicUsize,
     /// They wait as long as it is set.
     pub stalls: AtomicBool,
+    /// Whatever the thread writes that writes back in the background waits as long as it is set.
+    pub stalls_writeback: AtomicBool,
     /// One does.
     pub is_stalled: AtomicBool,
     /// Where data is.
@@ -32,6 +34,13 @@ impl Faults {
     /// From now on they are for all groups of data that there are.
     pub fn reach_all(&self, fs: &Filesystem) {
         *self.data.lock().unwrap() = data_groups(fs).collect();
+    }
+
+    fn wait_while(&self, stalls: &AtomicBool) {
+        while stalls.load(Ordering::Relaxed) {
+            self.is_stalled.store(true, Ordering::Relaxed);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 }
 
@@ -62,11 +71,11 @@ impl Device for Failing {
         self.inner.read_at(at, buf)
     }
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
+        if std::thread::current().name() == Some("ubtrfs-writeback") {
+            self.faults.wait_while(&self.faults.stalls_writeback);
+        }
         if self.faults.data.lock().unwrap().iter().any(|group| group.contains(&at.0)) {
-            while self.faults.stalls.load(Ordering::Relaxed) {
-                self.faults.is_stalled.store(true, Ordering::Relaxed);
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
+            self.faults.wait_while(&self.faults.stalls);
             let pass = |left: usize| left.checked_sub(1);
             if self.faults.fails.load(Ordering::Relaxed)
                 && self
@@ -117,12 +126,16 @@ pub fn open_with(image: &Path, options: OpenOptions) -> Filesystem {
 
 /// The filesystem on a device whose writes to its first group of data fail while that is set.
 pub fn open_failing(image: &Path) -> (Filesystem, Arc<Faults>) {
+    open_failing_with(image, OpenOptions::default())
+}
+
+pub fn open_failing_with(image: &Path, options: OpenOptions) -> (Filesystem, Arc<Faults>) {
     let faults = Arc::<Faults>::default();
     *faults.data.lock().unwrap() = data_groups(&open(image)).take(1).collect();
     let inner = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
     let device = Failing { inner, faults: Arc::clone(&faults) };
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
-    let fs = Filesystem::open(volume, OpenOptions::default()).unwrap();
+    let fs = Filesystem::open(volume, options).unwrap();
     (fs, faults)
 }
 

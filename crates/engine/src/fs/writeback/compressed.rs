@@ -155,8 +155,9 @@ impl Job<'_> {
         }
         let result = result.and_then(|()| self.write_done(&work, &mut progress));
         // A single block never shrinks, and less than an extent tells little of the rest.
-        if work.len_bytes() >= EXTENT_BYTES_MAX {
-            let stays_plain = progress.plain_bytes > work.len_bytes() / 2;
+        let len_bytes = work.len_bytes();
+        if len_bytes >= EXTENT_BYTES_MAX {
+            let stays_plain = progress.plain_bytes > len_bytes / 2;
             self.io.stays_plain.store(stays_plain, Ordering::Relaxed);
         }
         let Progress { written, csums, .. } = progress;
