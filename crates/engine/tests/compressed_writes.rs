@@ -296,3 +296,32 @@ fn what_does_not_shrink_has_large_extents_beside_others() {
     drop(fs);
     judge(&image);
 }
+
+/// What does not shrink is in memory once more until all that is written at once is looked at, so that is bounded, however long the call.
+#[test]
+fn long_direct_write_of_what_does_not_shrink_goes_in_pieces() {
+    const PIECE_BYTES: u64 = 32 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, IMAGE_BYTES);
+    let (fs, faults) = open_failing(&image, Executor::Threads(2));
+    let bytes = noise(&mut Prng::new(7), PIECE_BYTES + (1 << 20));
+    let file = create(&fs, "file", 0).unwrap();
+    // Where a device fails tells what was there before: the first piece.
+    let mut written = Vec::new();
+    for writes in 0.. {
+        faults.fail_after(writes, Lasting::Once);
+        let len = file.direct_write(FileOffset::ZERO, &bytes).unwrap_or(0);
+        faults.fail_no_more();
+        written.push(len as u64);
+        if len == bytes.len() {
+            break;
+        }
+    }
+    written.dedup();
+    assert_eq!(written, [0, PIECE_BYTES, bytes.len() as u64]);
+    file.fsync().unwrap();
+    assert!(read(&fs, file.id()) == bytes);
+    drop((file, fs));
+    judge(&image);
+}

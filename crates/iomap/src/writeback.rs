@@ -295,7 +295,6 @@ impl<F: FileSystem> AddressSpace<F> {
         let ordered = Conversion { set: StateBits::ORDERED, clear: StateBits::DELALLOC };
         self.states.convert(range, ordered);
         self.cache.subtract_dirty(range.len_bytes());
-        self.cache.usage().count_run(range.len_bytes());
         RunUnderWay { range, size, ticket, parts }
     }
 
@@ -320,6 +319,9 @@ impl<F: FileSystem> AddressSpace<F> {
 
         let mut pages = self.pages.lock();
         for (index, run) in begun.iter().enumerate() {
+            if index != failed {
+                self.cache.usage().count_run(run.range.len_bytes());
+            }
             pages.end_writeback(run.ticket, index == failed);
             // The mapping shows the data before the state goes: a seek that does not see the one sees the other.
             self.states.clear(run.range, StateBits::ORDERED);
@@ -379,6 +381,9 @@ impl<F: FileSystem> AddressSpace<F> {
         let mut at = run.range.start;
         for part in stored.iter().copied().chain([FileRange::new(run.range.end, run.range.end)]) {
             twice_bytes += self.make_dirty_again(FileRange::new(at, part.start));
+            if !part.is_empty() {
+                self.cache.usage().count_run(part.len_bytes());
+            }
             self.states.clear(part, StateBits::ORDERED);
             self.end_new(part, false);
             if !self.cache.options().keeps_clean {

@@ -13,6 +13,9 @@ use crate::alloc::Promised;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
+/// The longest piece of a file that is compressed: what does not shrink of it is in memory once more until all of it is looked at.
+const COMPRESSED_BYTES_MAX: u64 = 32 << 20;
+
 /// How long the next piece may be; shorter each time that there was no space for one.
 struct PieceMax {
     /// With space of its own.
@@ -41,7 +44,8 @@ impl Filesystem {
         from: From,
     ) -> Result<u64> {
         let len_bytes = run.range.len_bytes();
-        let mut max = PieceMax { new_bytes: len_bytes, placed_bytes: len_bytes };
+        let new_bytes = if io.compresses(self) { COMPRESSED_BYTES_MAX } else { len_bytes };
+        let mut max = PieceMax { new_bytes, placed_bytes: len_bytes };
         let mut done_bytes = 0;
         while done_bytes < len_bytes {
             let start = run.range.start.saturating_add(done_bytes);

@@ -255,7 +255,8 @@ impl IoInode {
         range.end.bytes() <= fs.sectorsize_bytes() || self.compresses(fs)
     }
 
-    fn compresses(&self, fs: &Filesystem) -> bool {
+    /// Whether what is written to it is compressed where it shrinks.
+    pub(super) fn compresses(&self, fs: &Filesystem) -> bool {
         fs.compresses(self.flags.load(Ordering::Relaxed))
     }
 

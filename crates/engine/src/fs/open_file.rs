@@ -14,7 +14,7 @@ use ubtrfs_iomap::{
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{CsumType, RootId};
-use ubtrfs_rt::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
 
 use super::age_clock::AgeClock;
 use super::entry::check_flags;
@@ -44,6 +44,8 @@ pub(crate) struct OpenFiles {
     pub(super) may_take_less: AtomicBool,
     pub(super) written_anew: WrittenAnew,
     pub(super) writers: Writers,
+    /// How often the flags of an inode were changed: who opens a file meanwhile looks at them again. Changed and read with `spaces` locked.
+    flag_changes: AtomicU64,
     age_clock: AgeClock,
 }
 
@@ -88,6 +90,7 @@ impl OpenFiles {
             may_take_less: AtomicBool::new(false),
             written_anew: WrittenAnew::default(),
             writers: Writers::default(),
+            flag_changes: AtomicU64::new(0),
             age_clock: AgeClock::default(),
             lost: Mutex::default(),
         }
@@ -99,6 +102,11 @@ impl OpenFiles {
             return None;
         }
         self.spaces.lock().get(&id).and_then(Weak::upgrade)
+    }
+
+    fn flag_change_count(&self) -> u64 {
+        let _spaces = self.spaces.lock();
+        self.flag_changes.load(Ordering::Relaxed)
     }
 
     /// Whether no file is open or dirty.
@@ -174,6 +182,7 @@ impl Filesystem {
                 if let Some(space) = files.find(id) {
                     return Ok(DataFile { fs: self.clone(), open: space.open() });
                 }
+                let changes = files.flag_change_count();
                 let inode = self.disk_inode(id)?;
                 match inode.file_type() {
                     FileType::Regular => {}
@@ -194,7 +203,11 @@ impl Filesystem {
                 let mut spaces = files.spaces.lock();
                 spaces.insert(id, Arc::downgrade(&space));
                 files.count.store(spaces.len(), Ordering::Release);
+                let changes_now = files.flag_changes.load(Ordering::Relaxed);
                 drop(spaces);
+                if changes_now != changes {
+                    self.settle_flags(&space, inode.flags)?;
+                }
                 space
             }
         };
@@ -315,8 +328,30 @@ impl Filesystem {
 
     /// The flags of a file that may be open were changed.
     pub(super) fn note_flags(&self, id: InodeId, bits: u64) {
-        if let Some(space) = self.inner.open_files.find(id) {
+        let files = &self.inner.open_files;
+        if self.compresses(bits) {
+            // What is dirty of it was promised space for all its bytes.
+            files.may_take_less.store(true, Ordering::Relaxed);
+        }
+        let spaces = files.spaces.lock();
+        files.flag_changes.fetch_add(1, Ordering::Relaxed);
+        let space = spaces.get(&id).and_then(Weak::upgrade);
+        drop(spaces);
+        if let Some(space) = space {
             space.inode().note_flags(bits);
+        }
+    }
+
+    /// Notes the flags of a file that was just opened, until they are the same after that as before: who changed them before found nobody to
+    /// tell, and who changes them now notes that after the change, which this must not put what was before over.
+    fn settle_flags(&self, space: &Space, mut noted: u64) -> Result<()> {
+        loop {
+            let now = self.disk_inode(space.inode().id)?.flags;
+            if now == noted {
+                return Ok(());
+            }
+            space.inode().note_flags(now);
+            noted = now;
         }
     }
 

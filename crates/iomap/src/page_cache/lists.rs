@@ -9,46 +9,41 @@ use ubtrfs_rt::Arc;
 
 use super::CachedFile;
 
-/// Files with folios. A hand goes round them.
+/// Files with folios, by when they came. A hand goes round them; what it costs is by those that are there, however many there were.
 #[derive(Default)]
 pub(super) struct Listed {
-    slots: Vec<Option<Weak<dyn CachedFile>>>,
-    free: Vec<usize>,
-    hand: usize,
+    files: BTreeMap<u64, Weak<dyn CachedFile>>,
+    next: u64,
+    /// The place behind the file that had the last turn.
+    hand: u64,
 }
 
 /// A file's place among those with folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ListedSlot(usize);
+pub(crate) struct ListedSlot(u64);
 
 impl Listed {
     pub(super) fn add(&mut self, file: Weak<dyn CachedFile>) -> ListedSlot {
-        if let Some(slot) = self.free.pop() {
-            self.slots[slot] = Some(file);
-            return ListedSlot(slot);
-        }
-        self.slots.push(Some(file));
-        ListedSlot(self.slots.len() - 1)
+        let slot = self.next;
+        self.next += 1;
+        self.files.insert(slot, file);
+        ListedSlot(slot)
     }
 
     pub(super) fn remove(&mut self, slot: ListedSlot) -> Option<Weak<dyn CachedFile>> {
-        let file = self.slots.get_mut(slot.0)?.take();
-        if file.is_some() {
-            self.free.push(slot.0);
-        }
-        file
+        self.files.remove(&slot.0)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.files.len()
     }
 
     /// The file at the hand, which goes on to the next one.
     pub(super) fn turn(&mut self) -> Option<Arc<dyn CachedFile>> {
-        self.hand = if self.hand < self.slots.len() { self.hand } else { 0 };
-        let file = self.slots.get(self.hand)?.as_ref().and_then(Weak::upgrade);
-        self.hand += 1;
-        file
+        let behind = self.files.range(self.hand..).next();
+        let (slot, file) = behind.or_else(|| self.files.first_key_value())?;
+        self.hand = slot + 1;
+        file.upgrade()
     }
 }
 
@@ -131,5 +126,70 @@ impl DirtyFiles {
 
     pub(super) fn taken_count(&self) -> usize {
         self.taken_count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offset::FileRange;
+
+    struct File;
+
+    impl CachedFile for File {
+        fn reclaim(&self, _: u64) -> u64 {
+            0
+        }
+
+        fn write_back_some(&self, _: u64) -> u64 {
+            0
+        }
+
+        fn read_ahead(&self, _: FileRange) {}
+
+        fn is_still_dirty(&self, _: DirtyOrder, _: bool) -> bool {
+            false
+        }
+    }
+
+    /// It went round as many places as there ever were files at once.
+    #[test]
+    fn turns_go_round_those_that_are_there() {
+        let mut listed = Listed::default();
+        let files: Vec<Arc<dyn CachedFile>> =
+            (0..1000).map(|_| Arc::new(File) as Arc<dyn CachedFile>).collect();
+        let slots: Vec<ListedSlot> =
+            files.iter().map(|file| listed.add(Arc::downgrade(file))).collect();
+        for (number, slot) in slots.iter().enumerate() {
+            if ![10, 500, 998].contains(&number) {
+                assert!(listed.remove(*slot).is_some());
+                assert!(listed.remove(*slot).is_none());
+            }
+        }
+        assert_eq!(listed.len(), 3);
+        for number in [10, 500, 998, 10, 500] {
+            let file = listed.turn().unwrap();
+            assert!(Arc::ptr_eq(&file, &files[number]), "{number}");
+        }
+        // What comes at the hand, or goes from it, keeps nobody from his turn.
+        let new: Arc<dyn CachedFile> = Arc::new(File);
+        listed.add(Arc::downgrade(&new));
+        assert!(listed.remove(slots[500]).is_some());
+        for file in [&files[998], &new, &files[10], &files[998]] {
+            assert!(Arc::ptr_eq(&listed.turn().unwrap(), file));
+        }
+        assert_eq!(listed.len(), 3);
+    }
+
+    #[test]
+    fn nobody_has_a_turn_where_nobody_is() {
+        let mut listed = Listed::default();
+        assert!(listed.turn().is_none());
+        let file: Arc<dyn CachedFile> = Arc::new(File);
+        let slot = listed.add(Arc::downgrade(&file));
+        assert!(listed.turn().is_some());
+        listed.remove(slot);
+        assert!(listed.turn().is_none());
+        assert_eq!(listed.len(), 0);
     }
 }
