@@ -50,7 +50,7 @@ fn file_that_is_opened_while_its_flags_change_has_the_new_ones() {
         arrived.fetch_add(1, Ordering::SeqCst);
         while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
             std::hint::spin_loop();
-            if round % 2 == 0 {
+            if round.is_multiple_of(2) {
                 std::thread::yield_now();
             }
         }
