@@ -152,7 +152,7 @@ impl Harness for EngineHarness {
     const SEEDS: u64 = 6;
     const RACE_ROUNDS: u64 = 2_000;
     const IS_IMAGE: bool = true;
-    const RACES: u64 = 4;
+    const RACES: u64 = 6;
 
     fn create(&self) -> InodeId {
         let (_, id) = self.make();

@@ -44,17 +44,21 @@ fn first_run(model: &Model, from: usize) -> Option<FileRange> {
     Some(range(start as u64, end as u64))
 }
 
+/// What becomes delalloc, or is so no more.
+type Step = (u64, u64, bool);
+
 /// A file's states, which change in steps that are known beforehand, and one hint for all who look.
 struct Shared {
     states: ExtentStates,
     hint: CachedState,
     models: Vec<Model>,
+    steps: &'static [Step],
     begun: AtomicU64,
     done: AtomicU64,
 }
 
 /// Merging with both neighbours, splitting, removing a record whose place another takes, removing all.
-const STEPS: [(u64, u64, bool); 7] = [
+const STEPS: [Step; 7] = [
     (16, 24, true),
     (26, 28, false),
     (40, 48, false),
@@ -65,28 +69,46 @@ const STEPS: [(u64, u64, bool); 7] = [
 ];
 const AT_FIRST: [(u64, u64); 4] = [(8, 16), (24, 32), (40, 48), (56, 64)];
 
+/// Of so many records that they fill several leaves: leaves become empty and are given up, others take their place, are split, and all go
+/// at once and come again.
+const STEPS_OF_LEAVES: [Step; 8] = [
+    (16, 34, false),
+    (20, 21, true),
+    (22, 23, true),
+    (24, 25, true),
+    (1, 2, true),
+    (0, 64, false),
+    (30, 31, true),
+    (40, 41, true),
+];
+
+/// Each other byte of the first 56.
+fn many_at_first() -> Vec<(u64, u64)> {
+    (0..28).map(|number| (2 * number, 2 * number + 1)).collect()
+}
+
 impl Shared {
-    fn new() -> Self {
+    fn new(at_first: &[(u64, u64)], steps: &'static [Step]) -> Self {
         let states = ExtentStates::new();
         let mut model = [false; UNIVERSE];
         let set = |model: &mut Model, start: u64, end: u64, is_set: bool| {
             model[start as usize..end as usize].fill(is_set);
         };
-        for (start, end) in AT_FIRST {
+        for (start, end) in at_first.iter().copied() {
             states.set(range(start, end), StateBits::DELALLOC);
             set(&mut model, start, end, true);
         }
         let mut models = vec![model];
-        for (start, end, is_set) in STEPS {
+        for (start, end, is_set) in steps.iter().copied() {
             set(&mut model, start, end, is_set);
             models.push(model);
         }
         let (begun, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { states, hint: CachedState::new(), models, begun, done }
+        Self { states, hint: CachedState::new(), models, steps, begun, done }
     }
 
     fn change(&self) {
-        for (start, end, is_set) in STEPS {
+        for (start, end, is_set) in self.steps.iter().copied() {
             self.begun.fetch_add(1, Ordering::SeqCst);
             let (set, clear) = match is_set {
                 true => (StateBits::DELALLOC, StateBits::NONE),
@@ -117,12 +139,25 @@ impl Shared {
 #[test]
 fn hint_that_threads_share_while_states_change_decides_no_answer() {
     explore(|| {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::new(&AT_FIRST, &STEPS));
         let [a, b, c] = std::array::from_fn(|_| Arc::clone(&shared));
         spawn_all([
             Box::new(move || a.change()),
             Box::new(move || b.look([0, 20, 45, 57])),
             Box::new(move || c.look([50, 30, 10, 0])),
+        ]);
+    });
+}
+
+#[test]
+fn hint_that_threads_share_while_leaves_go_and_come_decides_no_answer() {
+    explore(|| {
+        let shared = Arc::new(Shared::new(&many_at_first(), &STEPS_OF_LEAVES));
+        let [a, b, c] = std::array::from_fn(|_| Arc::clone(&shared));
+        spawn_all([
+            Box::new(move || a.change()),
+            Box::new(move || b.look([18, 20, 22, 40])),
+            Box::new(move || c.look([33, 30, 24, 0])),
         ]);
     });
 }

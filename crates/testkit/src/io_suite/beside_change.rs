@@ -106,12 +106,15 @@ pub fn fiemap_and_seek_beside_change_hold_to_what_stays<H: Harness>(
             disturber.write(data(group, block).start, &vec![1; part_len]).unwrap();
         }
         let rounds = concurrent_rounds::<H>(40);
+        // Threads that look share it, with what it knows of the last look, each other round.
+        let shared = harness.open(&inode);
         let work = |thread: u64| {
             let file = harness.open(&inode);
             let mut random = Prng::new(thread);
             for round in 0..rounds {
                 if thread >= 2 {
-                    look(&file, &mut random, block);
+                    let looked_at = if round % 2 == 0 { &shared } else { &file };
+                    look(looked_at, &mut random, block);
                     continue;
                 }
                 // Each changes groups of its own.
@@ -137,7 +140,7 @@ pub fn fiemap_and_seek_beside_change_hold_to_what_stays<H: Harness>(
             count(Count::ConcurrentRounds, rounds);
         };
         beside(4, work, |round| disturb(&harness, &inode, &disturber, round));
-        drop(disturber);
+        drop((disturber, shared));
         judge_files(&mut harness, &[inode]);
     }
 }

@@ -10,8 +10,8 @@ use crate::iomap_model::{at, range};
 use crate::prng::Prng;
 
 /// Threads that count their rounds in all tests of the suite: of writes and reads twice 6, of appends 3, beside truncation 3, of
-/// several files 3, beside change twice 4, and of mapped access twice 4.
-pub(super) const COUNTING_THREADS: u64 = 37;
+/// several files 3, beside change twice 4, of mapped access twice 4, and of writes that overlap in part twice 6.
+pub(super) const COUNTING_THREADS: u64 = 49;
 
 /// What each thread of such a test does: `each` times the number of seeds, or as often as UBTRFS_IOMAP_CONCURRENT_ROUNDS says.
 pub(super) fn concurrent_rounds<H: Harness>(each: u64) -> u64 {
@@ -100,6 +100,111 @@ pub fn reads_and_writes_are_atomic_to_each_other<H: Harness>(make: impl Fn(Cache
                         "torn at {other:?} from {start} on, direct: {is_direct}"
                     );
                 }
+            }
+            count(Count::ConcurrentRounds, rounds);
+        };
+        beside(6, work, |round| disturb(&harness, &inode, &file, round));
+        file.fsync().unwrap();
+        drop(file);
+        judge_files(&mut harness, &[inode]);
+    }
+}
+
+/// A part of the file that two writers at most write, each all of it: who wrote it last, and which of his writes that was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stamp {
+    writer: u64,
+    version: u64,
+}
+
+impl Stamp {
+    fn bytes(self, len: usize) -> Vec<u8> {
+        let stamp = self.writer << 32 | self.version;
+        stamp.to_le_bytes().repeat(len / 8)
+    }
+
+    fn of(bytes: &[u8], what: &str) -> Self {
+        let stamp: [u8; 8] = bytes[..8].try_into().expect("eight bytes");
+        let torn = bytes.chunks(8).position(|other| other != stamp);
+        assert!(torn.is_none(), "{what}: torn at {torn:?}");
+        let stamp = u64::from_le_bytes(stamp);
+        Self { writer: stamp >> 32, version: stamp & u64::from(u32::MAX) }
+    }
+}
+
+/// Of each four parts of a read: the writes that are seen in part are those that a later one of another writer lies over.
+fn assert_in_some_order(seen: [Stamp; 4], before: [u64; 3]) -> [u64; 3] {
+    let writers = seen.map(|stamp| stamp.writer);
+    assert!(writers[0] == 0 && writers[1] <= 1, "{seen:?}");
+    assert!((1..=2).contains(&writers[2]) && writers[3] == 2, "{seen:?}");
+    let mut last = [seen[0].version, before[1], seen[3].version];
+    for stamp in [seen[1], seen[2]] {
+        match stamp.writer {
+            1 => {}
+            writer => {
+                assert_eq!(stamp.version, last[usize::try_from(writer).unwrap()], "{seen:?}");
+            }
+        }
+    }
+    let middle: Vec<u64> =
+        seen[1..3].iter().filter(|one| one.writer == 1).map(|one| one.version).collect();
+    assert!(middle.windows(2).all(|pair| pair[0] == pair[1]), "{seen:?}");
+    last[1] = middle.first().copied().unwrap_or(before[1]);
+    // What was seen stays written.
+    assert!(
+        last.iter().zip(before).all(|(now, before)| *now >= before),
+        "{seen:?} after {before:?}"
+    );
+    last
+}
+
+/// Three writers, of which the second overlaps a half of each of the others: who reads all of it finds each write whole but for what a later
+/// one lies over, and never an older one again. Through memory and past it.
+///
+/// # Panics
+/// If it is not so.
+pub fn writes_that_overlap_in_part_are_whole_and_in_one_order<H: Harness>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    const PART: usize = 6 * 4096;
+    let _running = Running::new();
+    for start in [2048, 4096] {
+        let mut harness = make(little_memory(4096));
+        let rounds = concurrent_rounds::<H>(20);
+        let inode = harness.create();
+        let file = harness.open(&inode);
+        for writer in [0, 1, 2] {
+            let bytes = Stamp { writer, version: 0 }.bytes(2 * PART);
+            file.write(at(start + writer * PART as u64), &bytes).unwrap();
+        }
+        let work = |thread: u64| {
+            // One open file for two threads, and one for each other.
+            let own = harness.open(&inode);
+            let file: &H::File = if thread.is_multiple_of(3) { &file } else { &own };
+            let mut before = [0; 3];
+            for round in 0..rounds {
+                let is_direct = (round + thread).is_multiple_of(3);
+                if thread < 3 {
+                    let bytes = Stamp { writer: thread, version: round + 1 }.bytes(2 * PART);
+                    let at = at(start + thread * PART as u64);
+                    let written = match is_direct {
+                        true => file.direct_write(at, &bytes),
+                        false => file.write(at, &bytes),
+                    };
+                    assert_eq!(written.unwrap(), bytes.len());
+                    continue;
+                }
+                let mut bytes = vec![0; 4 * PART];
+                let read = match is_direct {
+                    true => file.direct_read(at(start), &mut bytes),
+                    false => file.read(at(start), &mut bytes),
+                };
+                assert_eq!(read.unwrap(), bytes.len());
+                let seen = [0, 1, 2, 3].map(|part| {
+                    let what = format!("part {part} from {start} on, direct: {is_direct}");
+                    Stamp::of(&bytes[part * PART..(part + 1) * PART], &what)
+                });
+                before = assert_in_some_order(seen, before);
             }
             count(Count::ConcurrentRounds, rounds);
         };

@@ -244,6 +244,7 @@ macro_rules! io_suite_tests {
             allocate_at_the_limits_is_answered_as_linux_does
             mapped_access_wholly_beyond_the_end_is_refused
             reads_and_writes_are_atomic_to_each_other
+            writes_that_overlap_in_part_are_whole_and_in_one_order
             appends_of_threads_are_all_there_and_whole
             reads_beside_truncation_and_holes_see_bytes_or_zeros
             files_that_share_a_small_cache_keep_their_bytes

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use ubtrfs_iomap::{Error, FiemapSync, FileOffset, FileRange};
+use ubtrfs_iomap::{Error, FiemapExtent, FiemapFlags, FiemapSync, FileOffset, FileRange};
 
 use super::content::assert_same;
 use super::counts::{Count, count};
-use super::model::Model;
+use super::model::{Model, index};
 use super::random::{Run, Subject};
 use super::{DataFile, Done, Expected, Harness, Look, Refusal, contents};
 use crate::iomap_model::{at, range};
+use crate::prng::Prng;
 
 impl<H: Harness> Run<H> {
     /// Everything is written and closed; another look is had at it, and it is opened again.
@@ -139,6 +140,7 @@ impl<H: Harness> Run<H> {
         let (data, space) = blocks_of(file, self.block);
         assert_eq!(data, model.data);
         assert_eq!(space, model.space);
+        assert_parts_are_of_the_whole(file, self.block, model.size());
         let taken_blocks = self.harness.taken_bytes(&self.subjects[chosen].inode) / self.block;
         assert_eq!(taken_blocks, u64::try_from(space.len()).expect("a count fits"));
     }
@@ -149,11 +151,46 @@ impl Model {
     fn of_file(file: &impl DataFile, block: u64) -> Self {
         let bytes = contents(file);
         let (data, space) = blocks_of(file, block);
-        for (number, bytes) in (0_u64..).zip(bytes.chunks(super::model::index(block))) {
+        for (number, bytes) in (0_u64..).zip(bytes.chunks(index(block))) {
             let is_zeros = bytes.iter().all(|byte| *byte == 0);
             assert!(is_zeros || data.contains(&number), "block {number} has bytes and is no data");
         }
         Self::durable(block, bytes, data, space)
+    }
+}
+
+/// What fiemap says of a part of a file is what it says of all, block by block: of what is encoded only the beginning has a place, so what
+/// goes on with what there depends on where a part begins. Of so many extents it says the first.
+fn assert_parts_are_of_the_whole(file: &impl DataFile, block: u64, size: u64) {
+    let fiemap = |range, extents_max| file.fiemap(range, extents_max, FiemapSync::AsIs).unwrap();
+    let blocks_of = |extents: &[FiemapExtent], within: FileRange| -> Vec<_> {
+        let blocks = extents.iter().flat_map(|extent| {
+            let part = extent.range.intersection(within);
+            let starts = (part.start.bytes()..part.end.bytes()).step_by(index(block));
+            let flags = FiemapFlags { is_last: false, ..extent.flags };
+            let place = extent.address.filter(|_| !flags.is_encoded);
+            let start = extent.range.start.bytes();
+            starts.map(move |at| (at, flags, place.map(|place| place + at - start)))
+        });
+        blocks.collect()
+    };
+    let whole = fiemap(FileRange::from(FileOffset::ZERO), usize::MAX);
+    let end = whole.last().map(|last| last.range.end);
+    // Other places for each length of the file, and the same in each run of a seed.
+    let mut random = Prng::new(size);
+    for _ in 0..4 {
+        let start = random.below(size + 2 * block);
+        let range = range(start, start + 1 + random.below(size + 1)).round_out(block);
+        let part = fiemap(range, usize::MAX);
+        let what = || format!("{range}: {part:?} of {whole:?}");
+        assert_eq!(blocks_of(&part, range), blocks_of(&whole, range), "{}", what());
+        for (number, extent) in part.iter().enumerate() {
+            assert_eq!(extent.range, extent.range.intersection(range), "{}", what());
+            let is_last = number + 1 == part.len() && Some(extent.range.end) == end;
+            assert_eq!(extent.flags.is_last, is_last, "{}", what());
+        }
+        let count = random.index(part.len() + 2);
+        assert_eq!(fiemap(range, count), part[..count.min(part.len())], "{count} of {}", what());
     }
 }
 
