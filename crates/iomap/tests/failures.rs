@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::{BLOCK, Failure, MemoryFs, at, contents, new_file};
+use common::{BLOCK, Failure, MemoryFs, at, contents, new_file, range};
 use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache, Reach};
 
 /// Two files; the device fails in the middle of writing the first one back.
@@ -42,6 +42,33 @@ fn writeback_that_fails_is_reported_once_to_each_open_file() {
     file.write(at(0), &[4; 4 * 4096]).unwrap();
     file.fsync().unwrap();
     assert!(fs.stored(space.inode(), 4 * BLOCK) == vec![4; 4 * 4096]);
+}
+
+/// What was stored through a map is lost with an error of msync, once, and of the next fsync of who else has the file open.
+#[test]
+fn msync_that_fails_says_so_once() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let (file, same) = (space.open(), space.open());
+    file.write(at(0), &[1; 4 * 4096]).unwrap();
+    file.fsync().unwrap();
+    same.fsync().unwrap();
+    let map = file.map(at(0), 4 * BLOCK).unwrap();
+    map.store(at(BLOCK), &[2; 4096]).unwrap();
+    let stored = range(BLOCK, 2 * BLOCK);
+    fs.writes_left.store(0, Ordering::Relaxed);
+    assert_eq!(map.msync(stored), Err(Failure::Io));
+    fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(map.msync(stored), Ok(()));
+    assert_eq!(file.fsync(), Ok(()));
+    assert_eq!(same.fsync(), Err(Failure::Io));
+    assert_eq!(same.fsync(), Ok(()));
+    // Memory does not show what the medium does not hold; what is stored then arrives.
+    assert!(contents(&file) == vec![1; 4 * 4096]);
+    map.store(at(BLOCK), &[3; 4096]).unwrap();
+    map.msync(stored).unwrap();
+    assert!(fs.stored(space.inode(), 2 * BLOCK)[4096..] == [3; 4096]);
+    assert!(contents(&file)[4096..8192] == [3; 4096]);
 }
 
 /// What is written again while its older version is on its way is not lost when that fails.

@@ -235,8 +235,10 @@ impl PageCache {
                 }
                 left_bytes = left_bytes.saturating_sub(written_bytes);
                 file.written_bytes.set(file.written_bytes.get() + written_bytes);
-                // Who waits for this may wait no longer.
+                // Who waits for this may wait no longer. Under the lock, so that nobody is between his look and his wait.
+                let dirty = self.dirty.lock();
                 self.turn_ended.notify_all();
+                drop(dirty);
             }
             file.written_bytes.get()
         };
