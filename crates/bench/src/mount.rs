@@ -10,7 +10,28 @@ use crate::error::{Error, Result};
 
 /// Takes a competitor's image; all of it a hole at first. As long as ours.
 const IMAGE_BYTES: u64 = 8 << 30;
+/// Of [`Room::Vast`]: btrfs promises a reservation of 256 KiB for each extent of 131,072 with delalloc only where it could allocate a
+/// multiple of that.
+const VAST_BYTES: u64 = 8 << 40;
 const UNMOUNT_TRIES: usize = 50;
+
+/// How long an image is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Room {
+    #[default]
+    Plain,
+    /// So long that btrfs writes nothing back for want of space to reserve, if the scratch directory can have such a file. It takes no
+    /// more memory or disk, as what is not written is a hole.
+    Vast,
+}
+
+/// How a filesystem of the kernel is made and mounted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Setup<'a> {
+    /// What follows `mount -o`.
+    pub(crate) options: &'a str,
+    pub(crate) room: Room,
+}
 
 /// A filesystem of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,10 +80,15 @@ impl Kernel {
     ///
     /// # Errors
     /// What mkfs said.
-    pub(crate) fn make(self, image: &Path) -> Result<()> {
-        std::fs::File::create(image)
-            .and_then(|file| file.set_len(IMAGE_BYTES))
-            .map_err(Error::io(format!("make {}", image.display())))?;
+    pub(crate) fn make(self, image: &Path, room: Room) -> Result<()> {
+        let make = || {
+            let file = std::fs::File::create(image)?;
+            if room == Room::Vast && file.set_len(VAST_BYTES).is_ok() {
+                return Ok(());
+            }
+            file.set_len(IMAGE_BYTES)
+        };
+        make().map_err(Error::io(format!("make {}", image.display())))?;
         let mut mkfs = command(&format!("mkfs.{}", self.kind()));
         mkfs.arg(if self == Self::Btrfs { "--quiet" } else { "-q" });
         child::run(mkfs.arg(image)).map(drop)

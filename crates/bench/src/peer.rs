@@ -15,7 +15,7 @@ use ubtrfs_testkit::{Oracle, command, oracle};
 
 use crate::child;
 use crate::error::{Error, Result};
-use crate::mount::{Kernel, Mount};
+use crate::mount::{Kernel, Mount, Room};
 use crate::scratch::Scratch;
 use crate::workload::Options;
 
@@ -132,7 +132,7 @@ impl Peer {
                 mkfs.args(["mkfs", "--quiet", "--size", &IMAGE_BYTES.to_string()]);
                 child::run(mkfs.arg(scratch.path(IMAGE))).map(drop)
             }
-            Self::KernelBtrfs => Kernel::Btrfs.make(&scratch.path(IMAGE)),
+            Self::KernelBtrfs => Kernel::Btrfs.make(&scratch.path(IMAGE), Room::Plain),
             Self::Bindfs | Self::BindfsAsked => {
                 std::fs::create_dir(scratch.path(BOUND)).map_err(Error::io("make a directory"))
             }

@@ -122,7 +122,7 @@ pub enum Phase {
     Store,
     /// Looks at what was stored.
     Look,
-    /// Makes the file and walks parts of it as long as it is delalloc.
+    /// As `make`, but walks and copies parts only of the file as long as it is delalloc.
     Walk,
     /// Asks for the next data and hole at places that are known.
     Places,
@@ -468,7 +468,19 @@ mod tests {
             }
         }
         let walked = job(&format!("seek {path}/walk 100 --phase walk")).unwrap();
-        assert_eq!(walked.all("seek, delalloc").next().unwrap().count, 200);
+        let count = |what: &str| walked.all(what).next().unwrap().count;
+        assert_eq!((count("seek, delalloc"), count("copy, delalloc")), (200, 100));
+        assert_eq!((count("seek, synced"), count("copy, synced")), (201, 100));
+        assert_eq!((count("fiemap, delalloc"), count("fiemap, synced")), (100, 100));
+        for (state, no_place) in [("delalloc", 100), ("synced", 0)] {
+            let told = walked.count(&format!("fiemap, {state}"), "extents without a place");
+            assert_eq!(told, Some(no_place), "{state}");
+        }
+        assert_eq!(walked.count("copy, delalloc", "written back meanwhile"), Some(0));
+        // Files of less than a part, and of less than all of them.
+        for extents in [1, 7, 66] {
+            job(&format!("seek {path}/walk{extents} {extents} --phase walk")).unwrap();
+        }
         let sought = job(&format!("seek {path}/places 100 --phase places")).unwrap();
         assert_eq!(sought.count("seek", "told"), Some(200));
         for ablate in ["hint", "lock", "seek"] {

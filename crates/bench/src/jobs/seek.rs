@@ -1,5 +1,7 @@
 //! Walking a file with data in every other block by SEEK_DATA and SEEK_HOLE, copying it sparsely to nothing, and FIEMAP of it.
 
+use std::ops::Range;
+
 use super::data::{Data, with_file};
 use super::{Args, Outcome, Phase, Timing, require, timed};
 use crate::error::{Error, Result};
@@ -7,27 +9,32 @@ use crate::error::{Error, Result};
 const BLOCK: u64 = 4096;
 /// What a copy reads at once.
 const COPY_BYTES: usize = 128 << 10;
-/// Where a walk of a part begins: at each tenth of the file.
+/// A part is looked at in the middle of each tenth of the file.
 const PARTS: u64 = 10;
-/// Extents that it finds there.
+/// Extents that are found there.
 const PART_EXTENTS: u64 = 10;
 
-/// With [`Phase::Make`], makes the file of `count` extents, and looks at it in its two states; with [`Phase::Walk`] walks
-/// parts of it only, in the first one; else looks at it in one way, right after it was opened.
+/// What is counted of FIEMAP.
+const NO_PLACE: &str = "extents without a place";
+
+/// How much of the file is walked and copied as long as it is delalloc.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    All,
+    /// Where a walk of all would take hours, or longer than the kernel keeps it so.
+    Parts,
+}
+
+/// With [`Phase::Make`], makes the file of `count` extents, and looks at it in its two states; with [`Phase::Walk`] walks and
+/// copies parts of it only, in the first one; else looks at it in one way, right after it was opened.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     match args.phase {
-        Phase::Make => with_file(args, true, |file| make(args, file)),
-        Phase::Walk => with_file(args, true, |file| {
-            let mut outcome = fill(args, file)?;
-            let (spent, count) = timed(|| walk_parts(file, args.count))?;
-            outcome.timings.push(Timing::new("seek, delalloc", count, spent));
-            outcome.note_counts("seek, delalloc", file.counts());
-            Ok(outcome)
-        }),
+        Phase::Make => with_file(args, true, |file| make(args, file, Share::All)),
+        Phase::Walk => with_file(args, true, |file| make(args, file, Share::Parts)),
         Phase::Places => with_file(args, true, |file| places(args.count, file)),
         phase => with_file(args, false, |file| {
             let mut outcome = Outcome::default();
-            look(file, args.count, phase, "reopened", &mut outcome)?;
+            look(file, args.count, phase, ("reopened", Share::All), &mut outcome)?;
             Ok(outcome)
         }),
     }
@@ -44,22 +51,24 @@ fn fill(args: &Args, file: &mut dyn Data) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn make(args: &Args, file: &mut dyn Data) -> Result<Outcome> {
+fn make(args: &Args, file: &mut dyn Data, share: Share) -> Result<Outcome> {
     let mut outcome = fill(args, file)?;
-    // What the walk "with delalloc" finds: who has written back by then walks another file.
-    if file.tells_extents() {
-        outcome.note_count("seek, delalloc: extents without a place", told_delalloc(file)?);
+    // FIEMAP first, as it tells what the others find: who has written back by then walks another file.
+    for phase in [Phase::Fiemap, Phase::Seek, Phase::Copy] {
+        look(file, args.count, phase, ("delalloc", share), &mut outcome)?;
     }
-    file.counts();
-    for state in ["delalloc", "synced"] {
-        if state == "synced" {
-            let (synced, ()) = timed(|| file.fsync())?;
-            outcome.timings.push(Timing::new("fsync", 1, synced));
-            outcome.note_counts("fsync", file.counts());
-        }
-        for phase in [Phase::Seek, Phase::Copy, Phase::Fiemap] {
-            look(file, args.count, phase, state, &mut outcome)?;
-        }
+    if outcome.count("fiemap, delalloc", NO_PLACE) == Some(args.count) {
+        // Of the first ones, as it may take long to ask for all.
+        let told = file.fiemap(0)?;
+        let written_back = told.extents - told.delalloc;
+        outcome.note_count("copy, delalloc: written back meanwhile", written_back);
+        file.counts();
+    }
+    let (synced, ()) = timed(|| file.fsync())?;
+    outcome.timings.push(Timing::new("fsync", 1, synced));
+    outcome.note_counts("fsync", file.counts());
+    for phase in [Phase::Seek, Phase::Copy, Phase::Fiemap] {
+        look(file, args.count, phase, ("synced", Share::All), &mut outcome)?;
     }
     Ok(outcome)
 }
@@ -91,23 +100,33 @@ fn look(
     file: &mut dyn Data,
     extents: u64,
     phase: Phase,
-    state: &str,
+    (state, share): (&str, Share),
     outcome: &mut Outcome,
 ) -> Result<()> {
     if phase == Phase::Fiemap && !file.tells_extents() {
         return Ok(());
     }
     let what = format!("{}, {state}", phase.name());
-    let (spent, count) = match phase {
-        Phase::Seek => timed(|| walk(file, extents))?,
-        Phase::Copy => timed(|| copy(file, extents))?,
-        Phase::Fiemap => timed(|| fiemap(file, extents))?,
+    let mut no_place = None;
+    let (spent, count) = match (phase, share) {
+        (Phase::Seek, Share::All) => timed(|| walk(file, extents))?,
+        (Phase::Seek, Share::Parts) => timed(|| walk_parts(file, extents))?,
+        (Phase::Copy, Share::All) => timed(|| copy(file, extents))?,
+        (Phase::Copy, Share::Parts) => timed(|| copy_parts(file, extents))?,
+        (Phase::Fiemap, _) => {
+            let (spent, delalloc) = timed(|| fiemap(file, extents))?;
+            no_place = Some(delalloc);
+            (spent, extents)
+        }
         _ => {
             return Err(Error::Input { what: "no such phase of seek".to_owned() });
         }
     };
     outcome.timings.push(Timing::new(&what, count, spent));
     outcome.note_counts(&what, file.counts());
+    if let Some(no_place) = no_place {
+        outcome.note_count(&format!("{what}: {NO_PLACE}"), no_place);
+    }
     Ok(())
 }
 
@@ -123,13 +142,23 @@ fn walk(file: &dyn Data, extents: u64) -> Result<u64> {
     Ok(seeks)
 }
 
-/// Some seeks at each tenth of the file, where a walk of all would take hours. Returns how many.
+/// The extents that parts are made of: some in the middle of each tenth of the file, so that what depends on the place is
+/// that of all of it on average.
+fn parts(extents: u64) -> impl Iterator<Item = Range<u64>> {
+    let count = PARTS.min(extents);
+    (0..count).map(move |part| {
+        let middle = extents * (2 * part + 1) / (2 * count);
+        let first = middle.saturating_sub(PART_EXTENTS / 2);
+        first..extents.min(first + PART_EXTENTS)
+    })
+}
+
+/// Returns how many seeks it took.
 fn walk_parts(file: &dyn Data, extents: u64) -> Result<u64> {
     let mut seeks = 0;
-    for part in 0..PARTS.min(extents) {
-        let first = extents * part / PARTS.min(extents);
-        let mut at = first * 2 * BLOCK;
-        for extent in first..extents.min(first + PART_EXTENTS) {
+    for part in parts(extents) {
+        let mut at = part.start * 2 * BLOCK;
+        for extent in part {
             require(file.seek_data(at)? == Some(extent * 2 * BLOCK))?;
             at = file.seek_hole(extent * 2 * BLOCK)?;
             seeks += 2;
@@ -142,39 +171,53 @@ fn walk_parts(file: &dyn Data, extents: u64) -> Result<u64> {
 fn copy(file: &dyn Data, extents: u64) -> Result<u64> {
     let mut buffer = vec![0; COPY_BYTES];
     let (mut bytes, mut at) = (0, 0);
-    while let Some(start) = file.seek_data(at)? {
-        let end = file.seek_hole(start)?;
-        at = start;
-        while at < end {
-            let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(COPY_BYTES);
-            let count = file.read(at, &mut buffer[..len])?;
-            require(count == len && buffer[0] == 7 && buffer[len - 1] == 7)?;
-            at += count as u64;
-            bytes += count as u64;
-        }
+    while let Some((copied, end)) = copy_next(file, at, &mut buffer)? {
+        bytes += copied;
+        at = end;
     }
     require(bytes == extents * BLOCK)?;
     Ok(extents)
 }
 
-fn fiemap(file: &dyn Data, extents: u64) -> Result<u64> {
-    let (mut found, mut at) = (0, Some(0));
-    while let Some(from) = at {
-        let told = file.fiemap(from)?;
-        found += told.extents;
-        at = told.next;
+/// Returns how many extents it read.
+fn copy_parts(file: &dyn Data, extents: u64) -> Result<u64> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut count = 0;
+    for part in parts(extents) {
+        let mut at = part.start * 2 * BLOCK;
+        for extent in part {
+            let copied = copy_next(file, at, &mut buffer)?;
+            at = (extent * 2 + 1) * BLOCK;
+            require(copied == Some((BLOCK, at)))?;
+            count += 1;
+        }
     }
-    require(found == extents)?;
-    Ok(found)
+    Ok(count)
+}
+
+/// Copies the data that is next from `at` on. Returns how many bytes, and where they end.
+fn copy_next(file: &dyn Data, at: u64, buffer: &mut [u8]) -> Result<Option<(u64, u64)>> {
+    let Some(start) = file.seek_data(at)? else { return Ok(None) };
+    let end = file.seek_hole(start)?;
+    let mut at = start;
+    while at < end {
+        let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+        let count = file.read(at, &mut buffer[..len])?;
+        require(count == len && buffer[0] == 7 && buffer[len - 1] == 7)?;
+        at += count as u64;
+    }
+    Ok(Some((end - start, end)))
 }
 
 /// Returns how many extents have no place yet.
-fn told_delalloc(file: &dyn Data) -> Result<u64> {
-    let (mut found, mut at) = (0, Some(0));
+fn fiemap(file: &dyn Data, extents: u64) -> Result<u64> {
+    let (mut found, mut delalloc, mut at) = (0, 0, Some(0));
     while let Some(from) = at {
         let told = file.fiemap(from)?;
-        found += told.delalloc;
+        found += told.extents;
+        delalloc += told.delalloc;
         at = told.next;
     }
-    Ok(found)
+    require(found == extents)?;
+    Ok(delalloc)
 }

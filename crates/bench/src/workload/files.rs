@@ -8,7 +8,7 @@ use crate::contest::Series;
 use crate::error::{Error, Result};
 use crate::jobs::Outcome;
 use crate::machine::touch_memory;
-use crate::mount::{Kernel, Mount};
+use crate::mount::{Kernel, Mount, Setup};
 use crate::peer::Peer;
 use crate::report::{Cell, Table};
 
@@ -83,16 +83,16 @@ pub(super) fn ours(
 pub(super) fn theirs(
     context: &Context<'_>,
     kernel: Kernel,
-    options: &str,
+    setup: Setup<'_>,
     (job, count): (&str, u64),
     arguments: &[&str],
     phases: &[&str],
 ) -> Result<Kept> {
     let image = context.scratch.absent("image")?;
-    kernel.make(&image)?;
+    kernel.make(&image, setup.room)?;
     let mut kept = Kept::of(job, count);
     for phase in phases {
-        on_mount(kernel, &image, options, |path| {
+        on_mount(kernel, &image, setup.options, |path| {
             let mut command = context.job(job);
             command.arg(path).arg(count.to_string()).args(["--system", "--phase", phase]);
             command.args(arguments);

@@ -10,7 +10,7 @@ use super::{Context, verdict_at_least};
 use crate::chart::{Bar, Chart, Shape};
 use crate::contest::{Contestant, Series, alternate};
 use crate::error::{Error, Result};
-use crate::mount::Kernel;
+use crate::mount::{Kernel, Setup};
 use crate::report::{Cell, Table};
 
 const MIB: u64 = 4096;
@@ -180,8 +180,9 @@ fn measure<'a>(
         if !options.is_empty() && kernel == Kernel::Xfs {
             continue;
         }
+        let setup = Setup { options, ..Setup::default() };
         contestants.push(Contestant::new(kernel.name(), move || {
-            files::theirs(context, kernel, options, ("sequential", mib), all, &PHASES)
+            files::theirs(context, kernel, setup, ("sequential", mib), all, &PHASES)
         }));
     }
     alternate(contestants, context.options.round_count)

@@ -8,7 +8,7 @@ use super::{Context, verdict};
 use crate::chart::{Bar, Chart, Shape};
 use crate::contest::{Contestant, Series, alternate};
 use crate::error::Result;
-use crate::mount::Kernel;
+use crate::mount::{Kernel, Setup};
 use crate::report::{Cell, Table};
 
 const ROUNDS: [u64; 3] = [5_000, 16_667, 50_000];
@@ -74,7 +74,7 @@ fn measure(context: &Context<'_>, rounds: u64) -> Result<Vec<Series<Kept>>> {
     }
     for kernel in files::kernels(context) {
         contestants.push(Contestant::new(kernel.name(), move || {
-            files::theirs(context, kernel, "", ("zeroing", rounds), &[], &["make"])
+            files::theirs(context, kernel, Setup::default(), ("zeroing", rounds), &[], &["make"])
         }));
     }
     alternate(contestants, context.options.round_count)
@@ -244,7 +244,7 @@ fn zeroed_blocks(context: &Context<'_>, blocks: u64) -> Result<Vec<Series<Kept>>
     }
     for kernel in files::kernels(context) {
         contestants.push(Contestant::new(kernel.name(), move || {
-            files::theirs(context, kernel, "", ("zeroing", blocks), &[], &["zero"])
+            files::theirs(context, kernel, Setup::default(), ("zeroing", blocks), &[], &["zero"])
         }));
     }
     alternate(contestants, context.options.round_count)
@@ -294,7 +294,7 @@ fn store(context: &Context<'_>) -> Result<Table> {
         push_store(&mut table, files::MOUNTED, &run)?;
     }
     for kernel in files::kernels(context) {
-        let run = files::theirs(context, kernel, "", ("zeroing", 1), &[], &phases)?;
+        let run = files::theirs(context, kernel, Setup::default(), ("zeroing", 1), &[], &phases)?;
         push_store(&mut table, kernel.name(), &run)?;
     }
     Ok(table)
