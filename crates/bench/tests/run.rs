@@ -1,9 +1,11 @@
-//! The command as a user runs it: seek, zeroing and sequential at a thousandth of their size, and what it writes. No time is judged.
+//! The command as a user runs it: seek, zeroing and sequential at a thousandth of their size, alone and beside the kernel, and what it
+//! writes. No time is judged.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use ubtrfs_testkit::oracle::{self, Oracle};
 
 /// Of the sizes that the workloads have at full scale.
 const SCALE: &str = "0.001";
@@ -11,6 +13,9 @@ const BEFORE: &str = "ubtrfs, before: no hint, ranges locked in the tree";
 const LOCKED: &str = "ubtrfs, ranges locked in the tree";
 const NO_HINT: &str = "ubtrfs, no hint";
 const DEFAULT: &str = "ubtrfs, default cache";
+const MOUNTED: &str = "ubtrfs, mounted";
+const BTRFS: &str = "kernel btrfs";
+const XFS: &str = "kernel xfs";
 
 /// What a run left.
 struct Run {
@@ -35,18 +40,34 @@ impl Run {
         row.unwrap_or_else(|| panic!("{table}: no row {told:?}"))
     }
 
+    fn notes(&self, table: &str) -> String {
+        let tables = self.figures["tables"].as_array().unwrap();
+        tables.iter().find(|found| found["name"] == table).unwrap()["notes"].to_string()
+    }
+
+    /// What is above 0 in each row of `who`, of which there are so many.
+    fn require_figures(&self, table: &str, name: &str, row_count: usize, columns: &[&str]) {
+        let rows: Vec<_> = self.rows(table).iter().filter(|row| row["who"] == name).collect();
+        assert_eq!(rows.len(), row_count, "{table}: {name}");
+        for row in rows {
+            for column in columns {
+                let value = row[*column].as_f64();
+                assert!(value.is_some_and(|value| value > 0.0), "{table}: {column} of {row}");
+            }
+        }
+    }
+
     fn count(&self, table: &str, told: &[(&str, Value)], column: &str) -> u64 {
         let row = self.row(table, told);
         row[column].as_u64().unwrap_or_else(|| panic!("{table}: {column} of {row}"))
     }
 }
 
-fn run(directory: &Path) -> Run {
+fn run(directory: &Path, vs: &str, ubtrfs: &Path) -> Run {
     let (json, html) = (directory.join("figures.json"), directory.join("figures.html"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs-bench"));
-    command.args(["seek", "zeroing", "sequential", "--vs", "none", "--rounds", "1"]);
-    // Which mounts there are must not decide what is judged, and the command may be that of another build.
-    command.args(["--scale", SCALE, "--ubtrfs"]).arg(directory.join("missing"));
+    command.args(["seek", "zeroing", "sequential", "--vs", vs, "--rounds", "1"]);
+    command.args(["--scale", SCALE, "--ubtrfs"]).arg(ubtrfs);
     // A thousandth of the tree is few files: this one has as many.
     let sources = tempfile::tempdir().unwrap();
     for number in 0..2000 {
@@ -78,7 +99,8 @@ fn what(done: &str) -> (&str, Value) {
 #[test]
 fn seek_zeroing_and_sequential_tell_all_that_they_measured() {
     let directory = tempfile::tempdir().unwrap();
-    let run = run(directory.path());
+    // Which mounts there are must not decide what is judged, and the command may be that of another build.
+    let run = run(directory.path(), "none", &directory.path().join("missing"));
     judge_seek(&run);
     judge_zeroing(&run);
     judge_sequential(&run);
@@ -86,6 +108,60 @@ fn seek_zeroing_and_sequential_tell_all_that_they_measured() {
     // Images go with the directory that they were made in.
     let left = std::fs::read_dir(directory.path()).unwrap().count();
     assert_eq!(left, 2, "JSON and page alone");
+}
+
+#[test]
+fn seek_zeroing_and_sequential_beside_the_kernel_have_its_rows() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Fuse]) {
+        return;
+    }
+    let ubtrfs = Path::new(env!("CARGO_BIN_EXE_ubtrfs-bench")).with_file_name("ubtrfs");
+    assert!(ubtrfs.exists(), "`cargo build -p ubtrfs-cli` makes {}", ubtrfs.display());
+    let directory = tempfile::tempdir().unwrap();
+    let run = run(directory.path(), "kernel", &ubtrfs);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "JSON and page alone");
+    let has_xfs = !run.notes("seek").contains("The row of kernel xfs is missing");
+    let kernels = if has_xfs { &[BTRFS, XFS][..] } else { &[BTRFS] };
+
+    let by_calls = [
+        "seek_delalloc_ns",
+        "seek_synced_ns",
+        "seek_reopened_ns",
+        "copy_delalloc_ms",
+        "copy_synced_ms",
+        "copy_reopened_ms",
+    ];
+    run.require_figures("seek", MOUNTED, 6, &by_calls);
+    let fiemap = ["fiemap_delalloc_ms", "fiemap_synced_ms", "fiemap_reopened_ms"];
+    for name in kernels {
+        run.require_figures("seek", name, 6, &[&by_calls[..], &fiemap].concat());
+        for row in run.rows("seek").iter().filter(|row| row["who"] == *name) {
+            assert_eq!(row["without_a_place"], row["extents"], "{row}");
+        }
+    }
+    // What is compared as delalloc says what was.
+    let notes = run.notes("seek");
+    for told in [
+        "copy by the mount, delalloc, against kernel btrfs (all of the kernel's file was delalloc; what of the file of ubtrfs, mounted \
+         was delalloc is not known; the kernel's time is that of parts, for the whole)",
+        "131 extents, kernel btrfs",
+        "has an image of 8 TiB",
+    ] {
+        assert!(notes.contains(told), "{told}: {notes}");
+    }
+
+    for name in kernels.iter().chain(&[MOUNTED]) {
+        run.require_figures("zeroing", name, 3, &["wall_s", "wall_ns", "times_ours", "fsync_s"]);
+        run.require_figures("zeroed_range", name, 3, &["wall_s", "wall_ns", "fsync_s"]);
+        let stored = run.row("mapped_store", &[who(name)]);
+        assert!(stored["wrong_bytes"].is_u64() && stored["wrong_bytes_reopened"].is_u64());
+    }
+    let speeds = ["write_s", "write_times_ours", "read_s", "read_times_ours"];
+    // Plain by calls of three lengths; compressed, two kinds of contents.
+    run.require_figures("sequential", BTRFS, 5, &speeds);
+    if has_xfs {
+        run.require_figures("sequential", XFS, 3, &speeds);
+    }
 }
 
 fn judge_seek(run: &Run) {
@@ -96,21 +172,13 @@ fn judge_seek(run: &Run) {
     for name in ["ubtrfs", DEFAULT, NO_HINT, BEFORE, LOCKED] {
         assert_eq!(extents_of(name), [1, 1, 4, 16, 66, 131], "{name}");
     }
-    for (name, extents) in [BEFORE, LOCKED].iter().zip([16, 66, 131]) {
-        let walked = run.row("seek", &[who(name), ("extents", extents.into())]);
-        assert!(walked["seek_delalloc_ns"].as_f64().unwrap() > 0.0, "{walked}");
-        assert!(walked["copy_delalloc_ms"].is_null() && walked["seek_synced_ns"].is_null());
-    }
-    for row in run.rows("seek").iter().filter(|row| row["copy_delalloc_ms"].is_number()) {
-        assert_eq!(row["without_a_place"], row["extents"], "{row}");
-    }
-    for row in run.rows("seek").iter().filter(|row| row["who"] == "ubtrfs") {
+    // Whatever is off, and however large the file, nothing is left out.
+    for row in run.rows("seek") {
         for (column, value) in row.as_object().unwrap() {
-            assert!(
-                value.is_string() || value.as_f64().is_some_and(|value| value > 0.0),
-                "{column}"
-            );
+            let is_there = value.as_f64().is_some_and(|value| value > 0.0);
+            assert!(value.is_string() || is_there, "{column}: {row}");
         }
+        assert_eq!(row["without_a_place"], row["extents"], "{row}");
     }
 
     let done = |name: &str, extents: u64, done: &str, column: &str| {
@@ -134,6 +202,26 @@ fn judge_seek(run: &Run) {
         for column in ["tree_blocks_written", "pages_flushed", "device_writes", "commits"] {
             assert_eq!(ours(&format!("{look}, reopened"), column), 0, "{look}: {column}");
         }
+    }
+    let all = ["write", "fsync"].map(str::to_owned).into_iter().chain(
+        ["delalloc", "synced", "reopened"]
+            .into_iter()
+            .flat_map(|state| ["seek", "copy", "fiemap"].map(|look| format!("{look}, {state}"))),
+    );
+    let all: Vec<_> = all.collect();
+    for (name, extents) in [
+        ("ubtrfs", 16),
+        ("ubtrfs", 66),
+        ("ubtrfs", 131),
+        (BEFORE, 131),
+        (LOCKED, 131),
+        (NO_HINT, 131_u64),
+    ] {
+        let rows = run.rows("seek_counts").iter();
+        let told = rows.filter(|row| row["who"] == name && row["extents"] == extents);
+        let told: Vec<_> = told.map(|row| row["what"].as_str().unwrap()).collect();
+        assert_eq!(told, all, "{name}, {extents}");
+        assert_eq!(done(name, extents, "fsync", "pages_flushed"), extents, "{name}");
     }
     assert!(ours("copy, reopened", "device_reads") > 0);
     assert!(ours("copy, reopened", "tree_blocks_read") > 0);
@@ -233,9 +321,11 @@ fn judge_texts(run: &Run) {
         }
     }
     let notes = tables[0]["notes"].to_string();
-    for told in
-        ["20 seeks at each tenth of the file", "131 extents, ubtrfs, before", "mounted is missing"]
-    {
+    for told in [
+        "20 seeks, and 10 extents copied, in the middle of each tenth of the file",
+        "131 extents, ubtrfs, before",
+        "mounted is missing",
+    ] {
         assert!(notes.contains(told), "{told}: {notes}");
     }
     // A row for each of JSON's, beside headings, rules and text.
