@@ -139,11 +139,10 @@ fn seek_zeroing_and_sequential_beside_the_kernel_have_its_rows() {
             assert_eq!(row["without_a_place"], row["extents"], "{row}");
         }
     }
-    // What is compared as delalloc says what was.
+    // What is not known to have been delalloc is not judged as if it was.
     let notes = run.notes("seek");
     for told in [
-        "copy by the mount, delalloc, against kernel btrfs (all of the kernel's file was delalloc; what of the file of ubtrfs, mounted \
-         was delalloc is not known; the kernel's time is that of parts, for the whole)",
+        "not judged, as what of the file of ubtrfs, mounted was delalloc is not known; the kernel's time is that of parts",
         "131 extents, kernel btrfs",
         "has an image of 8 TiB",
     ] {
