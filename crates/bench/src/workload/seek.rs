@@ -368,7 +368,8 @@ fn note_sizes(context: &Context<'_>, table: &mut Table, befores: &[Size], sizes:
          reserves 256 KiB of metadata, and promises an eighth of what it could allocate for that: on 8 GiB it begins to write back at some 1,400 \
          extents, with 4 MiB of dirty memory, whatever vm.dirty_background_bytes allows. It keeps the rest for as long as what is \
          dirty is below vm.dirty_background_ratio (or vm.dirty_background_bytes) and younger than vm.dirty_expire_centisecs: who finds fewer \
-         extents with delalloc than there are may raise these for the time of the run.",
+         extents with delalloc than there are may raise these for the time of the run. Of 131,072 extents it has written back some sooner all \
+         the same, far below these.",
     );
     let late = befores.iter().chain(sizes).flat_map(|(extents, series)| {
         let lacks = series.iter().filter(|one| one.name == Kernel::Btrfs.name());
