@@ -87,6 +87,10 @@ impl<F: FileSystem> OpenFile<F> {
     /// The extents that hold a byte of the range, in order, whole as far as they lie in the range; at most `extents_max`. A file that
     /// changes meanwhile is reported as each place was at some moment.
     ///
+    /// An empty range holds no byte, nor does one from [`FileOffset::MAX`] on: of those there are no extents, where Linux refuses the call (EINVAL,
+    /// EFBIG). Linux tells extents whole, also what of them lies outside of the range, where this cuts them to its blocks; and given room for no
+    /// extent it tells how many there are, of which this says nothing. No mount hands this on: FUSE has no such request.
+    ///
     /// # Errors
     /// What the filesystem said: with [`FiemapSync::WriteBack`] also where what was dirty was lost on its way, which the next fsync
     /// tells, too.
@@ -96,6 +100,9 @@ impl<F: FileSystem> OpenFile<F> {
         extents_max: usize,
         sync: FiemapSync,
     ) -> Result<Vec<FiemapExtent>, F::Error> {
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
         if sync == FiemapSync::WriteBack {
             self.space.flush_told(range)?;
         }
