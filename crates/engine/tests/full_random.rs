@@ -584,7 +584,6 @@ impl Run {
         let subject = &mut self.subjects[chosen];
         let map = subject.files[0].map(at(0), FILE_BYTES_MAX as u64).unwrap();
         let is_done = is_done(&map.store(at(start), &bytes));
-        drop(map);
         let seen = &bytes[..len.min(size - start)];
         if is_done {
             subject.array.become_bytes(subject.array.with(start, seen));
@@ -603,7 +602,6 @@ impl Run {
         if size > 0 {
             let map = subject.files[0].map(at(0), FILE_BYTES_MAX as u64).unwrap();
             let is_done = is_done(&map.fault_for_write(at(start % size)));
-            drop(map);
             self.count("fault", is_done);
         }
     }
