@@ -1,5 +1,6 @@
 //! Offsets and lengths at and over the limits of what a file can have: an open file answers each call as the kernel's btrfs does, with
-//! the same number or the same error, and is the same file afterwards; but for a seek from a negative offset, of which both answers are here.
+//! the same number or the same error, and is the same file afterwards. A seek from a negative offset is answered otherwise; both answers
+//! are here.
 
 mod common;
 

@@ -173,16 +173,19 @@ impl Run {
         // What is dirty still is written now; of what was lost a sync tells, once.
         let told = told_at_once || self.fs.sync().is_err();
         self.fs.sync().unwrap_or_else(|error| panic!("{what}: a sync tells again: {error}"));
-        let mut struck = 0;
+        let (mut struck, mut lost_blocks) = (0, 0);
         for subject in &subjects {
             let what = format!("{what}, {}", KINDS[subject.number].0);
             let lost = subject.lost_blocks(&what);
+            lost_blocks += lost as u64;
             struck += usize::from(self.assert_told(subject, lost > 0, &what));
             self.fs.drop_clean_data();
             assert_eq!(subject.lost_blocks(&what), lost, "{what}: read anew");
         }
         assert_eq!(told, struck > 0, "{what}: a sync was told");
         assert!(failures > 0 || struck == 0, "{what}");
+        // A run is a block, and each that is lost failed by itself at last; those beside it are written.
+        assert!(lost_blocks <= failures, "{what}: {lost_blocks} lost with {failures} failures");
         // Written once more, all of it is there.
         for subject in &mut subjects {
             subject.make_dirty(self.version + 2);
