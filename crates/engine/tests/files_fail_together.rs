@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::failing::{DataFaults, FailingDevice, Lasting};
@@ -112,6 +112,7 @@ impl Subject {
 }
 
 struct Run {
+    image: PathBuf,
     fs: Filesystem,
     faults: Arc<DataFaults>,
     ids: Vec<InodeId>,
@@ -186,6 +187,9 @@ impl Run {
         assert!(failures > 0 || struck == 0, "{what}");
         // A run is a block, and each that is lost failed by itself at last; those beside it are written.
         assert!(lost_blocks <= failures, "{what}: {lost_blocks} lost with {failures} failures");
+        if struck > 0 {
+            self.assert_on_medium(&subjects, &what);
+        }
         // Written once more, all of it is there.
         for subject in &mut subjects {
             subject.make_dirty(self.version + 2);
@@ -197,6 +201,17 @@ impl Run {
             assert!(contents(&subject.handles[0]) == subject.new, "{what}: written once more");
         }
         Outcome { writes, failures, struck }
+    }
+
+    /// What is shown is what a power cut leaves.
+    fn assert_on_medium(&self, subjects: &[Subject], what: &str) {
+        let copy = self.image.with_extension("cut");
+        std::fs::copy(&self.image, &copy).unwrap();
+        let medium = common::open(&[&copy]);
+        for subject in subjects {
+            let handle = &subject.handles[0];
+            assert!(read(&medium, handle.id()) == contents(handle), "{what}: on the medium");
+        }
     }
 
     /// Who has the file open is told once, if anything of it was lost, and else not at all. But what is written in place may have got
@@ -227,12 +242,12 @@ fn tried() -> u64 {
 fn fail_nth(by: By) {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = dir.path().join("image");
-    make(&image, 512 << 20);
+    make(&image, 256 << 20);
     let faults = Arc::<DataFaults>::default();
     let fs = open(&image, &faults);
     let ids = KINDS.map(|(name, bits)| create(&fs, name, bits).unwrap().id()).to_vec();
     fs.sync().unwrap();
-    let mut run = Run { fs, faults, ids, version: 0 };
+    let mut run = Run { image: image.clone(), fs, faults, ids, version: 0 };
     let Outcome { writes, struck, .. } = run.round(by, None);
     assert!(writes > 30 && struck == 0, "{writes} writes, {struck} struck");
     let mut random = Prng::of_test(by as u64);

@@ -503,6 +503,10 @@ impl Run {
     }
 
     fn allocate_zeroed(&mut self, chosen: usize, range: &Range<usize>) {
+        // What is dirty there may have taken what is free.
+        if self.random.chance(1, 2) {
+            self.write(chosen, range);
+        }
         let reach = self.reach();
         let file = &self.subjects[chosen].files[0];
         let result = file.allocate_zeroed(at(range.start), range.len() as u64, reach);
