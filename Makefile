@@ -22,8 +22,8 @@ explore:
 	scripts/explore
 
 # Two million random operations on open files beside arrays, and the stale-data race, 100,000 rounds of each
-# kind of file; threads beside each other, 10,000 rounds of each; failing writes of many runs; then power cuts beside who
-# compresses what he writes himself. It fails without the judges, and
+# kind of file; threads beside each other, 10,000 rounds of each; failing writes of many runs; power cuts beside who
+# compresses what he writes himself; then random operations on full filesystems. It fails without the judges, and
 # where less was done. IO_SEED is the first seed of the random operations.
 .PHONY: io-suite
 IO_SEED ?= 0
@@ -37,7 +37,8 @@ io-suite:
 		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2
 	UBTRFS_WRITE_FAILURES=1000 \
 		cargo test --release -p ubtrfs-engine --test file_write_failures -- --test-threads 2
-	UBTRFS_CRASH_SEEDS=60 cargo test --release -p ubtrfs-engine --test compressed_crashes
+	UBTRFS_CRASH_SEEDS=60 UBTRFS_FULL_SEEDS=30 \
+		cargo test --release -p ubtrfs-engine --test compressed_crashes --test full_random
 
 # A mount judged by pjdfstest and fsx, which are fetched and built; by programs that check what they write; and killed fifty times under
 # load. First by /dev/fuse alone, then a part of it with FUSE over io_uring (`-o io_uring`), where the kernel has that. It fails without
