@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::failing::{DataFaults, FailingDevice, Lasting};
-use common::filefrag;
+use common::{filefrag, kernel_log};
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, Reservation,
     SetAttributes, mkfs,
@@ -28,6 +28,9 @@ const IMAGE_BYTES: u64 = 512 << 20;
 /// are to.
 const JUDGED_ONE_IN: u64 = 16;
 static JUDGED: AtomicU64 = AtomicU64::new(0);
+/// Of the crashes of all tests so many are also opened, their logs replayed, by the kernel, which must show what the engine does.
+const REPLAYED_ONE_IN: u64 = 400;
+static CRASHED: AtomicU64 = AtomicU64::new(0);
 
 /// How files of a run are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -247,6 +250,11 @@ impl Harness for EngineHarness {
     fn crash(&mut self) -> Done {
         self.fs = None;
         check(&self.image);
+        let number = CRASHED.fetch_add(1, Ordering::Relaxed);
+        if number % REPLAYED_ONE_IN == REPLAYED_ONE_IN / 2 && kernel_log::has_judges() {
+            kernel_log::compare(&self.image, &format!("crash {number}"));
+            count(Count::KernelReplays, 1);
+        }
         // As opening leaves it, which closes nothing well.
         self.open_again();
         self.fs = None;

@@ -2,7 +2,6 @@
 //! asked for its extents; with delalloc, after sync, after reopening.
 
 use ubtrfs_engine::CACHE_BYTES_DEFAULT;
-use ubtrfs_iomap::CacheOptions;
 
 use super::files::{self, Kept};
 use super::{Context, verdict};
@@ -310,12 +309,11 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
         "Ours in process, the kernel's by lseek, pread and ioctl, each of which pays for a system call: {:.0} ns here when it does \
          nothing. Reopened: each of the three in a process of its own, first thing after opening; of the kernel after umount and \
          mount. So that all of the file can be delalloc, ours has a cache of 1 GiB, all of which may be dirty file data; by default it has {} MiB, of \
-         which {} may be, and mounted, too, so most of a large file is written by then. What of a file was delalloc as its walk began: as FIEMAP told it, which \
+         which a sixteenth may be, and a quarter of it mounted, so most of a large file is written by then. What of a file was delalloc as its walk began: as FIEMAP told it, which \
          FUSE does not; the fewest of all rounds. Seeks of a mount against bindfs: see the workload \
          mount.",
         context.syscall_ns,
         CACHE_BYTES_DEFAULT >> 20,
-        CacheOptions::default().dirty_bytes_max >> 20,
     ));
 }
 

@@ -23,6 +23,8 @@ pub enum Count {
     FailuresTold,
     /// Files that the kernel read of our images.
     KernelViews,
+    /// States after a crash that the kernel opened, as the engine did.
+    KernelReplays,
     /// Checks of images by our checker.
     Checks,
     /// Rounds of the stale-data race.
@@ -35,12 +37,13 @@ pub enum Count {
     ConcurrentRounds,
 }
 
-const KINDS: [Count; 10] = [
+const KINDS: [Count; 11] = [
     Count::Operations,
     Count::Crashes,
     Count::FailuresInjected,
     Count::FailuresTold,
     Count::KernelViews,
+    Count::KernelReplays,
     Count::Checks,
     Count::RaceRounds,
     Count::RaceFlushes,
@@ -127,6 +130,7 @@ pub fn zz_counts_of_all_tests_are_what_was_asked_for<H: Harness>(_: impl Fn(Cach
     if H::IS_IMAGE {
         least.push((Count::Checks, min / 60));
         least.push((Count::KernelViews, min / 1000));
+        least.push((Count::KernelReplays, min / 50_000));
     }
     for (kind, least) in least {
         let done = counted(kind);
