@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use common::full::{create, read};
+use common::holding::Holding;
 use common::simulated::{check, with_file};
 use ubtrfs_engine::{
     Background, BackgroundOptions, DataFile, Filesystem, Method, MkfsOptions, OpenOptions, mkfs,
 };
 use ubtrfs_iomap::CacheOptions;
-use ubtrfs_ondisk::PhysicalAddr;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_rt::{Executor, Runtime};
 use ubtrfs_testkit::Prng;
@@ -26,42 +26,12 @@ const IMAGE_BYTES: u64 = 256 << 20;
 /// Long enough for whatever a machine is at besides.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The device, of which what the thread writes that writes back in the background waits as long as it is told to.
-#[derive(Debug)]
-struct Stalling {
-    inner: SimDevice,
-    stalls: Arc<AtomicBool>,
-}
-
-impl Device for Stalling {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
-    }
-    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        if std::thread::current().name() == Some("ubtrfs-writeback") {
-            while self.stalls.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
+/// What the thread writes that writes back in the background waits as long as it is told to.
+fn wait_while(stalls: &AtomicBool) {
+    while std::thread::current().name() == Some("ubtrfs-writeback")
+        && stalls.load(Ordering::Relaxed)
+    {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -104,7 +74,8 @@ fn made(stalls: &Arc<AtomicBool>) -> (SimArray, Filesystem) {
     let array = SimArray::new(&[IMAGE_BYTES]);
     drop(mkfs(array.devices(), &MkfsOptions::default(), &Arc::new(Runtime::system())).unwrap());
     array.begin();
-    let device = Stalling { inner: array.device(0), stalls: Arc::clone(stalls) };
+    let stalls = Arc::clone(stalls);
+    let device = Holding::new(array.device(0), move || wait_while(&stalls));
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
     let fs = Filesystem::open(volume, options()).unwrap();
     (array, fs)

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::full::{create, noise, read};
+use common::holding::Holding;
 use ubtrfs_engine::{Filesystem, MkfsOptions, OpenOptions, mkfs};
 use ubtrfs_iomap::{CacheOptions, FileOffset};
+use ubtrfs_ondisk::CsumType;
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_ondisk::{CsumType, PhysicalAddr};
 use ubtrfs_rt::{Executor, Runtime};
 use ubtrfs_testkit::Prng;
 use ubtrfs_volume::{Device, MemDevice, Volume, VolumeOptions};
@@ -36,51 +37,14 @@ fn computed_ns() -> u64 {
     kept.map(|task| ran(fs::read_to_string(task.join("schedstat")).unwrap())).sum()
 }
 
-/// A device whose writes wait until kept threads have run so long: whoever writes does not do their work meanwhile.
-#[derive(Debug)]
-struct Waiting {
-    inner: MemDevice,
-    /// `0` for no waiting.
-    until_ns: AtomicU64,
-}
-
-impl Waiting {
-    fn wait(&self) {
-        let until_ns = self.until_ns.load(Ordering::SeqCst);
-        let began = Instant::now();
-        while computed_ns() < until_ns && began.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        self.until_ns.store(0, Ordering::SeqCst);
+/// Waits until kept threads have run so long, `0` for not at all: whoever writes does not do their work meanwhile.
+fn wait_until(ran_ns: &AtomicU64) {
+    let until_ns = ran_ns.load(Ordering::SeqCst);
+    let began = Instant::now();
+    while computed_ns() < until_ns && began.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-impl Device for Waiting {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
-    }
-    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        self.wait();
-        self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
+    ran_ns.store(0, Ordering::SeqCst);
 }
 
 /// All of a file is dirty, and half of it is written back at once.
@@ -101,8 +65,12 @@ fn options(executor: Executor) -> OpenOptions {
 
 /// Writes a file back; returns how long kept threads worked on it.
 fn written_back_ns(executor: Executor, bits: u64, bytes: &[u8], waits: bool) -> u64 {
-    let device =
-        Arc::new(Waiting { inner: MemDevice::new(512 * MIB), until_ns: AtomicU64::new(0) });
+    let until_ns = Arc::new(AtomicU64::new(0));
+    let wait = {
+        let until_ns = Arc::clone(&until_ns);
+        move || wait_until(&until_ns)
+    };
+    let device = Arc::new(Holding::new(MemDevice::new(512 * MIB), wait));
     let devices = || vec![Arc::clone(&device) as Arc<dyn Device>];
     // One that takes its time.
     let made = MkfsOptions { csum: CsumType::Blake2, ..MkfsOptions::default() };
@@ -114,7 +82,7 @@ fn written_back_ns(executor: Executor, bits: u64, bytes: &[u8], waits: bool) -> 
     assert_eq!(file.write(FileOffset::ZERO, bytes).unwrap(), bytes.len());
     let before_ns = computed_ns();
     if waits {
-        device.until_ns.store(before_ns + WORKED_NS, Ordering::SeqCst);
+        until_ns.store(before_ns + WORKED_NS, Ordering::SeqCst);
     }
     file.fsync().unwrap();
     let worked_ns = computed_ns() - before_ns;

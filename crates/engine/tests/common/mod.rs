@@ -4,6 +4,7 @@
 pub mod failing;
 pub mod filefrag;
 pub mod full;
+pub mod holding;
 pub mod interrupted;
 pub mod kernel_log;
 pub mod simulated;

@@ -1,0 +1,52 @@
+//! A device that may hold up what is written to it.
+
+use std::fmt::{Debug, Formatter};
+
+use ubtrfs_ondisk::PhysicalAddr;
+use ubtrfs_volume::Device;
+
+/// Each write first waits as long as `wait` does.
+pub struct Holding<D> {
+    inner: D,
+    wait: Box<dyn Fn() + Send + Sync>,
+}
+
+impl<D> Holding<D> {
+    pub fn new(inner: D, wait: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { inner, wait: Box::new(wait) }
+    }
+}
+
+impl<D: Debug> Debug for Holding<D> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Holding").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<D: Device> Device for Holding<D> {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
+        self.inner.read_at(at, buf)
+    }
+    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
+        (self.wait)();
+        self.inner.write_at(at, buf)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.discard(at, len_bytes)
+    }
+    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.resize(len_bytes)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+}
