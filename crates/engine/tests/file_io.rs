@@ -19,17 +19,16 @@ use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Runtime, Time};
-use ubtrfs_testkit::io_suite::{self, Count, Done, Expected, Harness, Look, Refusal, count};
+use ubtrfs_testkit::io_suite::{
+    self, Count, Done, Expected, Harness, Look, Refusal, count, judged_one_in, replayed_one_in,
+};
 use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const IMAGE_BYTES: u64 = 512 << 20;
-/// Of the states of all tests that are judged, so many go to `btrfs check` and a kernel mount, beside those that
-/// are to.
-const JUDGED_ONE_IN: u64 = 16;
+/// States of all tests that were judged.
 static JUDGED: AtomicU64 = AtomicU64::new(0);
-/// Of the crashes of all tests so many are also opened, their logs replayed, by the kernel, which must show what the engine does.
-const REPLAYED_ONE_IN: u64 = 400;
+/// Crashes of all tests.
 static CRASHED: AtomicU64 = AtomicU64::new(0);
 
 /// How files of a run are kept.
@@ -251,7 +250,7 @@ impl Harness for EngineHarness {
         self.fs = None;
         check(&self.image);
         let number = CRASHED.fetch_add(1, Ordering::Relaxed);
-        if number % REPLAYED_ONE_IN == REPLAYED_ONE_IN / 2 && kernel_log::has_judges() {
+        if number % replayed_one_in() == replayed_one_in() / 2 && kernel_log::has_judges() {
             kernel_log::compare(&self.image, &format!("crash {number}"));
             count(Count::KernelReplays, 1);
         }
@@ -281,7 +280,7 @@ impl Harness for EngineHarness {
         self.fs = None;
         check(&self.image);
         let number = JUDGED.fetch_add(1, Ordering::Relaxed);
-        if look == Look::Full || number.is_multiple_of(JUDGED_ONE_IN) {
+        if look == Look::Full || number.is_multiple_of(judged_one_in()) {
             ask_the_kernel(&self.image, seen);
         }
         self.open_again();

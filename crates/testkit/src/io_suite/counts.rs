@@ -95,6 +95,31 @@ pub(super) fn asked(variable: &str) -> Option<u64> {
     }
 }
 
+/// Of the states of all tests that are judged, so many are to go to those who take long, beside those that must:
+/// UBTRFS_IOMAP_JUDGED_ONE_IN.
+///
+/// # Panics
+/// If what the environment asks for is no number above 0.
+#[must_use]
+pub fn judged_one_in() -> u64 {
+    asked_above_0("UBTRFS_IOMAP_JUDGED_ONE_IN").unwrap_or(16)
+}
+
+/// Of the crashes of all tests so many are also to be opened, their logs replayed, by the kernel: UBTRFS_IOMAP_REPLAYED_ONE_IN.
+///
+/// # Panics
+/// If what the environment asks for is no number above 0.
+#[must_use]
+pub fn replayed_one_in() -> u64 {
+    asked_above_0("UBTRFS_IOMAP_REPLAYED_ONE_IN").unwrap_or(400)
+}
+
+fn asked_above_0(variable: &str) -> Option<u64> {
+    let asked = asked(variable);
+    assert!(asked != Some(0), "{variable} is 0");
+    asked
+}
+
 /// Says what all tests of this process did, once they are done, and fails where UBTRFS_IOMAP_OPERATIONS_MIN asks for more. Tests
 /// are begun in the order of their names, so this one's comes last.
 ///
@@ -129,8 +154,9 @@ pub fn zz_counts_of_all_tests_are_what_was_asked_for<H: Harness>(_: impl Fn(Cach
     }
     if H::IS_IMAGE {
         least.push((Count::Checks, min / 60));
-        least.push((Count::KernelViews, min / 1000));
-        least.push((Count::KernelReplays, min / 50_000));
+        // Of each run its end is judged; where all is, each reopening.
+        least.push((Count::KernelViews, min / if judged_one_in() == 1 { 40 } else { 1000 }));
+        least.push((Count::KernelReplays, min / 120 / replayed_one_in()));
     }
     for (kind, least) in least {
         let done = counted(kind);

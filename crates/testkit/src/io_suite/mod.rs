@@ -9,7 +9,8 @@
 //!
 //! where `MyHarness::new` makes an empty filesystem with the [`CacheOptions`] that it is given. Random runs print their
 //! seed; `UBTRFS_IOMAP_SEEDS` asks for more of them, `UBTRFS_IOMAP_FIRST_SEED` for others, `UBTRFS_IOMAP_CONCURRENT_ROUNDS` for so many rounds of
-//! each thread where there are several, and `UBTRFS_IOMAP_OPERATIONS_MIN` fails a test run that did less.
+//! each thread where there are several, `UBTRFS_IOMAP_JUDGED_ONE_IN` and `UBTRFS_IOMAP_REPLAYED_ONE_IN` for more states to be seen by
+//! the kernel, and `UBTRFS_IOMAP_OPERATIONS_MIN` fails a test run that did less.
 
 mod allocate;
 mod beside_change;
@@ -33,7 +34,10 @@ use ubtrfs_iomap::{CacheOptions, FileRange};
 pub use allocate::*;
 pub use beside_change::*;
 pub use concurrency::*;
-pub use counts::{Count, Running, count, counted, zz_counts_of_all_tests_are_what_was_asked_for};
+pub use counts::{
+    Count, Running, count, counted, judged_one_in, replayed_one_in,
+    zz_counts_of_all_tests_are_what_was_asked_for,
+};
 pub use file::{DataFile, contents, is_on_its_way, walk};
 pub use limits::*;
 pub use mapped::*;
