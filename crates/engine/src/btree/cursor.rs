@@ -219,6 +219,9 @@ impl Cursor {
             let Block::Node(node) = &**parent else { break };
             let ptr = child_ptr(node, *parent_slot);
             let miss = Miss { ptr, first_key: Some(node.key(*parent_slot)) };
+            if below == 0 && mode == Readahead::Beside {
+                readahead::ask_beside(&self.tree, node, *parent_slot);
+            }
             let mut loaded = None;
             let block = loop {
                 let found = {

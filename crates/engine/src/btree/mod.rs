@@ -14,6 +14,7 @@
 
 pub(crate) mod cursor;
 pub(crate) mod edit;
+mod read_beside;
 pub(crate) mod readahead;
 pub(crate) mod roots;
 mod split;

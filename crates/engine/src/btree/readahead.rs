@@ -6,6 +6,7 @@
 use ubtrfs_ondisk::Key;
 use ubtrfs_ondisk::block::{Block, Node};
 
+use super::read_beside::Request;
 use super::store::BlockPtr;
 use super::tree::Tree;
 
@@ -22,6 +23,9 @@ pub(crate) enum Readahead {
     /// The next blocks of every level, wherever they lie and even where the first is in memory:
     /// for walks of a whole tree.
     ForwardAlways,
+    /// Leaves behind the one stepped to, wherever they lie, by a thread that is there for that
+    /// ([`Store::serve_reads`](super::Store::serve_reads)); none where there is no such thread.
+    Beside,
 }
 
 /// Most bytes of leaves that are read ahead of one position.
@@ -32,10 +36,9 @@ const NEAR_BYTES: u64 = 1024 * 1024;
 /// Reads ahead from `slot` of `node`.
 pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
     let Block::Node(node) = node else { return };
-    let nodesize = tree.store.geometry().nodesize_bytes;
-    let count = (BUDGET_BYTES / nodesize).max(2);
+    let count = leaves_at_once(tree);
     let slots: Vec<usize> = match mode {
-        Readahead::None => return,
+        Readahead::None | Readahead::Beside => return,
         Readahead::Forward | Readahead::ForwardAlways => {
             (slot..node.len().min(slot + count)).collect()
         }
@@ -50,7 +53,7 @@ pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
     if is_present(tree, node, probe) {
         return;
     }
-    let mut wanted: Vec<(BlockPtr, Key)> = slots
+    let wanted: Vec<(BlockPtr, Key)> = slots
         .into_iter()
         .filter(|wanted| {
             let near = node.child(*wanted).0.abs_diff(node.child(slot).0) <= NEAR_BYTES;
@@ -58,10 +61,27 @@ pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
         })
         .map(|slot| (child_ptr(node, slot), node.key(slot)))
         .collect();
-    wanted.sort_by_key(|(ptr, _)| ptr.addr);
-    for run in wanted.chunk_by(|(a, _), (b, _)| a.addr.0 + nodesize as u64 == b.addr.0) {
-        tree.store.read_run(run, tree.id);
+    tree.store.read_runs(wanted, tree.id);
+}
+
+/// Asks for the leaves behind `slot` of `node`, a node of level 1, to which a walk has stepped: at
+/// every half of what is read at once, so that the other half is there when it is asked for.
+pub(crate) fn ask_beside(tree: &Tree, node: &Node, slot: usize) {
+    let count = leaves_at_once(tree);
+    if !slot.is_multiple_of(count / 2) || !tree.store.has_reader() {
+        return;
     }
+    let blocks: Vec<(BlockPtr, Key)> = (slot + 1..node.len().min(slot + 1 + count))
+        .filter(|wanted| !is_present(tree, node, *wanted))
+        .map(|slot| (child_ptr(node, slot), node.key(slot)))
+        .collect();
+    if !blocks.is_empty() {
+        tree.store.ask_for(Request { root: tree.id, blocks });
+    }
+}
+
+fn leaves_at_once(tree: &Tree) -> usize {
+    (BUDGET_BYTES / tree.store.geometry().nodesize_bytes).max(2)
 }
 
 fn is_present(tree: &Tree, node: &Node, slot: usize) -> bool {

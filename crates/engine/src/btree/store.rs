@@ -8,6 +8,7 @@ use ubtrfs_ondisk::{Generation, Key, LogicalAddr, RootId};
 use ubtrfs_rt::{Arc, AtomicU64, Mutex, Ordering};
 use ubtrfs_volume::Volume;
 
+use super::read_beside::Wanted;
 use crate::error::Result;
 
 /// What a parent, root item or superblock says of a block.
@@ -45,6 +46,7 @@ pub(crate) struct Store {
     budget_bytes: u64,
     /// Of them, left to dirty blocks; in whole steps.
     left_bytes: AtomicU64,
+    pub(super) wanted: Wanted,
     counts: Counts,
 }
 
@@ -73,6 +75,7 @@ impl Store {
             cache: Cache::with_weighter(estimate, cache_bytes as u64, BlockWeighter),
             budget_bytes: cache_bytes as u64,
             left_bytes: AtomicU64::new(0),
+            wanted: Wanted::default(),
             counts: Counts::default(),
         }
     }
@@ -173,9 +176,19 @@ impl Store {
         Ok(block)
     }
 
-    /// Reads a run of blocks that lie side by side with one request and keeps those that are
-    /// whole. A hint: what is damaged is met again, and reported, by [`Store::read`].
-    pub(crate) fn read_run(&self, run: &[(BlockPtr, Key)], root: RootId) {
+    /// Reads blocks, those that lie side by side with one request, and keeps those that are whole. A
+    /// hint: what is damaged is met again, and reported, by [`Store::read`].
+    pub(super) fn read_runs(&self, mut blocks: Vec<(BlockPtr, Key)>, root: RootId) {
+        let nodesize = self.geometry.nodesize_bytes as u64;
+        blocks.sort_by_key(|(ptr, _)| ptr.addr);
+        for run in
+            blocks.chunk_by(|(a, _), (b, _)| a.addr.0.checked_add(nodesize) == Some(b.addr.0))
+        {
+            self.read_run(run, root);
+        }
+    }
+
+    fn read_run(&self, run: &[(BlockPtr, Key)], root: RootId) {
         let nodesize = self.geometry.nodesize_bytes;
         let Some((first, _)) = run.first() else { return };
         let mut bytes = vec![0; nodesize * run.len()];

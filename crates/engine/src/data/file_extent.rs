@@ -10,7 +10,7 @@ use ubtrfs_ondisk::{Corruption, FileOffset, InodeNo, Key, KeyType, LogicalAddr, 
 use ubtrfs_rt::Arc;
 
 use super::compression::EXTENT_BYTES_MAX;
-use crate::btree::{Cursor, Tree};
+use crate::btree::{Cursor, Readahead, Tree};
 use crate::error::Result;
 
 /// What a range of a file is.
@@ -121,7 +121,13 @@ enum State {
 impl ExtentWalk {
     /// A walk from the mapping that holds `from`.
     pub(crate) fn new(tree: &Arc<Tree>, of: ExtentsOf, from: FileOffset) -> Self {
-        Self { of, cursor: tree.cursor(), position: from.0, state: State::Unplaced, goes_on: false }
+        Self {
+            of,
+            cursor: tree.cursor_with(Readahead::Beside),
+            position: from.0,
+            state: State::Unplaced,
+            goes_on: false,
+        }
     }
 
     /// Goes on from the mapping that holds `from`.

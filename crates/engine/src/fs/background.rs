@@ -1,6 +1,6 @@
 //! What goes on beside the users of a filesystem that is open for long: a commit at the latest so
 //! long after a change, the freeing of what deleted subvolumes held, and of open files the writing back
-//! of what is dirty and the reading ahead of who reads sequentially.
+//! of what is dirty and the reading ahead of who reads sequentially, or walks through his extents.
 //!
 //! A few threads, which hold no lock between their steps, and in a step wait as any other caller does.
 //! A crash loses nothing of it: what is to be freed is in the trees
@@ -11,6 +11,7 @@ use std::time::Duration;
 use ubtrfs_iomap::ServiceEnd;
 use ubtrfs_rt::{Arc, Condvar, Mutex, Service};
 
+use crate::btree::Store;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
@@ -60,7 +61,7 @@ struct State {
 
 impl Filesystem {
     /// Begins to commit by time, to free what deleted subvolumes hold, to write back what is dirty of open
-    /// files and to read ahead in them, until the answer is dropped. With [`Executor::Inline`](ubtrfs_rt::Executor::Inline) nothing runs by itself:
+    /// files and to read ahead in them and in the tree that holds their extents, until the answer is dropped. With [`Executor::Inline`](ubtrfs_rt::Executor::Inline) nothing runs by itself:
     /// there [`Filesystem::background_step`] is called in its place.
     ///
     /// # Errors
@@ -86,6 +87,10 @@ impl Filesystem {
             let work = move || fs.page_cache().serve_readahead(&its.end);
             background.spawn("ubtrfs-readahead", work)?;
         }
+        let (store, its) = (Arc::clone(self.tree_blocks()), Arc::clone(&background.shared));
+        background.spawn("ubtrfs-tree-reads", move || {
+            store.serve_reads(|| its.state.lock().is_stopping);
+        })?;
         Ok(background)
     }
 
@@ -95,6 +100,10 @@ impl Filesystem {
     /// As [`Filesystem::commit`] and [`Filesystem::clean_deleted_subvolumes`].
     pub fn background_step(&self, options: &BackgroundOptions) -> Result<()> {
         self.background_work(options, || false)
+    }
+
+    fn tree_blocks(&self) -> &Arc<Store> {
+        &self.inner.core.roots.store
     }
 
     fn background_work(
@@ -142,6 +151,7 @@ impl Background {
     fn end(&mut self) {
         self.shared.state.lock().is_stopping = true;
         self.shared.changed.notify_all();
+        self.fs.tree_blocks().wake_readers();
         self.fs.page_cache().end_services(&self.shared.end);
         self.services.drain(..).for_each(Service::join);
     }

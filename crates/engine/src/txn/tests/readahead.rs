@@ -3,11 +3,11 @@
 use std::io;
 
 use ubtrfs_ondisk::PhysicalAddr;
-use ubtrfs_rt::{AtomicU64, Ordering};
+use ubtrfs_rt::{AtomicBool, AtomicU64, Ordering};
 use ubtrfs_volume::MemDevice;
 
 use super::*;
-use crate::btree::Readahead;
+use crate::btree::{Readahead, Store, Tree};
 
 /// A device in memory that counts its reads.
 #[derive(Debug)]
@@ -44,36 +44,58 @@ impl Device for Counting {
     }
 }
 
-/// A walk with `ForwardAlways` asked for one more leaf at each leaf, so that it read ahead but saved
-/// no request.
-#[test]
-fn a_walk_that_reads_ahead_finds_the_same_in_fewer_requests() {
+const ITEM_COUNT: u64 = 50_000;
+
+/// A filesystem with so many items in one tree.
+fn made() -> Arc<Counting> {
     let counting =
         Arc::new(Counting { device: MemDevice::new(256 << 20), reads: AtomicU64::new(0) });
     let device: Arc<dyn Device> = Arc::clone(&counting) as Arc<dyn Device>;
-    let volume = mkfs(vec![Arc::clone(&device)], &MkfsOptions::default(), &runtime()).unwrap();
+    let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime()).unwrap();
     let fs = Filesystem::open(volume, open_options()).unwrap();
-    let count = 50_000_u64;
-    for at in 0..count {
+    for at in 0..ITEM_COUNT {
         let mut handle = fs.begin(Reservation::items(1)).unwrap();
         handle.txn.insert(RootId::UUID_TREE, key(1000, at), &[0; 56]).unwrap();
     }
     fs.commit().unwrap();
-    drop(fs);
-    let requests = |mode: Readahead| {
-        let volume = Volume::open(vec![Arc::clone(&device)], &VolumeOptions::default()).unwrap();
-        let fs = Filesystem::open(volume, open_options()).unwrap();
-        let tree = fs.tree(RootId::UUID_TREE).unwrap();
-        let before = counting.reads.load(Ordering::Relaxed);
-        let mut cursor = tree.cursor_with(mode);
-        cursor.seek(&key(1000, 0)).unwrap();
-        let mut found = 0;
-        while let Some((key, _)) = cursor.current().unwrap() {
-            found += u64::from(key.objectid.0 == 1000);
-            cursor.next().unwrap();
-        }
-        assert_eq!(found, count);
-        counting.reads.load(Ordering::Relaxed) - before
+    counting
+}
+
+/// That filesystem, with nothing of it in memory.
+fn opened(counting: &Arc<Counting>) -> Filesystem {
+    let device: Arc<dyn Device> = Arc::clone(counting) as Arc<dyn Device>;
+    let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, open_options()).unwrap()
+}
+
+/// Walks through all items, and returns how many requests that took. `at_each` is called for each of them.
+fn requests(
+    counting: &Counting,
+    tree: &Arc<Tree>,
+    mode: Readahead,
+    mut at_each: impl FnMut(),
+) -> u64 {
+    let before = counting.reads.load(Ordering::Relaxed);
+    let mut cursor = tree.cursor_with(mode);
+    cursor.seek(&key(1000, 0)).unwrap();
+    let mut found = 0;
+    while let Some((key, _)) = cursor.current().unwrap() {
+        found += u64::from(key.objectid.0 == 1000);
+        at_each();
+        cursor.next().unwrap();
+    }
+    assert_eq!(found, ITEM_COUNT);
+    counting.reads.load(Ordering::Relaxed) - before
+}
+
+/// A walk with `ForwardAlways` asked for one more leaf at each leaf, so that it read ahead but saved
+/// no request.
+#[test]
+fn a_walk_that_reads_ahead_finds_the_same_in_fewer_requests() {
+    let counting = made();
+    let requests = |mode| {
+        let fs = opened(&counting);
+        requests(&counting, &fs.tree(RootId::UUID_TREE).unwrap(), mode, || ())
     };
     let none = requests(Readahead::None);
     let forward = requests(Readahead::Forward);
@@ -81,4 +103,46 @@ fn a_walk_that_reads_ahead_finds_the_same_in_fewer_requests() {
     println!("requests: {none} one by one, {forward} forward, {always} forward always");
     assert!(forward * 4 < none, "{forward} against {none}");
     assert!(always * 4 < none, "{always} against {none}");
+    // Nobody is there who could be asked.
+    assert_eq!(requests(Readahead::Beside), none);
+}
+
+/// Ends who serves, also where a test fails.
+struct Serving<'a> {
+    store: &'a Store,
+    is_stopping: &'a AtomicBool,
+}
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+        self.store.wake_readers();
+    }
+}
+
+/// A walk through a file's extents read each leaf itself, one after the other, when it came there.
+#[test]
+fn leaves_that_a_walk_will_want_are_read_by_who_serves_it() {
+    let counting = made();
+    let none = {
+        let fs = opened(&counting);
+        requests(&counting, &fs.tree(RootId::UUID_TREE).unwrap(), Readahead::None, || ())
+    };
+    let fs = opened(&counting);
+    let tree = fs.tree(RootId::UUID_TREE).unwrap();
+    let is_stopping = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let store = &*tree.store;
+        let _serving = Serving { store, is_stopping: &is_stopping };
+        scope.spawn(|| store.serve_reads(|| is_stopping.load(Ordering::Relaxed)));
+        while !store.has_reader() {
+            ubtrfs_rt::yield_now();
+        }
+        let beside = requests(&counting, &tree, Readahead::Beside, || store.wait_for_readers());
+        println!("requests: {none} one by one, {beside} beside");
+        assert!(beside * 4 < none, "{beside} against {none}");
+        // All is in memory: nobody is asked.
+        assert_eq!(requests(&counting, &tree, Readahead::Beside, || store.wait_for_readers()), 0);
+    });
+    assert!(!tree.store.has_reader());
 }

@@ -1,0 +1,100 @@
+//! Blocks that somebody else reads before a walk comes to them, in threads that the owner of the filesystem lends.
+//!
+//! Without such a thread nobody is asked, and a walk reads its blocks when it comes to them.
+
+use std::collections::VecDeque;
+
+use ubtrfs_ondisk::{Key, RootId};
+use ubtrfs_rt::{AtomicUsize, Condvar, Mutex, Ordering};
+
+use super::store::{BlockPtr, Store};
+
+/// Requests that wait at most: who walks faster than they are read has read their blocks himself.
+const REQUESTS_MAX: usize = 8;
+
+/// What is to be read.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    reader_count: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    requests: VecDeque<Request>,
+    /// Requests that are being read.
+    reading_count: usize,
+}
+
+/// Blocks of one tree, with their first keys.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) root: RootId,
+    pub(super) blocks: Vec<(BlockPtr, Key)>,
+}
+
+impl Store {
+    /// Reads what walks will want, until `is_stopping` says so behind [`Store::wake_readers`]. Threads may serve together.
+    pub(crate) fn serve_reads(&self, is_stopping: impl Fn() -> bool) {
+        self.wanted.reader_count.fetch_add(1, Ordering::Relaxed);
+        while let Some(request) = self.next_request(&is_stopping) {
+            self.read_wanted(request);
+            self.wanted.queue.lock().reading_count -= 1;
+            self.wanted.changed.notify_all();
+        }
+        self.wanted.reader_count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Has all who serve look whether they are to stop.
+    pub(crate) fn wake_readers(&self) {
+        // Under the lock, so that nobody is between his look and his wait.
+        let queue = self.wanted.queue.lock();
+        self.wanted.changed.notify_all();
+        drop(queue);
+    }
+
+    /// Whether somebody reads what is asked for.
+    pub(crate) fn has_reader(&self) -> bool {
+        self.wanted.reader_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Asks for blocks to be read before they are needed.
+    pub(super) fn ask_for(&self, request: Request) {
+        let mut queue = self.wanted.queue.lock();
+        if queue.requests.len() == REQUESTS_MAX {
+            queue.requests.pop_front();
+        }
+        queue.requests.push_back(request);
+        self.wanted.changed.notify_all();
+    }
+
+    fn next_request(&self, is_stopping: impl Fn() -> bool) -> Option<Request> {
+        let mut queue = self.wanted.queue.lock();
+        loop {
+            if is_stopping() {
+                return None;
+            }
+            if let Some(request) = queue.requests.pop_front() {
+                queue.reading_count += 1;
+                return Some(request);
+            }
+            self.wanted.changed.wait(&mut queue);
+        }
+    }
+
+    fn read_wanted(&self, Request { root, mut blocks }: Request) {
+        // Who asked may have come there first.
+        blocks.retain(|(ptr, _)| self.cached(ptr, None).is_none());
+        self.read_runs(blocks, root);
+    }
+
+    /// Waits until all that was asked for has been read.
+    #[cfg(test)]
+    pub(crate) fn wait_for_readers(&self) {
+        let mut queue = self.wanted.queue.lock();
+        while !queue.requests.is_empty() || queue.reading_count > 0 {
+            self.wanted.changed.wait(&mut queue);
+        }
+    }
+}
