@@ -12,6 +12,9 @@ use super::store::{BlockPtr, Store};
 /// Requests that wait at most: who walks faster than they are read has read their blocks himself.
 const REQUESTS_MAX: usize = 8;
 
+/// Of the memory for blocks so large a part, at most, is for what one walk has read ahead.
+const BUDGET_PART: u64 = 8;
+
 /// What is to be read.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
@@ -57,6 +60,11 @@ impl Store {
     /// Whether somebody reads what is asked for.
     pub(crate) fn has_reader(&self) -> bool {
         self.wanted.reader_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether so many bytes may be read ahead: somebody does it, and they are still in memory when they are wanted.
+    pub(super) fn reads_beside(&self, len_bytes: usize) -> bool {
+        self.has_reader() && self.budget_bytes / BUDGET_PART >= len_bytes as u64
     }
 
     /// Asks for blocks to be read before they are needed.

@@ -68,7 +68,7 @@ pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
 /// every half of what is read at once, so that the other half is there when it is asked for.
 pub(crate) fn ask_beside(tree: &Tree, node: &Node, slot: usize) {
     let count = leaves_at_once(tree);
-    if !slot.is_multiple_of(count / 2) || !tree.store.has_reader() {
+    if !slot.is_multiple_of(count / 2) || !tree.store.reads_beside(BUDGET_BYTES) {
         return;
     }
     let blocks: Vec<(BlockPtr, Key)> = (slot + 1..node.len().min(slot + 1 + count))

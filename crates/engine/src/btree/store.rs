@@ -43,7 +43,7 @@ pub(crate) struct Store {
     geometry: Geometry,
     cache: Cache<LogicalAddr, Arc<Block>, BlockWeighter>,
     /// Bytes of blocks in memory, the dirty ones included.
-    budget_bytes: u64,
+    pub(super) budget_bytes: u64,
     /// Of them, left to dirty blocks; in whole steps.
     left_bytes: AtomicU64,
     pub(super) wanted: Wanted,

@@ -65,7 +65,9 @@ fn made() -> Arc<Counting> {
 fn opened(counting: &Arc<Counting>) -> Filesystem {
     let device: Arc<dyn Device> = Arc::clone(counting) as Arc<dyn Device>;
     let volume = Volume::open(vec![device], &VolumeOptions::default()).unwrap();
-    Filesystem::open(volume, open_options()).unwrap()
+    // Room for all of it.
+    let options = OpenOptions { cache_bytes: 64 << 20, ..open_options() };
+    Filesystem::open(volume, options).unwrap()
 }
 
 /// Walks through all items, and returns how many requests that took. `at_each` is called for each of them.
