@@ -219,9 +219,6 @@ impl Cursor {
             let Block::Node(node) = &**parent else { break };
             let ptr = child_ptr(node, *parent_slot);
             let miss = Miss { ptr, first_key: Some(node.key(*parent_slot)) };
-            if below == 0 && mode == Readahead::Beside {
-                readahead::ask_beside(&self.tree, node, *parent_slot);
-            }
             let mut loaded = None;
             let block = loop {
                 let found = {
@@ -240,6 +237,9 @@ impl Cursor {
                 readahead::around(&self.tree, parent, *parent_slot, mode);
                 loaded = self.tree.load(&miss, self.version)?;
             };
+            if below == 0 && mode == Readahead::Beside {
+                readahead::ask_beside(&self.tree, node, *parent_slot);
+            }
             let last = block.len().saturating_sub(1);
             self.path[below] = (block, slot.min(last));
         }

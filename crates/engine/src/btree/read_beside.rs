@@ -40,13 +40,12 @@ pub(super) struct Request {
 impl Store {
     /// Reads what walks will want, until `is_stopping` says so behind [`Store::wake_readers`]. Threads may serve together.
     pub(crate) fn serve_reads(&self, is_stopping: impl Fn() -> bool) {
-        self.wanted.reader_count.fetch_add(1, Ordering::Relaxed);
-        while let Some(request) = self.next_request(&is_stopping) {
-            self.read_wanted(request);
-            self.wanted.queue.lock().reading_count -= 1;
-            self.wanted.changed.notify_all();
+        let serving = Serving::new(&self.wanted);
+        while let Some(Request { root, blocks }) = self.next_request(&is_stopping) {
+            let _reading = Reading(&self.wanted);
+            self.read_runs(blocks, root, || !is_stopping());
         }
-        self.wanted.reader_count.fetch_sub(1, Ordering::Relaxed);
+        drop(serving);
     }
 
     /// Has all who serve look whether they are to stop.
@@ -57,19 +56,25 @@ impl Store {
         drop(queue);
     }
 
+    /// Whether so many bytes may be read ahead: somebody does it, and they are still in memory when they are wanted.
+    pub(super) fn reads_beside(&self, len_bytes: usize) -> bool {
+        let left_bytes = self.left_bytes.load(Ordering::Relaxed);
+        let kept_bytes = self.budget_bytes.saturating_sub(left_bytes);
+        self.has_reader() && kept_bytes / BUDGET_PART >= len_bytes as u64
+    }
+
     /// Whether somebody reads what is asked for.
     pub(crate) fn has_reader(&self) -> bool {
         self.wanted.reader_count.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether so many bytes may be read ahead: somebody does it, and they are still in memory when they are wanted.
-    pub(super) fn reads_beside(&self, len_bytes: usize) -> bool {
-        self.has_reader() && self.budget_bytes / BUDGET_PART >= len_bytes as u64
-    }
-
     /// Asks for blocks to be read before they are needed.
     pub(super) fn ask_for(&self, request: Request) {
         let mut queue = self.wanted.queue.lock();
+        // The last one to serve may have gone.
+        if !self.has_reader() {
+            return;
+        }
         if queue.requests.len() == REQUESTS_MAX {
             queue.requests.pop_front();
         }
@@ -91,18 +96,42 @@ impl Store {
         }
     }
 
-    fn read_wanted(&self, Request { root, mut blocks }: Request) {
-        // Who asked may have come there first.
-        blocks.retain(|(ptr, _)| self.cached(ptr, None).is_none());
-        self.read_runs(blocks, root);
-    }
-
-    /// Waits until all that was asked for has been read.
+    /// Waits until all that was asked for has been read, or nobody reads.
     #[cfg(test)]
     pub(crate) fn wait_for_readers(&self) {
         let mut queue = self.wanted.queue.lock();
         while !queue.requests.is_empty() || queue.reading_count > 0 {
             self.wanted.changed.wait(&mut queue);
         }
+    }
+}
+
+/// A thread that serves; nobody asks it any more also if that panics.
+struct Serving<'a>(&'a Wanted);
+
+impl<'a> Serving<'a> {
+    fn new(wanted: &'a Wanted) -> Self {
+        wanted.reader_count.fetch_add(1, Ordering::Relaxed);
+        Self(wanted)
+    }
+}
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock();
+        if self.0.reader_count.fetch_sub(1, Ordering::Relaxed) == 1 {
+            queue.requests.clear();
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+/// A request that is being read; not any more also if that panics.
+struct Reading<'a>(&'a Wanted);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().reading_count -= 1;
+        self.0.changed.notify_all();
     }
 }

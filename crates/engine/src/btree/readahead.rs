@@ -61,7 +61,7 @@ pub(crate) fn around(tree: &Tree, node: &Block, slot: usize, mode: Readahead) {
         })
         .map(|slot| (child_ptr(node, slot), node.key(slot)))
         .collect();
-    tree.store.read_runs(wanted, tree.id);
+    tree.store.read_runs(wanted, tree.id, || true);
 }
 
 /// Asks for the leaves behind `slot` of `node`, a node of level 1, to which a walk has stepped: at
@@ -86,7 +86,7 @@ fn leaves_at_once(tree: &Tree) -> usize {
 
 fn is_present(tree: &Tree, node: &Node, slot: usize) -> bool {
     let ptr = child_ptr(node, slot);
-    tree.store.cached(&ptr, None).is_some() || tree.read().dirty.contains_key(&ptr.addr)
+    tree.store.has(&ptr) || tree.read().dirty.contains_key(&ptr.addr)
 }
 
 /// What `node` says of the child in `slot`.

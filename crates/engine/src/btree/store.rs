@@ -1,7 +1,9 @@
 //! Clean blocks: read from the volume, verified once, kept in a bounded cache.
 
-use quick_cache::Weighter;
-use quick_cache::sync::Cache;
+use std::time::Duration;
+
+use quick_cache::sync::{Cache, DefaultLifecycle, EntryAction, EntryResult, PlaceholderGuard};
+use quick_cache::{DefaultHashBuilder, Weighter};
 use ubtrfs_ondisk::block::{Block, zeroed_block};
 use ubtrfs_ondisk::verify::{self, Expect, Geometry};
 use ubtrfs_ondisk::{Generation, Key, LogicalAddr, RootId};
@@ -25,6 +27,12 @@ impl BlockPtr {
     pub(crate) fn is_of(&self, block: &Block) -> bool {
         block.generation() == self.generation && block.level() == self.level
     }
+
+    /// The same, with a first key if that is known.
+    #[inline]
+    fn means(&self, block: &Block, first_key: Option<&Key>) -> bool {
+        self.is_of(block) && first_key.is_none_or(|key| block.first_key() == Some(*key))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +44,25 @@ impl Weighter<LogicalAddr, Arc<Block>> for BlockWeighter {
     }
 }
 
+type Place<'a> = PlaceholderGuard<
+    'a,
+    LogicalAddr,
+    Arc<Block>,
+    BlockWeighter,
+    DefaultHashBuilder,
+    DefaultLifecycle<LogicalAddr, Arc<Block>>,
+>;
+
+/// What is known of a block that is wanted.
+enum Found<'a> {
+    /// It is in memory.
+    Block(Arc<Block>),
+    /// It may be read, and kept there.
+    Place(Place<'a>),
+    /// Somebody else is reading it, or another block has its address by now.
+    Busy,
+}
+
 /// The clean blocks of a filesystem.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -45,7 +72,7 @@ pub(crate) struct Store {
     /// Bytes of blocks in memory, the dirty ones included.
     pub(super) budget_bytes: u64,
     /// Of them, left to dirty blocks; in whole steps.
-    left_bytes: AtomicU64,
+    pub(super) left_bytes: AtomicU64,
     pub(super) wanted: Wanted,
     counts: Counts,
 }
@@ -132,12 +159,15 @@ impl Store {
     /// under which it was verified.
     #[inline]
     pub(crate) fn cached(&self, ptr: &BlockPtr, first_key: Option<&Key>) -> Option<Arc<Block>> {
-        let block = self.cache.get(&ptr.addr)?;
-        let has_key = first_key.is_none_or(|key| block.first_key() == Some(*key));
-        (ptr.is_of(&block) && has_key).then_some(block)
+        self.cache.get(&ptr.addr).filter(|block| ptr.means(block, first_key))
     }
 
-    /// Puts a block in that was just written, or just read.
+    /// Whether [`Store::cached`] has it, which is no use of it.
+    pub(super) fn has(&self, ptr: &BlockPtr) -> bool {
+        self.cache.peek(&ptr.addr).is_some_and(|block| ptr.means(&block, None))
+    }
+
+    /// Puts a block in that was just written.
     pub(crate) fn insert(&self, block: Arc<Block>) {
         self.cache.insert(block.bytenr(), block);
     }
@@ -160,6 +190,12 @@ impl Store {
         if let Some(block) = self.cached(ptr, first_key.as_ref()) {
             return Ok(block);
         }
+        // Behind who reads it already.
+        let place = match self.place(ptr, first_key.as_ref(), None) {
+            Found::Block(block) => return Ok(block),
+            Found::Place(place) => Some(place),
+            Found::Busy => None,
+        };
         let expect = expect(ptr, root, first_key);
         let mut bytes = zeroed_block(self.geometry.nodesize_bytes);
         let accepted = Mutex::new(None);
@@ -172,34 +208,81 @@ impl Store {
         self.counts.blocks_read.fetch_add(1, Ordering::Relaxed);
         let block = accepted.into_inner().expect("an accepted read left its block");
         let block = Arc::new(block);
-        self.insert(Arc::clone(&block));
+        place.map(|place| place.insert(Arc::clone(&block)));
         Ok(block)
     }
 
-    /// Reads blocks, those that lie side by side with one request, and keeps those that are whole. A
-    /// hint: what is damaged is met again, and reported, by [`Store::read`].
-    pub(super) fn read_runs(&self, mut blocks: Vec<(BlockPtr, Key)>, root: RootId) {
-        let nodesize = self.geometry.nodesize_bytes as u64;
-        blocks.sort_by_key(|(ptr, _)| ptr.addr);
-        for run in
-            blocks.chunk_by(|(a, _), (b, _)| a.addr.0.checked_add(nodesize) == Some(b.addr.0))
-        {
-            self.read_run(run, root);
+    /// Where what is read of a block will be kept, if it is not there. Whoever drops or writes a block of that address meanwhile takes the
+    /// place away: what was read may be what was there before, of the same transaction even, and is not kept then. One at a time has the
+    /// place; others wait for so long, forever with `None`.
+    fn place(
+        &self,
+        ptr: &BlockPtr,
+        first_key: Option<&Key>,
+        how_long: Option<Duration>,
+    ) -> Found<'_> {
+        let look = |_: &LogicalAddr, block: &mut Arc<Block>| {
+            if ptr.means(block, first_key) {
+                EntryAction::Retain(Found::Block(Arc::clone(block)))
+            } else if block.generation() > ptr.generation {
+                // It has taken the place of the one meant, of which the caller heard before.
+                EntryAction::Retain(Found::Busy)
+            } else {
+                EntryAction::ReplaceWithGuard
+            }
+        };
+        match self.cache.entry(&ptr.addr, how_long, look) {
+            EntryResult::Retained(found) => found,
+            EntryResult::Replaced(place, _) | EntryResult::Vacant(place) => Found::Place(place),
+            EntryResult::Removed(..) | EntryResult::Timeout => Found::Busy,
         }
     }
 
-    fn read_run(&self, run: &[(BlockPtr, Key)], root: RootId) {
+    /// Reads blocks that are not in memory, those that lie side by side with one request, as long as `goes_on` says so, and keeps those
+    /// that are whole. A hint: what is damaged is met again, and reported, by [`Store::read`].
+    pub(crate) fn read_runs(
+        &self,
+        mut blocks: Vec<(BlockPtr, Key)>,
+        root: RootId,
+        goes_on: impl Fn() -> bool,
+    ) {
+        let nodesize = self.geometry.nodesize_bytes as u64;
+        let touch = |a: &BlockPtr, b: &BlockPtr| a.addr.0.checked_add(nodesize) == Some(b.addr.0);
+        blocks.sort_by_key(|(ptr, _)| ptr.addr);
+        for run in blocks.chunk_by(|(a, _), (b, _)| touch(a, b)) {
+            if !goes_on() {
+                return;
+            }
+            // Others have come to some of them.
+            let free = |(ptr, key): &(BlockPtr, Key)| match self.place(
+                ptr,
+                Some(key),
+                Some(Duration::ZERO),
+            ) {
+                Found::Place(place) => Some((*ptr, *key, place)),
+                Found::Block(_) | Found::Busy => None,
+            };
+            let mut missing: Vec<_> = run.iter().filter_map(free).collect();
+            while !missing.is_empty() {
+                let touching = missing.windows(2).take_while(|pair| touch(&pair[0].0, &pair[1].0));
+                let count = 1 + touching.count();
+                self.read_run(missing.drain(..count).collect(), root);
+            }
+        }
+    }
+
+    fn read_run(&self, run: Vec<(BlockPtr, Key, Place<'_>)>, root: RootId) {
         let nodesize = self.geometry.nodesize_bytes;
-        let Some((first, _)) = run.first() else { return };
+        let Some((first, ..)) = run.first() else { return };
         let mut bytes = vec![0; nodesize * run.len()];
         if self.volume.read(first.addr, &mut bytes, &|_| Ok(())).is_err() {
             return;
         }
-        for ((ptr, key), copy) in run.iter().zip(bytes.chunks_exact(nodesize)) {
-            let expect = expect(ptr, root, Some(*key));
+        for ((ptr, key, place), copy) in run.into_iter().zip(bytes.chunks_exact(nodesize)) {
+            let expect = expect(&ptr, root, Some(key));
             if let Ok(block) = verify::block(copy.into(), &self.geometry, &expect) {
                 self.counts.blocks_read.fetch_add(1, Ordering::Relaxed);
-                self.insert(Arc::new(block));
+                let _ = place.insert(Arc::new(block));
             }
         }
     }

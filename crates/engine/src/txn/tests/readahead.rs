@@ -3,17 +3,46 @@
 use std::io;
 
 use ubtrfs_ondisk::PhysicalAddr;
-use ubtrfs_rt::{AtomicBool, AtomicU64, Ordering};
+use ubtrfs_ondisk::block::Block;
+use ubtrfs_rt::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use ubtrfs_volume::MemDevice;
 
 use super::*;
+use crate::btree::readahead::child_ptr;
 use crate::btree::{Readahead, Store, Tree};
 
-/// A device in memory that counts its reads.
+/// A device in memory that counts its reads, and holds up what it has read.
 #[derive(Debug)]
 struct Counting {
     device: MemDevice,
     reads: AtomicU64,
+    hold: Mutex<Hold>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default, PartialEq)]
+enum Hold {
+    #[default]
+    No,
+    /// What is read next.
+    Next,
+    /// It has been read.
+    Held,
+}
+
+impl Counting {
+    /// Until the next read has been done, whose reader does not know yet.
+    fn wait_until_held(&self) {
+        let mut hold = self.hold.lock();
+        while *hold != Hold::Held {
+            self.changed.wait(&mut hold);
+        }
+    }
+
+    fn set(&self, hold: Hold) {
+        *self.hold.lock() = hold;
+        self.changed.notify_all();
+    }
 }
 
 impl Device for Counting {
@@ -25,7 +54,16 @@ impl Device for Counting {
     }
     fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        self.device.read_at(at, buf)
+        self.device.read_at(at, buf)?;
+        let mut hold = self.hold.lock();
+        if *hold == Hold::Next {
+            *hold = Hold::Held;
+            self.changed.notify_all();
+            while *hold == Hold::Held {
+                self.changed.wait(&mut hold);
+            }
+        }
+        Ok(())
     }
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> io::Result<()> {
         self.device.write_at(at, buf)
@@ -48,8 +86,12 @@ const ITEM_COUNT: u64 = 50_000;
 
 /// A filesystem with so many items in one tree.
 fn made() -> Arc<Counting> {
-    let counting =
-        Arc::new(Counting { device: MemDevice::new(256 << 20), reads: AtomicU64::new(0) });
+    let counting = Arc::new(Counting {
+        device: MemDevice::new(256 << 20),
+        reads: AtomicU64::new(0),
+        hold: Mutex::default(),
+        changed: Condvar::default(),
+    });
     let device: Arc<dyn Device> = Arc::clone(&counting) as Arc<dyn Device>;
     let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime()).unwrap();
     let fs = Filesystem::open(volume, open_options()).unwrap();
@@ -147,4 +189,74 @@ fn leaves_that_a_walk_will_want_are_read_by_who_serves_it() {
         assert_eq!(requests(&counting, &tree, Readahead::Beside, || store.wait_for_readers()), 0);
     });
     assert!(!tree.store.has_reader());
+}
+
+/// A block that was dropped, and whose place another one of the same transaction and first key had by the time it had been read, was
+/// kept, and taken for that one.
+#[test]
+fn what_was_read_of_a_block_is_not_kept_once_another_has_its_place() {
+    let counting = made();
+    let fs = opened(&counting);
+    let tree = fs.tree(RootId::UUID_TREE).unwrap();
+    let store = &tree.store;
+    let root = store.read(&tree.read().root, tree.id, None).unwrap();
+    let Block::Node(node) = &*root else { panic!("a tree of one leaf") };
+    let (ptr, first_key) = (child_ptr(node, 1), node.key(1));
+    let one_by_one = || drop(store.read(&ptr, tree.id, Some(first_key)).unwrap());
+    let ahead = || store.read_runs(vec![(ptr, first_key)], tree.id, || true);
+    let readers: [&(dyn Fn() + Sync); 2] = [&one_by_one, &ahead];
+    for read in readers {
+        // Nothing happens: it is kept.
+        store.forget(ptr.addr);
+        read();
+        let old = store.cached(&ptr, Some(&first_key)).unwrap();
+        let mut other = Block::clone(&old);
+        let Block::Leaf(leaf) = &mut other else { panic!("no leaf") };
+        leaf.data_mut(0).fill(7);
+        let other = Arc::new(other);
+        for takes_its_place in [false, true] {
+            store.forget(ptr.addr);
+            counting.set(Hold::Next);
+            std::thread::scope(|scope| {
+                scope.spawn(read);
+                counting.wait_until_held();
+                store.forget(ptr.addr);
+                if takes_its_place {
+                    store.insert(Arc::clone(&other));
+                }
+                counting.set(Hold::No);
+            });
+            let kept = store.cached(&ptr, Some(&first_key));
+            assert_eq!(kept.is_some(), takes_its_place);
+            assert!(kept.is_none_or(|kept| Arc::ptr_eq(&kept, &other)));
+        }
+    }
+}
+
+/// Who wants a block that is being read waits for that, and reads nothing.
+#[test]
+fn block_is_read_once_however_many_want_it() {
+    let counting = made();
+    let fs = opened(&counting);
+    let tree = fs.tree(RootId::UUID_TREE).unwrap();
+    let (store, id) = (&tree.store, tree.id);
+    let root = store.read(&tree.read().root, id, None).unwrap();
+    let Block::Node(node) = &*root else { panic!("a tree of one leaf") };
+    let blocks = [1, 2, 3].map(|slot| (child_ptr(node, slot), node.key(slot)));
+    let before = counting.reads.load(Ordering::Relaxed);
+    counting.set(Hold::Next);
+    std::thread::scope(|scope| {
+        scope.spawn(|| store.read_runs(blocks.to_vec(), id, || true));
+        counting.wait_until_held();
+        let readers =
+            blocks.map(|(ptr, key)| scope.spawn(move || store.read(&ptr, id, Some(key)).unwrap()));
+        // Who asks ahead for what is being read asks for nothing.
+        store.read_runs(blocks.to_vec(), id, || true);
+        counting.set(Hold::No);
+        for (reader, (ptr, key)) in readers.into_iter().zip(blocks) {
+            assert_eq!(reader.join().unwrap().bytenr(), ptr.addr);
+            assert!(store.cached(&ptr, Some(&key)).is_some());
+        }
+    });
+    assert_eq!(counting.reads.load(Ordering::Relaxed) - before, 1);
 }
