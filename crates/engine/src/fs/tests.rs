@@ -7,9 +7,10 @@ use ubtrfs_ondisk::{
     FileOffset, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId,
 };
 use ubtrfs_rt::{Arc, Runtime, Time};
-use ubtrfs_volume::{Device, MemDevice};
+use ubtrfs_volume::{Device, MemDevice, Volume, VolumeOptions};
 use zerocopy::IntoBytes;
 
+use super::background::BackgroundOptions;
 use super::inode::InodeId;
 use super::make::{EntryBytes, NewInode, SetAttributes, insert_name};
 use crate::data::compression::{self, Method};
@@ -410,4 +411,46 @@ fn file_that_is_removed_while_it_is_dirty_is_not_kept_in_memory() {
 fn inodes_and_open_files_are_small_in_memory() {
     assert!(2 * size_of::<(InodeId, super::state::HeldInode)>() <= 512);
     assert!(size_of::<super::open_file::Space>() <= 1024);
+}
+
+/// Who walks through the extents of a file has the tree's leaves read by a thread of the background, as long as there is one.
+#[test]
+fn extents_of_a_file_are_read_beside_who_walks_through_them() {
+    const EXTENTS: u64 = 6000;
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+    let runtime = Arc::new(Runtime::simulated(1));
+    let volume = mkfs(vec![Arc::clone(&device)], &MkfsOptions::default(), &runtime).unwrap();
+    let fs = Filesystem::open(volume, OpenOptions { runtime, ..OpenOptions::default() }).unwrap();
+    let id = new_file(&fs, "file");
+    for at in 0..EXTENTS {
+        let place = extent(LogicalAddr(16 << 20), SECTOR, 0, SECTOR);
+        put_extent(&fs, id, at * 2 * SECTOR, &FileExtent::Prealloc(place));
+    }
+    set_size(&fs, id, EXTENTS * 2 * SECTOR);
+    fs.commit().unwrap();
+    drop(fs);
+    let open = || {
+        let volume = Volume::open(vec![Arc::clone(&device)], &VolumeOptions::default()).unwrap();
+        Filesystem::open(volume, OpenOptions::default()).unwrap()
+    };
+    // A half of them, so that there is something to read ahead.
+    let blocks_read_by_walk = |fs: &Filesystem| {
+        let before = fs.blocks_read();
+        let mappings = fs.file_extents(id, FileOffset(0)).unwrap();
+        for mapping in mappings.take(usize::try_from(EXTENTS).unwrap()) {
+            mapping.unwrap();
+            fs.inner.core.roots.store.wait_for_readers();
+        }
+        fs.blocks_read() - before
+    };
+    let alone = blocks_read_by_walk(&open());
+    let fs = open();
+    let background = fs.run_in_background(BackgroundOptions::default()).unwrap();
+    while !fs.inner.core.roots.store.has_reader() {
+        ubtrfs_rt::yield_now();
+    }
+    let beside = blocks_read_by_walk(&fs);
+    assert!(beside >= alone + 8, "{beside} blocks read, alone {alone}");
+    drop(background);
+    assert!(!fs.inner.core.roots.store.has_reader());
 }
