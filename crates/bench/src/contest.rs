@@ -52,8 +52,17 @@ impl Series {
     }
 }
 
-/// The middle value; of an even number, the lower middle one.
+/// The largest value; NaN if one is, or there is none: what is missing must not pass for small.
+pub(crate) fn largest_value(values: impl IntoIterator<Item = f64>) -> f64 {
+    let larger = |a: f64, b: f64| if a.is_nan() || a > b { a } else { b };
+    values.into_iter().reduce(larger).unwrap_or(f64::NAN)
+}
+
+/// The middle value; of an even number, the lower middle one. NaN if one is, or there is none: what a round lacks is not known.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    if values.iter().any(|value| value.is_nan()) {
+        return f64::NAN;
+    }
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
 }
@@ -90,6 +99,19 @@ mod tests {
     fn median_of_an_odd_number_is_the_middle_one() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.0);
+    }
+
+    #[test]
+    fn values_of_which_one_is_missing_have_no_median_and_no_largest() {
+        // Divisions give NaN of either sign, which sorts before or behind all else.
+        for nan in [f64::NAN, -f64::NAN] {
+            assert!(median(vec![1.0, nan, 2.0]).is_nan());
+            for values in [[nan, 1.0, 2.0], [1.0, nan, 2.0], [1.0, 2.0, nan]] {
+                assert!(largest_value(values).is_nan(), "{values:?}");
+            }
+        }
+        assert!(median(Vec::new()).is_nan() && largest_value([]).is_nan());
+        assert_eq!(largest_value([1.0, 3.0, 2.0]), 3.0);
     }
 
     #[test]

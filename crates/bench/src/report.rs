@@ -76,6 +76,7 @@ impl Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            _ if self.number().is_some_and(|number| !number.is_finite()) => f.write_str("–"),
             Self::Text(text) => f.write_str(text),
             Self::Seconds(seconds) => write!(f, "{seconds:.2}"),
             Self::Precise(seconds) => write!(f, "{seconds:.4}"),
@@ -275,6 +276,14 @@ mod tests {
         let text = "**Things**\n\n| who    | wall s |\n|--------|-------:|\n\
                     | ours   |   1.23 |\n| kernel |      – |\n";
         assert_eq!(table().to_string(), text);
+    }
+
+    #[test]
+    fn figure_that_is_missing_is_not_shown_as_a_number() {
+        for cell in [Cell::Seconds(f64::NAN), Cell::Ratio(f64::INFINITY), Cell::Missing] {
+            assert_eq!(cell.to_string(), "–");
+            assert!(cell.to_json().is_null());
+        }
     }
 
     #[test]

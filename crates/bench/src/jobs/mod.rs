@@ -202,9 +202,10 @@ impl Outcome {
         self.counts.iter().find(|count| count.what == name).map(|count| count.count)
     }
 
-    /// Seconds that went by in all that is called `what`.
+    /// Seconds that went by in all that is called `what`; NaN if nothing is, as what was not timed did not take no time.
     pub fn wall_s(&self, what: &str) -> f64 {
-        self.all(what).map(|timing| timing.wall_ns as f64 / 1e9).sum()
+        let walls = self.all(what).map(|timing| timing.wall_ns as f64 / 1e9);
+        walls.reduce(f64::add).unwrap_or(f64::NAN)
     }
 }
 

@@ -42,11 +42,12 @@ impl Kept {
         Ok(())
     }
 
-    /// Nanoseconds of one of what is called so.
+    /// Nanoseconds of one of what is called so; NaN if there is none.
     pub(super) fn wall_each_ns(&self, what: &str) -> f64 {
-        let all = || self.outcome.all(what);
-        let count: u64 = all().map(|timing| timing.count).sum();
-        all().map(|timing| timing.wall_ns).sum::<u64>() as f64 / count.max(1) as f64
+        match self.outcome.all(what).map(|timing| timing.count).sum() {
+            0_u64 => f64::NAN,
+            count => self.outcome.wall_s(what) * 1e9 / count as f64,
+        }
     }
 }
 
@@ -231,4 +232,17 @@ pub(super) fn push_counts(table: &mut Table, first: &Cell, series: &Series<Kept>
 /// If it did not.
 pub(super) fn told<T>(value: Option<T>, what: &str) -> Result<T> {
     value.ok_or_else(|| Error::Input { what: format!("a job did not tell {what}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was not timed once gave 0, which is below every goal.
+    #[test]
+    fn time_of_what_was_not_timed_is_not_a_number() {
+        let kept = Kept::default();
+        assert!(kept.wall_each_ns("seek, synced").is_nan());
+        assert!(kept.outcome.wall_s("rounds").is_nan());
+    }
 }

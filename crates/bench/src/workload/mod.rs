@@ -377,12 +377,40 @@ fn push_contest(table: &mut Table, job: &str, series: &[Series]) {
 
 /// Whether a goal was met, in words.
 fn verdict(what: &str, have: f64, goal: f64, unit: &str) -> String {
-    let met = if have <= goal { "met" } else { "NOT met" };
-    format!("Goal, {what}: ≤ {goal} {unit}; measured {have:.2} {unit}: {met}.")
+    let met = if is_measured(have) && have <= goal { "met" } else { "NOT met" };
+    format!("Goal, {what}: ≤ {goal} {unit}; measured {}: {met}.", in_words(have, unit))
 }
 
 /// The same, where more is better.
 fn verdict_at_least(what: &str, have: f64, goal: f64, unit: &str) -> String {
-    let met = if have >= goal { "met" } else { "NOT met" };
-    format!("Goal, {what}: ≥ {goal} {unit}; measured {have:.2} {unit}: {met}.")
+    let met = if is_measured(have) && have >= goal { "met" } else { "NOT met" };
+    format!("Goal, {what}: ≥ {goal} {unit}; measured {}: {met}.", in_words(have, unit))
+}
+
+/// Nothing takes no time, and nothing is infinitely fast: such a figure comes of one that is missing.
+fn is_measured(have: f64) -> bool {
+    have.is_finite() && have > 0.0
+}
+
+fn in_words(have: f64, unit: &str) -> String {
+    if is_measured(have) { format!("{have:.2} {unit}") } else { "nothing".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdict_on_what_was_not_measured_is_that_it_is_not_met() {
+        let told = Outcome::default();
+        for have in [told.wall_s("read"), f64::INFINITY, f64::NAN, 0.0] {
+            for verdict in [verdict("it", have, 1.0, "s"), verdict_at_least("it", have, 1.0, "s")] {
+                assert!(verdict.ends_with("measured nothing: NOT met."), "{verdict}");
+            }
+        }
+        let met = "Goal, it: ≤ 1 s; measured 0.50 s: met.";
+        assert_eq!(verdict("it", 0.5, 1.0, "s"), met);
+        assert!(verdict("it", 1.5, 1.0, "s").ends_with("measured 1.50 s: NOT met."));
+        assert!(verdict_at_least("it", 1.5, 1.0, "times").ends_with("measured 1.50 times: met."));
+    }
 }

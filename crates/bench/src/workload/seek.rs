@@ -6,7 +6,7 @@ use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 use super::files::{self, Kept};
 use super::{Context, verdict};
 use crate::chart::{Bar, Chart, Shape};
-use crate::contest::{Contestant, Series, alternate};
+use crate::contest::{Contestant, Series, alternate, largest_value};
 use crate::error::Result;
 use crate::mount::{Kernel, Room, Setup};
 use crate::report::{Cell, Table};
@@ -220,6 +220,7 @@ fn draw(table: &mut Table, befores: &[Size], sizes: &[Size]) {
             let same = series.iter().find(|other| other.name == one.name)?;
             Some((*extents as f64, seek_ns(same, "synced")))
         });
+        let points = points.filter(|(_, ns)| *ns > 0.0);
         (one.name.clone(), points.collect())
     });
     let x_label = "extents of the file".to_owned();
@@ -278,10 +279,7 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
             verdicts.push(verdict_of_copies(state, mounted, kernel, extents));
         }
     }
-    let growth = STATES
-        .map(|state| seek_ns(large, state) / seek_ns(small, state))
-        .into_iter()
-        .fold(0.0, f64::max);
+    let growth = largest_value(STATES.map(|state| seek_ns(large, state) / seek_ns(small, state)));
     verdicts.push(verdict(
         "a seek at the largest size against the smallest",
         growth,

@@ -235,7 +235,7 @@ fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {
         let mut row = vec![Cell::text(job), Cell::text(&one.name)];
         for what in ["write", "read"] {
             row.push(Cell::Seconds(seconds(one, what)));
-            row.push(Cell::Count((mib as f64 / seconds(one, what)).round() as u64));
+            row.push(rate(mib, seconds(one, what)));
             row.push(Cell::Ratio(seconds(one, what) / seconds(ours, what)));
         }
         row.push(count("write", "device writes"));
@@ -243,6 +243,12 @@ fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {
         row.push(Cell::Bytes(one.rounds.iter().map(|run| run.peak_bytes).max().unwrap_or(0)));
         table.push(row);
     }
+}
+
+/// MiB a second.
+fn rate(mib: u64, seconds: f64) -> Cell {
+    let rate = mib as f64 / seconds;
+    if rate.is_finite() { Cell::Count(rate.round() as u64) } else { Cell::Missing }
 }
 
 fn chart(what: &str, mib: u64, plain: &[Series<Kept>], packed: &[Series<Kept>]) -> Chart {
