@@ -58,13 +58,18 @@ pub(crate) fn largest_value(values: impl IntoIterator<Item = f64>) -> f64 {
     values.into_iter().reduce(larger).unwrap_or(f64::NAN)
 }
 
-/// The middle value; of an even number, the lower middle one. NaN if one is, or there is none: what a round lacks is not known.
+/// The middle value; of an even number, the mean of the middle two. NaN if one is, or there is none: what a round lacks is not known.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     if values.iter().any(|value| value.is_nan()) {
         return f64::NAN;
     }
     values.sort_by(f64::total_cmp);
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
+    let middle = values.len() / 2;
+    match (values.get(middle), values.len().is_multiple_of(2)) {
+        (Some(upper), true) => f64::midpoint(values[middle - 1], *upper),
+        (Some(middle), false) => *middle,
+        (None, _) => f64::NAN,
+    }
 }
 
 /// Lets each contestant do the job once a round. Who begins changes from round to round, so that
@@ -98,7 +103,14 @@ mod tests {
     #[test]
     fn median_of_an_odd_number_is_the_middle_one() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.0);
+        assert_eq!(median(vec![3.0]), 3.0);
+    }
+
+    /// It was the lower one: of two rounds, the better.
+    #[test]
+    fn median_of_an_even_number_lies_between_the_middle_two() {
+        assert_eq!(median(vec![2.0, 1.0]), 1.5);
+        assert_eq!(median(vec![40.0, 1.0, 3.0, 2.0]), 2.5);
     }
 
     #[test]

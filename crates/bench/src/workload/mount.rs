@@ -346,12 +346,12 @@ const COLUMNS: [(&str, &str); 9] = [
     ("cpu_s", "CPU s"),
 ];
 
-/// The middle one of the rounds in which the job was done; the lower middle one of an even number.
+/// The middle one of the rounds in which the job was done; of an even number, the slower of the middle two, as one round has to be chosen.
 fn median(series: &Series<Round>, job: Job) -> Option<Figure> {
     let all = series.rounds.iter().flat_map(|round| &round.figures);
     let mut done: Vec<Figure> = all.filter(|figure| figure.job == job).copied().collect();
     done.sort_by(|a, b| a.wall_s.total_cmp(&b.wall_s));
-    done.get(done.len().saturating_sub(1) / 2).copied()
+    done.get(done.len() / 2).copied()
 }
 
 fn push(table: &mut Table, series: &[Series<Round>]) {
@@ -465,4 +465,26 @@ fn note(table: &mut Table, series: &[Series<Round>]) {
          counted in it; the kernel does not hand it on to FUSE servers that mount as these do, so fsync of the top directory follows. CPU: of the program that asks, in user space and in system calls, not of the server. The floor is a \
          FUSE server that does nothing: it keeps names and attributes, and all data reads as zeros.",
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_of_two_rounds_is_the_slower_one() {
+        let round = |wall_s: f64| {
+            let usage =
+                Usage { wall: std::time::Duration::from_secs_f64(wall_s), ..Usage::default() };
+            Round { figures: vec![Figure::of_usage(Job::Untar, 1, usage)], ..Round::default() }
+        };
+        let rounds = |walls: &[f64]| Series {
+            name: "who".to_owned(),
+            rounds: walls.iter().copied().map(round).collect(),
+        };
+        let wall_s = |walls: &[f64]| median(&rounds(walls), Job::Untar).map(|figure| figure.wall_s);
+        assert_eq!(wall_s(&[2.0, 1.0]), Some(2.0));
+        assert_eq!(wall_s(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(wall_s(&[]), None);
+    }
 }
