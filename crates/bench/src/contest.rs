@@ -72,8 +72,8 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Lets each contestant do the job once a round. Who begins changes from round to round, so that
-/// none always runs on what another left behind.
+/// Lets each contestant do the job once a round. Every second round goes backwards, and of each two rounds another begins: the beginning alone would
+/// leave everyone but one behind the same other, on what that one left behind.
 ///
 /// # Errors
 /// The first that fails.
@@ -86,12 +86,20 @@ pub(crate) fn alternate<T>(
         .map(|contestant| Series { name: contestant.name.clone(), rounds: Vec::new() })
         .collect();
     for round in 0..round_count {
-        for turn in 0..contestants.len() {
-            let index = (round + turn) % contestants.len();
+        for index in order(round, contestants.len()) {
             series[index].rounds.push((contestants[index].run)()?);
         }
     }
     Ok(series)
+}
+
+/// In which order so many contestants do the job in a round.
+fn order(round: usize, count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).map(|turn| (round / 2 + turn) % count).collect();
+    if !round.is_multiple_of(2) {
+        order.reverse();
+    }
+    order
 }
 
 #[cfg(test)]
@@ -137,7 +145,24 @@ mod tests {
             })
         };
         let series = alternate(vec![contestant("a"), contestant("b")], 3).unwrap();
-        assert_eq!(*order.borrow(), "abbaab");
+        assert_eq!(*order.borrow(), "abbaba");
         assert_eq!(series[1].rounds.len(), 3);
+    }
+
+    /// Where only the beginning changed, b ran right behind a in all rounds but those that it began.
+    #[test]
+    fn contestants_run_behind_each_other_as_often() {
+        const COUNT: usize = 3;
+        let mut behind = [[0; COUNT]; COUNT];
+        let mut first = [0; COUNT];
+        for order in (0..2 * COUNT).map(|round| order(round, COUNT)) {
+            first[order[0]] += 1;
+            for pair in order.windows(2) {
+                behind[pair[0]][pair[1]] += 1;
+            }
+        }
+        assert_eq!(first, [2; COUNT]);
+        assert_eq!(behind, [[0, 2, 2], [2, 0, 2], [2, 2, 0]]);
+        assert!(order(3, 0).is_empty());
     }
 }
