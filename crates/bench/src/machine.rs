@@ -22,6 +22,10 @@ pub struct Machine {
     pub load_at_end: f64,
     /// A system call that does nothing.
     pub syscall_ns: f64,
+    /// A page of 4 KiB of fresh memory, touched when the run began.
+    pub fresh_page_ns_at_start: f64,
+    /// The same when the run ended.
+    pub fresh_page_ns_at_end: f64,
     /// btrfs-progs, if it is there.
     pub btrfs_progs: Option<String>,
 }
@@ -38,6 +42,8 @@ impl Machine {
             load_at_start: load(),
             load_at_end: 0.0,
             syscall_ns: syscall_ns(),
+            fresh_page_ns_at_start: fresh_page_ns(),
+            fresh_page_ns_at_end: 0.0,
             btrfs_progs: btrfs_progs(),
         }
     }
@@ -92,10 +98,32 @@ fn meminfo_kib(name: &str) -> u64 {
 /// touches it first waits for the host: without this, who comes behind one that freed much is the faster.
 pub(crate) fn touch_memory(mib: u64) {
     const BLOCK_MIB: u64 = 64;
-    let count = mib.min(meminfo_kib("MemAvailable") / 2048) / BLOCK_MIB;
+    let count = mib.min(meminfo_kib("MemAvailable") / 2048).div_ceil(BLOCK_MIB);
     let blocks: Vec<_> = (0..count).map(|_| vec![1_u8; (BLOCK_MIB as usize) << 20]).collect();
     drop(black_box(blocks));
-    // A child's peak begins with its parent's; this one's is that of now again (proc(5)). Where it cannot be, peaks are told too high.
+    forget_peak();
+}
+
+/// What it costs to touch a page of 4 KiB of memory that is mapped anew. Once only: what was touched and freed is cheaper the next time, and
+/// the price is that of memory as jobs find it.
+pub(crate) fn fresh_page_ns() -> f64 {
+    const BYTES: usize = 256 << 20;
+    const PAGE: usize = 4096;
+    let start = Instant::now();
+    // Zeroed, so it is mapped and not touched.
+    let mut memory = black_box(vec![0_u8; BYTES]);
+    for page in memory.chunks_mut(PAGE) {
+        page[0] = 1;
+    }
+    black_box(&memory);
+    let spent = start.elapsed();
+    drop(memory);
+    forget_peak();
+    spent.as_secs_f64() * 1e9 / (BYTES / PAGE) as f64
+}
+
+/// A child's peak begins with its parent's; this one's is that of now again (proc(5)). Where it cannot be, peaks are told too high.
+fn forget_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
@@ -103,4 +131,17 @@ fn btrfs_progs() -> Option<String> {
     let output = ubtrfs_testkit::command("mkfs.btrfs").arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Some(text.rsplit(' ').next()?.trim().trim_start_matches('v').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_tells_what_a_call_and_a_page_cost() {
+        let machine = Machine::look();
+        for price in [machine.syscall_ns, machine.fresh_page_ns_at_start] {
+            assert!(price.is_finite() && price > 0.0, "{machine:?}");
+        }
+    }
 }

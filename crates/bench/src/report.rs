@@ -244,7 +244,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "ubtrfs-bench {}; at {}; {}; {} cores ({}), {} GiB; Linux {}; btrfs-progs {}; load {:.1} at the start, {:.1} at the \
-             end; a bare system call {:.0} ns",
+             end; a bare system call {:.0} ns; a page of fresh memory touched {:.0} ns at the start, {:.0} ns at the end",
             self.arguments,
             if self.commit.is_empty() { "an unknown commit" } else { &self.commit },
             self.date,
@@ -256,6 +256,8 @@ impl fmt::Display for Report {
             machine.load_at_start,
             machine.load_at_end,
             machine.syscall_ns,
+            machine.fresh_page_ns_at_start,
+            machine.fresh_page_ns_at_end,
         )
     }
 }

@@ -336,6 +336,10 @@ fn judge_texts(run: &Run) {
     let arguments = "seek zeroing sequential --rounds 1 --scale 0.001 --vs none";
     assert_eq!(run.figures["arguments"], arguments);
     let commit = run.figures["commit"].as_str().unwrap();
+    for price in ["syscall_ns", "fresh_page_ns_at_start", "fresh_page_ns_at_end"] {
+        assert!(run.figures["machine"][price].as_f64().unwrap() > 0.0, "{price}");
+    }
+    assert!(run.stdout.contains("a page of fresh memory touched"));
     for text in [&run.stdout, &run.page] {
         assert!(text.contains(&format!("ubtrfs-bench {arguments}; at ")) && text.contains(commit));
     }

@@ -12,6 +12,11 @@ use crate::mount::{Kernel, Mount, Setup};
 use crate::peer::Peer;
 use crate::report::{Cell, Table};
 
+const BLOCK_BYTES: u64 = 4096;
+
+/// What a reader must know of [`Kept::add`].
+pub(super) const MEMORY_NOTE: &str = "Memory is touched before each job, as much as its file and as much for its cache, and left free.";
+
 /// What the processes of one round told.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kept {
@@ -28,9 +33,15 @@ impl Kept {
         Self { touched_mib: 2 * mib, ..Self::default() }
     }
 
-    /// Of a job that takes a number.
+    /// Of a job that takes a number: of MiB, or of blocks that it writes. Whoever does it, as much is touched.
     fn of(job: &str, count: u64) -> Self {
-        if job == "sequential" { Self::on_touched_memory(count) } else { Self::default() }
+        let bytes = match job {
+            "seek" => count * BLOCK_BYTES,
+            // A range has as many blocks between them that are zeroed, too.
+            "zeroing" => 2 * count * BLOCK_BYTES,
+            _ => count << 20,
+        };
+        Self::on_touched_memory(bytes.div_ceil(1 << 20))
     }
 
     pub(super) fn add(&mut self, command: &mut Command) -> Result<()> {
@@ -239,6 +250,15 @@ mod tests {
     use super::*;
 
     /// What was not timed once gave 0, which is below every goal.
+    #[test]
+    fn memory_is_touched_for_a_file_and_its_cache_before_each_job() {
+        let touched_mib = |job, count| Kept::of(job, count).touched_mib;
+        assert_eq!(touched_mib("sequential", 4096), 8192);
+        assert_eq!(touched_mib("seek", 131_072), 1024);
+        assert_eq!(touched_mib("zeroing", 16_384), 256);
+        assert_eq!(touched_mib("zeroing", 1), 2);
+    }
+
     #[test]
     fn time_of_what_was_not_timed_is_not_a_number() {
         let kept = Kept::default();

@@ -214,6 +214,7 @@ pub fn run(
         tables.extend(made);
     }
     machine.load_at_end = machine::load();
+    machine.fresh_page_ns_at_end = machine::fresh_page_ns();
     let arguments = arguments(workloads, options);
     Ok(Report { date, arguments, commit: machine::commit(), machine, tables })
 }

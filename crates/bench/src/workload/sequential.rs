@@ -297,7 +297,7 @@ fn note(
     }
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
-    table.note("Memory is touched before each run, as much as it needs, and left free.");
+    table.note(files::MEMORY_NOTE);
     table.note("Copy: a plain file that lies where the image does is read by 1 MiB and written, durable in the end; then back.");
     table.note(format!(
         "Write: with the fsync behind it. Ours with the default cache, as users have it, of which at most {} MiB are file data; the kernel's with all \

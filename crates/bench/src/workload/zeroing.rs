@@ -162,6 +162,7 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept
     }
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
+    table.note(files::MEMORY_NOTE);
     table.note(format!(
         "The loop, without the fsync behind it. Ours in process with a cache of 1 GiB, which holds all of it, as the kernel's does; the \
          kernel's by two system calls, each {:.0} ns here when it does nothing. With the default cache, as users have it, at most {} MiB are file \
