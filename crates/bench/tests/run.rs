@@ -276,6 +276,8 @@ fn judge_sequential(run: &Run) {
     for row in rows {
         assert!(row["write_s"].as_f64().unwrap() > 0.0 && row["read_s"].as_f64().unwrap() > 0.0);
         assert_eq!(row["device_writes"].is_null(), row["who"] == "plain file", "{row}");
+        let is_packed = row["job"].as_str().unwrap().starts_with("zstd");
+        assert_eq!(row["stored_bytes"].as_u64().is_some_and(|bytes| bytes > 0), is_packed, "{row}");
     }
     for job in ["plain", "copy", "zstd:1", of_sources, by_64, by_4] {
         let count = |done: &str, column: &str| {

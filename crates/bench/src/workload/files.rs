@@ -1,5 +1,7 @@
 //! What the workloads share that do something to one large file.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -23,8 +25,10 @@ pub(super) struct Kept {
     pub(super) outcome: Outcome,
     /// The most of them.
     pub(super) peak_bytes: u64,
+    /// What the image takes where it lies since the first of them was done, without what it took before.
+    pub(super) stored_bytes: Option<u64>,
     /// What is touched before each of them.
-    touched_mib: u64,
+    pub(super) touched_mib: u64,
 }
 
 impl Kept {
@@ -81,6 +85,7 @@ pub(super) fn ours(
         arguments(phase, &mut command);
         kept.add(&mut command)?;
         if at == 0 {
+            kept.stored_bytes = Some(taken_bytes(&image)?);
             context.check("image", 1)?;
         }
     }
@@ -103,16 +108,36 @@ pub(super) fn theirs(
     let image = context.scratch.absent("image")?;
     kernel.make(&image, setup.room)?;
     let mut kept = Kept::of(job, count);
-    for phase in phases {
+    let taken_before = taken_bytes(&image)?;
+    for (at, phase) in phases.iter().enumerate() {
         on_mount(kernel, &image, setup.options, |path| {
             let mut command = context.job(job);
             command.arg(path).arg(count.to_string()).args(["--system", "--phase", phase]);
             command.args(arguments);
             kept.add(&mut command)
         })?;
+        if at == 0 {
+            kept.stored_bytes = Some(taken_bytes(&image)?.saturating_sub(taken_before));
+        }
     }
     context.scratch.absent("image")?;
     Ok(kept)
+}
+
+/// What a file takes of the filesystem that it lies on.
+///
+/// # Errors
+/// If it cannot be told.
+fn taken_bytes(image: &Path) -> Result<u64> {
+    const BLOCK_BYTES: u64 = 512;
+    let look = || {
+        let file = File::open(image)?;
+        // A disk's filesystem may give it space no sooner.
+        file.sync_all()?;
+        file.metadata()
+    };
+    let told = look().map_err(Error::io(format!("look at {}", image.display())))?;
+    Ok(told.blocks() * BLOCK_BYTES)
 }
 
 fn on_mount<T>(

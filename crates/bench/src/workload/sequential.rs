@@ -22,6 +22,12 @@ const PHASES: [&str; 2] = ["make", "look"];
 /// Of sources, as long as of the text: further than any compression looks back.
 const CONTENTS_BYTES: usize = 64 << 20;
 const ZSTD: &str = "compress=zstd:1";
+/// Names of jobs.
+const PACKED: &str = "zstd:1";
+const OF_SOURCES: &str = "zstd:1 of sources";
+/// What is stored of the same file may differ by such a share of it, or by so much, which is that of trees.
+const STORED_SHARE_MAX: f64 = 0.1;
+const STORED_BYTES_MAX: f64 = 4_194_304.0;
 /// Names of jobs, and KiB a call.
 const SMALLER_CALLS: [(&str, &str); 2] = [("plain by 64 KiB", "64"), ("plain by 4 KiB", "4")];
 
@@ -43,6 +49,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         ("read_times_ours", "× ours"),
         ("device_writes", "device writes"),
         ("device_reads", "device reads"),
+        ("stored_bytes", "MiB stored"),
         ("peak_bytes", "peak MiB"),
     ];
     let mut table = Table::new("sequential", title, &columns);
@@ -51,6 +58,9 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     // How long the library takes depends on what it is given, and what all else takes does not.
     let contents = contents(context)?;
     let of_sources = measure(context, mib, ZSTD, &["--compress", "1"], &["--contents", &contents])?;
+    for (job, series) in [(PACKED, &packed), (OF_SOURCES, &of_sources)] {
+        require_as_much_stored(job, series)?;
+    }
     let copied = copies(context, mib)?;
     push(&mut table, "plain", mib, &plain);
     // What a call takes decides whether what is written goes by memory: whole MiB behind what memory keeps do not.
@@ -61,8 +71,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         by_parts.push((job, series));
     }
     push(&mut table, "copy", mib, &copied);
-    push(&mut table, "zstd:1", mib, &packed);
-    push(&mut table, "zstd:1 of sources", mib, &of_sources);
+    push(&mut table, PACKED, mib, &packed);
+    push(&mut table, OF_SOURCES, mib, &of_sources);
     table.charts = ["write", "read"].map(|what| chart(what, mib, &plain, &packed)).to_vec();
     note(context, &mut table, &plain, &packed, &copied);
     for (job, series) in &by_parts {
@@ -76,12 +86,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     }
     let goal = " with zstd:1, of sources, against the kernel";
     note_times(&mut table, &of_sources, Kernel::Btrfs.name(), TIMES_KERNEL_ZSTD_MIN, goal);
-    let mut series = vec![
-        ("plain", &plain),
-        ("copy", &copied),
-        ("zstd:1", &packed),
-        ("zstd:1 of sources", &of_sources),
-    ];
+    let mut series =
+        vec![("plain", &plain), ("copy", &copied), (PACKED, &packed), (OF_SOURCES, &of_sources)];
     series.extend(by_parts.iter().map(|(job, series)| (*job, series)));
     Ok(vec![table, counts(&series)])
 }
@@ -240,9 +246,41 @@ fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {
         }
         row.push(count("write", "device writes"));
         row.push(count("read", "device reads"));
+        // Of the rest it is the file, and trees.
+        let stored = if job.starts_with(PACKED) { stored_bytes(one) } else { f64::NAN };
+        row.push(if stored > 0.0 { Cell::Bytes(stored.round() as u64) } else { Cell::Missing });
         row.push(Cell::Bytes(one.rounds.iter().map(|run| run.peak_bytes).max().unwrap_or(0)));
         table.push(row);
     }
+}
+
+/// The median of all rounds.
+fn stored_bytes(series: &Series<Kept>) -> f64 {
+    series.median(|run| run.stored_bytes.map_or(f64::NAN, |bytes| bytes as f64))
+}
+
+/// Who finds that a file cannot be compressed, and stores it as it is, is the faster for it: times of unlike images compare nothing.
+///
+/// # Errors
+/// If the kernel's image took more or less than ours.
+fn require_as_much_stored(job: &str, series: &[Series<Kept>]) -> Result<()> {
+    let of = |name: &str| series.iter().find(|one| one.name == name).map(stored_bytes);
+    let (Some(ours), Some(theirs)) = (of(OURS), of(Kernel::Btrfs.name())) else { return Ok(()) };
+    let may_differ = (theirs * STORED_SHARE_MAX).max(STORED_BYTES_MAX);
+    if (ours - theirs).abs() <= may_differ {
+        return Ok(());
+    }
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    Err(Error::Input {
+        what: format!(
+            "{job}: {:.1} MiB are stored by {OURS} and {:.1} MiB by {}, which differ by more than {:.0} %: one of them did not \
+             compress as the other did",
+            mib(ours),
+            mib(theirs),
+            Kernel::Btrfs.name(),
+            STORED_SHARE_MAX * 100.0,
+        ),
+    })
 }
 
 /// MiB a second.
@@ -298,10 +336,40 @@ fn note(
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
     table.note(files::MEMORY_NOTE);
+    table.note("MiB stored: what the image takes where it lies, once it is synced, without what it took before; of a new image ours with its trees.");
     table.note("Copy: a plain file that lies where the image does is read by 1 MiB and written, durable in the end; then back.");
     table.note(format!(
         "Write: with the fsync behind it. Ours with the default cache, as users have it, of which at most {} MiB are file data; the kernel's with all \
          free memory.",
         CACHE_BYTES_DEFAULT >> 21,
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn storing(name: &str, mib: &[u64]) -> Series<Kept> {
+        let kept = |mib: &u64| Kept { stored_bytes: Some(mib << 20), ..Kept::default() };
+        Series { name: name.to_owned(), rounds: mib.iter().map(kept).collect() }
+    }
+
+    #[test]
+    fn images_that_do_not_store_as_much_are_not_compared() {
+        let compare = |ours: &[u64], theirs: &[u64]| {
+            let series = [storing(OURS, ours), storing(Kernel::Btrfs.name(), theirs)];
+            require_as_much_stored(PACKED, &series)
+        };
+        compare(&[1000, 1090], &[1000, 1000]).unwrap();
+        // Trees of small files.
+        compare(&[5], &[2]).unwrap();
+        for (ours, theirs) in [(1000, 1200), (1200, 1000)] {
+            let error = compare(&[ours], &[theirs]).unwrap_err().to_string();
+            assert!(error.contains(&format!("{ours}.0 MiB are stored by ubtrfs")), "{error}");
+            assert!(error.contains("more than 10 %"), "{error}");
+        }
+        // What is not known is no more alike.
+        assert!(compare(&[], &[1000]).is_err());
+        require_as_much_stored(PACKED, &[storing(OURS, &[1000])]).unwrap();
+    }
 }
