@@ -27,7 +27,12 @@ pub(crate) struct Series<T = Usage> {
 impl<T> Series<T> {
     /// The median of what `value` says of each round.
     pub(crate) fn median(&self, value: impl Fn(&T) -> f64) -> f64 {
-        median(self.rounds.iter().map(value).collect())
+        median(self.values(value))
+    }
+
+    /// What `value` says of each round.
+    pub(crate) fn values(&self, value: impl Fn(&T) -> f64) -> Vec<f64> {
+        self.rounds.iter().map(value).collect()
     }
 }
 
@@ -50,6 +55,11 @@ impl Series {
         let walls = || self.rounds.iter().map(|usage| usage.wall);
         (walls().min().unwrap_or_default(), walls().max().unwrap_or_default())
     }
+}
+
+/// The smallest value; as [`largest_value`].
+pub(crate) fn smallest_value(values: impl IntoIterator<Item = f64>) -> f64 {
+    -largest_value(values.into_iter().map(|value| -value))
 }
 
 /// The largest value; NaN if one is, or there is none: what is missing must not pass for small.
@@ -131,7 +141,9 @@ mod tests {
             }
         }
         assert!(median(Vec::new()).is_nan() && largest_value([]).is_nan());
+        assert!(smallest_value([1.0, f64::NAN]).is_nan());
         assert_eq!(largest_value([1.0, 3.0, 2.0]), 3.0);
+        assert_eq!(smallest_value([2.0, 1.0, 3.0]), 1.0);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub enum Cell {
     Ratio(f64),
     /// A number of things.
     Count(u64),
+    /// A figure, and those of all rounds that it is made of: these are in JSON only, under its name and `_rounds`.
+    OfRounds(Box<Self>, Vec<f64>),
     /// What was not, or cannot be, measured.
     Missing,
 }
@@ -50,6 +52,7 @@ impl Cell {
             | Self::Ratio(number) => Some(*number),
             Self::Bytes(bytes) => Some(*bytes as f64 / f64::from(1 << 20)),
             Self::Count(count) => Some(*count as f64),
+            Self::OfRounds(cell, _) => cell.number(),
             Self::Text(_) | Self::Missing => None,
         }
     }
@@ -68,6 +71,7 @@ impl Cell {
             | Self::Nanos(number)
             | Self::Ratio(number) => Value::from(*number),
             Self::Bytes(number) | Self::Count(number) => Value::from(*number),
+            Self::OfRounds(cell, _) => cell.to_json(),
             Self::Missing => Value::Null,
         }
     }
@@ -87,6 +91,7 @@ impl fmt::Display for Cell {
             Self::Bytes(bytes) => write!(f, "{}", (bytes + (1 << 19)) >> 20),
             Self::Ratio(ratio) => write!(f, "{ratio:.2}"),
             Self::Count(count) => write!(f, "{count}"),
+            Self::OfRounds(cell, _) => cell.fmt(f),
             Self::Missing => f.write_str("–"),
         }
     }
@@ -140,9 +145,13 @@ impl Table {
     /// As JSON: an object a row.
     pub fn to_json(&self) -> Value {
         let row = |cells: &Vec<Cell>| {
-            let pairs = self.columns.iter().zip(cells);
-            let object: Map<_, _> =
-                pairs.map(|((key, _), cell)| ((*key).to_owned(), cell.to_json())).collect();
+            let mut object = Map::new();
+            for ((key, _), cell) in self.columns.iter().zip(cells) {
+                object.insert((*key).to_owned(), cell.to_json());
+                if let Cell::OfRounds(_, rounds) = cell {
+                    object.insert(format!("{key}_rounds"), Value::from(rounds.clone()));
+                }
+            }
             Value::Object(object)
         };
         serde_json::json!({
@@ -278,6 +287,19 @@ mod tests {
         let text = "**Things**\n\n| who    | wall s |\n|--------|-------:|\n\
                     | ours   |   1.23 |\n| kernel |      – |\n";
         assert_eq!(table().to_string(), text);
+    }
+
+    #[test]
+    fn rounds_of_a_figure_are_in_json_only() {
+        let mut table = table();
+        let rounds = vec![1.0, 1.5, 9.0];
+        table.push(vec![
+            Cell::text("other"),
+            Cell::OfRounds(Box::new(Cell::Seconds(1.5)), rounds.clone()),
+        ]);
+        assert!(table.to_string().contains("| other  |   1.50 |"));
+        let json = &table.to_json()["rows"][2];
+        assert_eq!((&json["wall_s"], &json["wall_s_rounds"]), (&1.5.into(), &rounds.into()));
     }
 
     #[test]

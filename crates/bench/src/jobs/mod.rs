@@ -207,6 +207,12 @@ impl Outcome {
         let walls = self.all(what).map(|timing| timing.wall_ns as f64 / 1e9);
         walls.reduce(f64::add).unwrap_or(f64::NAN)
     }
+
+    /// Seconds of processor time of all that; NaN if there is none.
+    pub fn cpu_s(&self, what: &str) -> f64 {
+        let cpus = self.all(what).map(|timing| timing.cpu_ns as f64 / 1e9);
+        cpus.reduce(f64::add).unwrap_or(f64::NAN)
+    }
 }
 
 /// What the engine counted while it worked.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{Context, run_job};
-use crate::contest::Series;
+use crate::contest::{Series, largest_value, median, smallest_value};
 use crate::error::{Error, Result};
 use crate::jobs::Outcome;
 use crate::machine::touch_memory;
@@ -14,6 +14,9 @@ use crate::mount::{Kernel, Mount, Setup};
 use crate::peer::Peer;
 use crate::report::{Cell, Table};
 
+/// What a reader must know of [`times`].
+pub(super) const CPU_NOTE: &str = "Min and max of the rounds. CPU: of the process that asks, while it was timed: of ours in process that is all of it, of a mount not the server's, \
+     and of the kernel not that of its threads.";
 const BLOCK_BYTES: u64 = 4096;
 
 /// What a reader must know of [`Kept::add`].
@@ -214,6 +217,30 @@ pub(super) fn note_missing(context: &Context<'_>, table: &mut Table) {
             table.note(format!("The row of {} is missing: {why}.", kernel.name()));
         }
     }
+}
+
+/// The median of rounds with all of them beside it; nothing if it is not known of one of them.
+pub(super) fn of_rounds(rounds: Vec<f64>, cell: fn(f64) -> Cell) -> Cell {
+    let median = median(rounds.clone());
+    if median > 0.0 { Cell::OfRounds(Box::new(cell(median)), rounds) } else { Cell::Missing }
+}
+
+/// How long what is called so took, in the columns that compared contestants have: median, shortest, longest, times ours, and the processor time of
+/// the job's process.
+pub(super) fn times(
+    one: &Series<Kept>,
+    ours: &Series<Kept>,
+    what: &str,
+    cell: fn(f64) -> Cell,
+) -> [Cell; 5] {
+    let walls = |series: &Series<Kept>| series.values(|run| run.outcome.wall_s(what));
+    [
+        of_rounds(walls(one), cell),
+        cell(smallest_value(walls(one))),
+        cell(largest_value(walls(one))),
+        Cell::Ratio(median(walls(one)) / median(walls(ours))),
+        cell(one.median(|run| run.outcome.cpu_s(what))),
+    ]
 }
 
 /// What jobs count, as they call it; its name in JSON; its heading.

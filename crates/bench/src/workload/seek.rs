@@ -174,21 +174,21 @@ fn lack_in(state: &str, series: &Series<Kept>, extents: u64) -> String {
     lack.map_or_else(String::new, |lack| format!(" ({lack})"))
 }
 
-/// A row need not have all: FUSE hands no FIEMAP on.
-fn measured(value: f64, cell: fn(f64) -> Cell) -> Cell {
-    if value > 0.0 { cell(value) } else { Cell::Missing }
-}
-
 fn push(table: &mut Table, extents: u64, series: &[Series<Kept>]) {
     for one in series {
         let mut row =
             vec![Cell::Bytes(extents * 8192), Cell::Count(extents), Cell::text(&one.name)];
         row.push(without_a_place(one).map_or(Cell::Missing, Cell::Count));
-        row.extend(STATES.map(|state| measured(seek_ns(one, state), Cell::Nanos)));
+        // A row need not have all: FUSE hands no FIEMAP on.
+        let each_ns = |what: &str, state: &str| {
+            one.values(|run| run.wall_each_ns(&format!("{what}, {state}")))
+        };
+        row.extend(STATES.map(|state| files::of_rounds(each_ns("seek", state), Cell::Nanos)));
         for what in ["copy", "fiemap"] {
-            row.extend(
-                STATES.map(|state| measured(all_ms(one, extents, what, state), Cell::Millis)),
-            );
+            row.extend(STATES.map(|state| {
+                let all_ms = each_ns(what, state).into_iter().map(|ns| ns * extents as f64 / 1e6);
+                files::of_rounds(all_ms.collect(), Cell::Millis)
+            }));
         }
         table.push(row);
     }

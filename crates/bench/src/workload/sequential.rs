@@ -42,11 +42,17 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         ("job", "job"),
         ("who", "who"),
         ("write_s", "write s"),
-        ("write_mib_per_s", "MiB/s"),
+        ("write_min_s", "min"),
+        ("write_max_s", "max"),
         ("write_times_ours", "× ours"),
+        ("write_cpu_s", "CPU s"),
+        ("write_mib_per_s", "MiB/s"),
         ("read_s", "read s"),
-        ("read_mib_per_s", "MiB/s"),
+        ("read_min_s", "min"),
+        ("read_max_s", "max"),
         ("read_times_ours", "× ours"),
+        ("read_cpu_s", "CPU s"),
+        ("read_mib_per_s", "MiB/s"),
         ("device_writes", "device writes"),
         ("device_reads", "device reads"),
         ("stored_bytes", "MiB stored"),
@@ -240,9 +246,8 @@ fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {
         };
         let mut row = vec![Cell::text(job), Cell::text(&one.name)];
         for what in ["write", "read"] {
-            row.push(Cell::Seconds(seconds(one, what)));
+            row.extend(files::times(one, ours, what, Cell::Seconds));
             row.push(rate(mib, seconds(one, what)));
-            row.push(Cell::Ratio(seconds(one, what) / seconds(ours, what)));
         }
         row.push(count("write", "device writes"));
         row.push(count("read", "device reads"));
@@ -336,6 +341,7 @@ fn note(
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
     table.note(files::MEMORY_NOTE);
+    table.note(files::CPU_NOTE);
     table.note("MiB stored: what the image takes where it lies, once it is synced, without what it took before; of a new image ours with its trees.");
     table.note("Copy: a plain file that lies where the image does is read by 1 MiB and written, durable in the end; then back.");
     table.note(format!(

@@ -32,8 +32,11 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         ("rounds", "times"),
         ("who", "who"),
         ("wall_s", "wall s"),
-        ("wall_ns", "ns each"),
+        ("wall_min_s", "min"),
+        ("wall_max_s", "max"),
         ("times_ours", "× ours"),
+        ("cpu_s", "CPU s"),
+        ("wall_ns", "ns each"),
         ("fsync_s", "fsync s"),
         ("pages_flushed", "pages flushed"),
         ("device_writes", "device writes"),
@@ -88,6 +91,10 @@ fn each_ns(series: &Series<Kept>) -> f64 {
     series.median(|run| run.wall_each_ns("rounds"))
 }
 
+fn fsync_s(series: &Series<Kept>) -> Cell {
+    files::of_rounds(series.values(|run| run.outcome.wall_s("fsync")), Cell::Precise)
+}
+
 fn push(table: &mut Table, rounds: u64, series: &[Series<Kept>]) {
     let Some(ours) = series.first() else { return };
     for one in series {
@@ -99,18 +106,13 @@ fn push(table: &mut Table, rounds: u64, series: &[Series<Kept>]) {
         let peak = one.rounds.iter().map(|run| run.peak_bytes).max().unwrap_or(0);
         // It is the server's that counts.
         let peak = if one.name == files::MOUNTED { Cell::Missing } else { Cell::Bytes(peak) };
-        table.push(vec![
-            Cell::Count(rounds),
-            Cell::text(&one.name),
-            Cell::Precise(loop_s(one)),
-            Cell::Nanos(each_ns(one)),
-            Cell::Ratio(loop_s(one) / loop_s(ours)),
-            Cell::Precise(one.median(|run| run.outcome.wall_s("fsync"))),
-            count("pages flushed"),
-            count("device writes"),
-            count("commits"),
-            peak,
-        ]);
+        let mut row = vec![Cell::Count(rounds), Cell::text(&one.name)];
+        row.extend(files::times(one, ours, "rounds", Cell::Precise));
+        row.push(Cell::Nanos(each_ns(one)));
+        row.push(fsync_s(one));
+        row.extend(["pages flushed", "device writes", "commits"].map(count));
+        row.push(peak);
+        table.push(row);
     }
 }
 
@@ -163,6 +165,7 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
     table.note(files::MEMORY_NOTE);
+    table.note(files::CPU_NOTE);
     table.note(format!(
         "The loop, without the fsync behind it. Ours in process with a cache of 1 GiB, which holds all of it, as the kernel's does; the \
          kernel's by two system calls, each {:.0} ns here when it does nothing. With the default cache, as users have it, at most {} MiB are file \
@@ -199,8 +202,11 @@ fn zeroed(context: &Context<'_>) -> Result<Table> {
         ("blocks", "dirty blocks"),
         ("who", "who"),
         ("wall_s", "wall s"),
-        ("wall_ns", "ns a block"),
+        ("wall_min_s", "min"),
+        ("wall_max_s", "max"),
         ("times_ours", "× ours"),
+        ("cpu_s", "CPU s"),
+        ("wall_ns", "ns a block"),
         ("fsync_s", "fsync s"),
         ("mappings", "mappings asked for"),
         ("pages_flushed", "pages flushed"),
@@ -252,24 +258,18 @@ fn zeroed_blocks(context: &Context<'_>, blocks: u64) -> Result<Vec<Series<Kept>>
 }
 
 fn push_zeroed(table: &mut Table, blocks: u64, series: &[Series<Kept>]) {
-    let wall_s = |one: &Series<Kept>| one.median(|run| run.outcome.wall_s("zero"));
     for one in series {
         let first = one.rounds.first();
         let count = |what: &str| {
             let count = first.and_then(|run| run.outcome.count("zero", what));
             count.map_or(Cell::Missing, Cell::Count)
         };
-        table.push(vec![
-            Cell::Count(blocks),
-            Cell::text(&one.name),
-            Cell::Precise(wall_s(one)),
-            Cell::Nanos(one.median(|run| run.wall_each_ns("zero"))),
-            Cell::Ratio(wall_s(one) / wall_s(&series[0])),
-            Cell::Precise(one.median(|run| run.outcome.wall_s("fsync"))),
-            count("mappings"),
-            count("pages flushed"),
-            count("device writes"),
-        ]);
+        let mut row = vec![Cell::Count(blocks), Cell::text(&one.name)];
+        row.extend(files::times(one, &series[0], "zero", Cell::Precise));
+        row.push(Cell::Nanos(one.median(|run| run.wall_each_ns("zero"))));
+        row.push(fsync_s(one));
+        row.extend(["mappings", "pages flushed", "device writes"].map(count));
+        table.push(row);
     }
 }
 
