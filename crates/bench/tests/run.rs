@@ -352,6 +352,14 @@ fn judge_texts(run: &Run) {
     ] {
         assert!(notes.contains(told), "{told}: {notes}");
     }
+    // Goals are for what is as large as they say.
+    let mut goals = 0;
+    for goal in run.stdout.split("Goal, ").skip(1) {
+        let goal = goal.split("Goal, ").next().unwrap();
+        assert!(goal.contains("not judged") && !goal.contains(": met"), "{goal}");
+        goals += 1;
+    }
+    assert!(goals >= 10, "{}", run.stdout);
     // A row for each of JSON's, beside headings, rules and text.
     let row_count: usize = names.iter().map(|name| run.rows(name).len()).sum();
     let printed = run.stdout.lines().filter(|line| line.starts_with('|')).count();

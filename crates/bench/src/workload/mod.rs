@@ -290,6 +290,29 @@ impl Context<'_> {
         ((count as f64 * self.options.scale).round() as u64).max(1)
     }
 
+    /// Whether what is measured is as large as goals are meant.
+    pub(crate) fn is_full_size(&self) -> bool {
+        self.options.scale >= 1.0
+    }
+
+    /// As [`verdict`], of a goal for the full size: at another one it is told and not judged.
+    pub(crate) fn verdict(&self, what: &str, have: f64, goal: f64, unit: &str) -> String {
+        if self.is_full_size() {
+            verdict(what, have, goal, unit)
+        } else {
+            not_judged(what, "≤", have, goal, unit)
+        }
+    }
+
+    /// As [`verdict_at_least`], in the same way.
+    pub(crate) fn verdict_at_least(&self, what: &str, have: f64, goal: f64, unit: &str) -> String {
+        if self.is_full_size() {
+            verdict_at_least(what, have, goal, unit)
+        } else {
+            not_judged(what, "≥", have, goal, unit)
+        }
+    }
+
     /// Checks an image of the scratch directory, which is to hold so many inodes at least.
     ///
     /// # Errors
@@ -388,6 +411,11 @@ fn verdict_at_least(what: &str, have: f64, goal: f64, unit: &str) -> String {
     format!("Goal, {what}: ≥ {goal} {unit}; measured {}: {met}.", in_words(have, unit))
 }
 
+fn not_judged(what: &str, sign: &str, have: f64, goal: f64, unit: &str) -> String {
+    let have = in_words(have, unit);
+    format!("Goal, {what}: {sign} {goal} {unit}; measured {have} (not at full size: not judged).")
+}
+
 /// Nothing takes no time, and nothing is infinitely fast: such a figure comes of one that is missing.
 fn is_measured(have: f64) -> bool {
     have.is_finite() && have > 0.0
@@ -411,6 +439,8 @@ mod tests {
         }
         let met = "Goal, it: ≤ 1 s; measured 0.50 s: met.";
         assert_eq!(verdict("it", 0.5, 1.0, "s"), met);
+        let told = "Goal, it: ≥ 2 times; measured 1.50 times (not at full size: not judged).";
+        assert_eq!(not_judged("it", "≥", 1.5, 2.0, "times"), told);
         assert!(verdict("it", 1.5, 1.0, "s").ends_with("measured 1.50 s: NOT met."));
         assert!(verdict_at_least("it", 1.5, 1.0, "times").ends_with("measured 1.50 times: met."));
     }

@@ -3,8 +3,8 @@
 
 use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 
+use super::Context;
 use super::files::{self, Kept};
-use super::{Context, verdict};
 use crate::chart::{Bar, Chart, Shape};
 use crate::contest::{Contestant, Series, alternate, largest_value};
 use crate::error::Result;
@@ -70,7 +70,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     };
     let befores = tell(&BEFORE_SIZES, ALL_LOOKS)?;
     let sizes = tell(&SIZES, PART_LOOKS)?;
-    draw(&mut table, &befores, &sizes);
+    draw(context, &mut table, &befores, &sizes);
     note(context, &mut table, &sizes);
     note_sizes(context, &mut table, &befores, &sizes);
     Ok(vec![table, counts(&befores, &sizes)])
@@ -194,7 +194,7 @@ fn push(table: &mut Table, extents: u64, series: &[Series<Kept>]) {
     }
 }
 
-fn draw(table: &mut Table, befores: &[Size], sizes: &[Size]) {
+fn draw(context: &Context<'_>, table: &mut Table, befores: &[Size], sizes: &[Size]) {
     let (Some((first, smallest)), Some((last, largest))) = (befores.last(), sizes.last()) else {
         return;
     };
@@ -229,7 +229,7 @@ fn draw(table: &mut Table, befores: &[Size], sizes: &[Size]) {
             format!("One seek, {last} extents"),
             "ns a seek",
             groups(largest, &seek_ns),
-            Some(SEEK_NS_MAX),
+            context.is_full_size().then_some(SEEK_NS_MAX),
         ),
         chart(
             format!("One seek, {first} extents, and before"),
@@ -263,24 +263,22 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
     let mut verdicts = Vec::new();
     for state in STATES {
         let what = format!("a seek, {state}{}", lack_in(state, large, extents));
-        verdicts.push(verdict(&what, seek_ns(large, state), SEEK_NS_MAX, "ns"));
+        verdicts.push(context.verdict(&what, seek_ns(large, state), SEEK_NS_MAX, "ns"));
     }
-    if extents == SIZES[2] {
-        for (state, goal) in
-            STATES.into_iter().zip([COPY_WARM_MS_MAX, COPY_WARM_MS_MAX, COPY_COLD_MS_MAX])
-        {
-            let what = format!("copy of 1 GiB, {state}{}", lack_in(state, large, extents));
-            verdicts.push(verdict(&what, all_ms(large, extents, "copy", state), goal, "ms"));
-        }
+    for (state, goal) in
+        STATES.into_iter().zip([COPY_WARM_MS_MAX, COPY_WARM_MS_MAX, COPY_COLD_MS_MAX])
+    {
+        let what = format!("copy of the largest, {state}{}", lack_in(state, large, extents));
+        verdicts.push(context.verdict(&what, all_ms(large, extents, "copy", state), goal, "ms"));
     }
     let of = |name: &str| largest.iter().find(|one| one.name == name);
     if let (Some(mounted), Some(kernel)) = (of(files::MOUNTED), of(Kernel::Btrfs.name())) {
         for state in STATES {
-            verdicts.push(verdict_of_copies(state, mounted, kernel, extents));
+            verdicts.push(verdict_of_copies(context, state, mounted, kernel, extents));
         }
     }
     let growth = largest_value(STATES.map(|state| seek_ns(large, state) / seek_ns(small, state)));
-    verdicts.push(verdict(
+    verdicts.push(context.verdict(
         "a seek at the largest size against the smallest",
         growth,
         GROWTH_MAX,
@@ -319,6 +317,7 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
 /// Whether a copy by the mount is as fast as it is to be. With delalloc that is told and not judged unless both files are known to
 /// have been so: who has written back copies another file, and may be much faster for it.
 fn verdict_of_copies(
+    context: &Context<'_>,
     state: &str,
     mounted: &Series<Kept>,
     kernel: &Series<Kept>,
@@ -329,7 +328,7 @@ fn verdict_of_copies(
     let mut lacks: Vec<_> =
         [mounted, kernel].into_iter().filter_map(|one| lack(one, extents)).collect();
     if state != STATES[0] || lacks.is_empty() {
-        return verdict(&what, times, MOUNTED_COPY_MAX, "times its time");
+        return context.verdict(&what, times, MOUNTED_COPY_MAX, "times its time");
     }
     if is_in_parts(kernel, extents) {
         lacks.push("the kernel's time is that of parts, for the whole".to_owned());

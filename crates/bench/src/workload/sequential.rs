@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 
+use super::Context;
 use super::files::{self, Kept};
-use super::{Context, verdict_at_least};
 use crate::chart::{Bar, Chart, Shape};
 use crate::contest::{Contestant, Series, alternate};
 use crate::error::{Error, Result};
@@ -83,6 +83,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     note(context, &mut table, &plain, &packed, &copied);
     for (job, series) in &by_parts {
         note_times(
+            context,
             &mut table,
             series,
             PLAIN,
@@ -91,7 +92,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         );
     }
     let goal = " with zstd:1, of sources, against the kernel";
-    note_times(&mut table, &of_sources, Kernel::Btrfs.name(), TIMES_KERNEL_ZSTD_MIN, goal);
+    note_times(context, &mut table, &of_sources, Kernel::Btrfs.name(), TIMES_KERNEL_ZSTD_MIN, goal);
     let mut series =
         vec![("plain", &plain), ("copy", &copied), (PACKED, &packed), (OF_SOURCES, &of_sources)];
     series.extend(by_parts.iter().map(|(job, series)| (*job, series)));
@@ -225,10 +226,17 @@ fn times(series: &[Series<Kept>], who: &str, what: &str) -> Option<f64> {
 }
 
 /// Tells whether writing and reading are so many times as fast as another's, if he was there.
-fn note_times(table: &mut Table, series: &[Series<Kept>], who: &str, min: f64, goal: &str) {
+fn note_times(
+    context: &Context<'_>,
+    table: &mut Table,
+    series: &[Series<Kept>],
+    who: &str,
+    min: f64,
+    goal: &str,
+) {
     let verdict = |what| {
         let times = times(series, who, what)?;
-        Some(verdict_at_least(&format!("{what}{goal}"), times, min, "times as fast"))
+        Some(context.verdict_at_least(&format!("{what}{goal}"), times, min, "times as fast"))
     };
     let verdicts: Vec<String> = ["write", "read"].into_iter().filter_map(verdict).collect();
     if !verdicts.is_empty() {
@@ -324,18 +332,33 @@ fn note(
     for what in ["write", "read"] {
         let goal = format!("{what} against a plain file");
         if let Some(share) = times(plain, PLAIN, what) {
-            verdicts.push(verdict_at_least(&goal, share, SHARE_OF_PLAIN_MIN, "times as fast"));
+            verdicts.push(context.verdict_at_least(
+                &goal,
+                share,
+                SHARE_OF_PLAIN_MIN,
+                "times as fast",
+            ));
         }
         if let Some(share) = times(copied, PLAIN, what) {
             let goal = match what {
                 "write" => "a copy of a plain file into the image against one to a plain file",
                 _ => "a copy out of the image to a plain file against one of a plain file",
             };
-            verdicts.push(verdict_at_least(goal, share, SHARE_OF_PLAIN_MIN, "times as fast"));
+            verdicts.push(context.verdict_at_least(
+                goal,
+                share,
+                SHARE_OF_PLAIN_MIN,
+                "times as fast",
+            ));
         }
         let goal = format!("{what} with zstd:1 against the kernel");
         if let Some(share) = times(packed, Kernel::Btrfs.name(), what) {
-            verdicts.push(verdict_at_least(&goal, share, TIMES_KERNEL_ZSTD_MIN, "times as fast"));
+            verdicts.push(context.verdict_at_least(
+                &goal,
+                share,
+                TIMES_KERNEL_ZSTD_MIN,
+                "times as fast",
+            ));
         }
     }
     table.note(verdicts.join(" "));

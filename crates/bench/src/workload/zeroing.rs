@@ -3,8 +3,8 @@
 
 use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 
+use super::Context;
 use super::files::{self, Kept};
-use super::{Context, verdict};
 use crate::chart::{Bar, Chart, Shape};
 use crate::contest::{Contestant, Series, alternate};
 use crate::error::Result;
@@ -51,7 +51,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         push(&mut table, rounds, &series);
         sizes.push((rounds, series));
     }
-    draw(&mut table, &sizes);
+    draw(context, &mut table, &sizes);
     note(context, &mut table, &sizes);
     Ok(vec![table, counts(&sizes), zeroed(context)?, store(context)?])
 }
@@ -116,7 +116,7 @@ fn push(table: &mut Table, rounds: u64, series: &[Series<Kept>]) {
     }
 }
 
-fn draw(table: &mut Table, sizes: &[(u64, Vec<Series<Kept>>)]) {
+fn draw(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept>>)]) {
     let Some((rounds, largest)) = sizes.last() else { return };
     let bars = largest.iter().map(|one| Bar { label: one.name.clone(), value: loop_s(one) });
     let lines = largest.iter().map(|one| {
@@ -131,7 +131,7 @@ fn draw(table: &mut Table, sizes: &[(u64, Vec<Series<Kept>>)]) {
             title: format!("{rounds} times write and cut"),
             unit: "s".to_owned(),
             shape: Shape::Bars(vec![(String::new(), bars.collect())]),
-            goal: (*rounds == ROUNDS[2]).then_some(LOOP_S_MAX),
+            goal: context.is_full_size().then_some(LOOP_S_MAX),
         },
         Chart {
             title: "One time, by how often".to_owned(),
@@ -147,11 +147,10 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept
         return;
     };
     let mut verdicts = Vec::new();
-    if *rounds == ROUNDS[2] {
-        verdicts.push(verdict("50,000 times", loop_s(&largest[0]), LOOP_S_MAX, "s"));
-    }
+    let what = format!("{rounds} times");
+    verdicts.push(context.verdict(&what, loop_s(&largest[0]), LOOP_S_MAX, "s"));
     let growth = each_ns(&largest[0]) / each_ns(&smallest[0]);
-    verdicts.push(verdict(
+    verdicts.push(context.verdict(
         "one at the largest size against the smallest",
         growth,
         GROWTH_MAX,
@@ -160,7 +159,12 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept
     let of = |name: &str| largest.iter().find(|one| one.name == name);
     if let (Some(mounted), Some(xfs)) = (of(files::MOUNTED), of(Kernel::Xfs.name())) {
         let share = loop_s(mounted) / loop_s(xfs);
-        verdicts.push(verdict("mounted, against xfs", share, MOUNTED_MAX, "times its time"));
+        verdicts.push(context.verdict(
+            "mounted, against xfs",
+            share,
+            MOUNTED_MAX,
+            "times its time",
+        ));
     }
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
@@ -221,7 +225,7 @@ fn zeroed(context: &Context<'_>) -> Result<Table> {
         each_ns.push(series[0].median(|run| run.wall_each_ns("zero")));
     }
     let growth = each_ns[2] / each_ns[0];
-    table.note(verdict(
+    table.note(context.verdict(
         "a block at the largest size against the smallest",
         growth,
         GROWTH_MAX,
