@@ -360,6 +360,13 @@ fn judge_texts(run: &Run) {
         goals += 1;
     }
     assert!(goals >= 10, "{}", run.stdout);
+    for told in [
+        "ubtrfs: a seek, delalloc",
+        "ubtrfs, default cache: a copy of 1 MiB, reopened",
+        "an extent of a copy, synced, at any size",
+    ] {
+        assert!(notes.contains(told), "{told}: {notes}");
+    }
     // A row for each of JSON's, beside headings, rules and text.
     let row_count: usize = names.iter().map(|name| run.rows(name).len()).sum();
     let printed = run.stdout.lines().filter(|line| line.starts_with('|')).count();

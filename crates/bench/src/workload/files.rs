@@ -243,6 +243,12 @@ pub(super) fn times(
     ]
 }
 
+/// The most that one took at any size, over what it took at the smallest, which is the first.
+pub(super) fn growth(each: &[f64]) -> f64 {
+    let Some((smallest, larger)) = each.split_first() else { return f64::NAN };
+    largest_value(larger.iter().map(|one| one / smallest))
+}
+
 /// What jobs count, as they call it; its name in JSON; its heading.
 const COUNTS: [(&str, &str, &str); 11] = [
     ("state searches", "state_searches", "searches of states"),
@@ -309,6 +315,15 @@ mod tests {
         assert_eq!(touched_mib("seek", 131_072), 1024);
         assert_eq!(touched_mib("zeroing", 16_384), 256);
         assert_eq!(touched_mib("zeroing", 1), 2);
+    }
+
+    #[test]
+    fn growth_is_that_of_the_worst_size() {
+        assert_eq!(growth(&[2.0, 6.0, 3.0]), 3.0);
+        assert_eq!(growth(&[2.0, 3.0, 6.0]), 3.0);
+        for missing in [&[][..], &[1.0], &[f64::NAN, 1.0], &[1.0, f64::NAN, 1.0]] {
+            assert!(growth(missing).is_nan(), "{missing:?}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 use super::Context;
 use super::files::{self, Kept};
 use crate::chart::{Bar, Chart, Shape};
-use crate::contest::{Contestant, Series, alternate, largest_value};
+use crate::contest::{Contestant, Series, alternate};
 use crate::error::Result;
 use crate::mount::{Kernel, Room, Setup};
 use crate::report::{Cell, Table};
@@ -255,35 +255,30 @@ fn short(name: &str) -> String {
 }
 
 fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
-    let (Some((_, smallest)), Some((extents, largest))) = (sizes.first(), sizes.last()) else {
-        return;
-    };
-    let (small, large) = (&smallest[0], &largest[0]);
+    let Some((extents, largest)) = sizes.last() else { return };
+    let large = &largest[0];
     let extents = *extents;
-    let mut verdicts = Vec::new();
-    for state in STATES {
-        let what = format!("a seek, {state}{}", lack_in(state, large, extents));
-        verdicts.push(context.verdict(&what, seek_ns(large, state), SEEK_NS_MAX, "ns"));
-    }
-    for (state, goal) in
-        STATES.into_iter().zip([COPY_WARM_MS_MAX, COPY_WARM_MS_MAX, COPY_COLD_MS_MAX])
-    {
-        let what = format!("copy of the largest, {state}{}", lack_in(state, large, extents));
-        verdicts.push(context.verdict(&what, all_ms(large, extents, "copy", state), goal, "ms"));
-    }
     let of = |name: &str| largest.iter().find(|one| one.name == name);
+    let mut verdicts: Vec<String> = [OURS, DEFAULT_CACHE]
+        .into_iter()
+        .filter_map(of)
+        .flat_map(|one| verdicts_of(context, one, extents))
+        .collect();
     if let (Some(mounted), Some(kernel)) = (of(files::MOUNTED), of(Kernel::Btrfs.name())) {
         for state in STATES {
             verdicts.push(verdict_of_copies(context, state, mounted, kernel, extents));
         }
     }
-    let growth = largest_value(STATES.map(|state| seek_ns(large, state) / seek_ns(small, state)));
-    verdicts.push(context.verdict(
-        "a seek at the largest size against the smallest",
-        growth,
-        GROWTH_MAX,
-        "times",
-    ));
+    for (what, name) in [("seek", "a seek"), ("copy", "an extent of a copy")] {
+        verdicts.extend(STATES.map(|state| {
+            let each_ns = |(_, series): &Size| {
+                series[0].median(|run| run.wall_each_ns(&format!("{what}, {state}")))
+            };
+            let each_ns: Vec<f64> = sizes.iter().map(each_ns).collect();
+            let what = format!("{name}, {state}, at any size against the smallest");
+            context.verdict(&what, files::growth(&each_ns), GROWTH_MAX, "times")
+        }));
+    }
     table.note(verdicts.join(" "));
     for one in &largest[1..] {
         let times = STATES.map(|state| {
@@ -312,6 +307,32 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
         context.syscall_ns,
         CACHE_BYTES_DEFAULT >> 20,
     ));
+}
+
+/// Whether nothing of its file was delalloc any more in the state that is called so.
+fn was_written_back(state: &str, series: &Series<Kept>) -> bool {
+    state == STATES[0] && without_a_place(series) == Some(0)
+}
+
+/// Whether seeks and copies of the largest file take as little time as they are to.
+fn verdicts_of(context: &Context<'_>, one: &Series<Kept>, extents: u64) -> Vec<String> {
+    let copies = [COPY_WARM_MS_MAX, COPY_WARM_MS_MAX, COPY_COLD_MS_MAX];
+    let judge = |what: &str, state: &str, have: f64, goal: f64, unit: &str| {
+        let what = format!("{}: {what}, {state}", one.name);
+        // Of what was written back it would be that of another state.
+        if was_written_back(state, one) {
+            return format!("Goal, {what}: not judged, as 0 of {extents} extents were delalloc.");
+        }
+        let what = format!("{what}{}", lack_in(state, one, extents));
+        context.verdict(&what, have, goal, unit)
+    };
+    let seeks = STATES.map(|state| judge("a seek", state, seek_ns(one, state), SEEK_NS_MAX, "ns"));
+    let copy = format!("a copy of {} MiB", (extents * 8192) >> 20);
+    let copies = STATES
+        .into_iter()
+        .zip(copies)
+        .map(|(state, goal)| judge(&copy, state, all_ms(one, extents, "copy", state), goal, "ms"));
+    seeks.into_iter().chain(copies).collect()
 }
 
 /// Whether a copy by the mount is as fast as it is to be. With delalloc that is told and not judged unless both files are known to
@@ -406,4 +427,28 @@ fn counts(befores: &[Size], sizes: &[Size]) -> Table {
         large.join(", "),
     ));
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::{Count, Outcome};
+
+    /// It may be that of a file which was all written by then.
+    #[test]
+    fn extents_without_a_place_are_the_fewest_of_all_rounds() {
+        let round = |count| {
+            let what = "fiemap, delalloc: extents without a place".to_owned();
+            let outcome = Outcome { counts: vec![Count { what, count }], ..Outcome::default() };
+            Kept { outcome, ..Kept::default() }
+        };
+        let rounds = vec![round(4), round(0)];
+        let one = Series { name: DEFAULT_CACHE.to_owned(), rounds };
+        assert_eq!(without_a_place(&one), Some(0));
+        assert!(was_written_back(STATES[0], &one) && !was_written_back(STATES[1], &one));
+        let all = Series { name: OURS.to_owned(), rounds: vec![round(4)] };
+        assert!(!was_written_back(STATES[0], &all));
+        assert!(lack_in(STATES[0], &one, 4).contains("0 of 4 extents"));
+        assert_eq!(lack_in(STATES[1], &one, 4), "");
+    }
 }

@@ -143,15 +143,14 @@ fn draw(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept
 }
 
 fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept>>)]) {
-    let (Some((_, smallest)), Some((rounds, largest))) = (sizes.first(), sizes.last()) else {
-        return;
-    };
+    let Some((rounds, largest)) = sizes.last() else { return };
     let mut verdicts = Vec::new();
     let what = format!("{rounds} times");
     verdicts.push(context.verdict(&what, loop_s(&largest[0]), LOOP_S_MAX, "s"));
-    let growth = each_ns(&largest[0]) / each_ns(&smallest[0]);
+    let each_ns: Vec<f64> = sizes.iter().map(|(_, series)| each_ns(&series[0])).collect();
+    let growth = files::growth(&each_ns);
     verdicts.push(context.verdict(
-        "one at the largest size against the smallest",
+        "one at any size against the smallest",
         growth,
         GROWTH_MAX,
         "times",
@@ -224,9 +223,9 @@ fn zeroed(context: &Context<'_>) -> Result<Table> {
         push_zeroed(&mut table, blocks, &series);
         each_ns.push(series[0].median(|run| run.wall_each_ns("zero")));
     }
-    let growth = each_ns[2] / each_ns[0];
+    let growth = files::growth(&each_ns);
     table.note(context.verdict(
-        "a block at the largest size against the smallest",
+        "a block at any size against the smallest",
         growth,
         GROWTH_MAX,
         "times",
