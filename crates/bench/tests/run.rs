@@ -284,6 +284,14 @@ fn judge_zeroing(run: &Run) {
         assert_eq!((zeroed("ubtrfs", "pages_flushed"), zeroed("ubtrfs", "device_writes")), (0, 0));
         assert!(zeroed("ubtrfs", "mappings") > 0);
         assert_eq!(zeroed(BEFORE, "pages_flushed"), blocks);
+        for name in ["ubtrfs", BEFORE] {
+            let row = run.row("zeroed_range", &[who(name), ("blocks", blocks.into())]);
+            judge_times(row, "wall_s", "cpu_s");
+            let seconds = |column: &str| row[column].as_f64().unwrap();
+            let sum = seconds("wall_s") + seconds("fsync_s");
+            assert!((seconds("both_s") - sum).abs() < 1e-9, "{row}");
+            assert!(seconds("both_times_ours") > 0.0, "{row}");
+        }
     }
     let stored = run.row("mapped_store", &[who("ubtrfs")]);
     assert_eq!((&stored["wrong_bytes"], &stored["wrong_bytes_reopened"]), (&0.into(), &0.into()));

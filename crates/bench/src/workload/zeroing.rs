@@ -6,7 +6,7 @@ use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 use super::Context;
 use super::files::{self, Kept};
 use crate::chart::{Bar, Chart, Shape};
-use crate::contest::{Contestant, Series, alternate};
+use crate::contest::{Contestant, Series, alternate, median};
 use crate::error::Result;
 use crate::mount::{Kernel, Setup};
 use crate::report::{Cell, Table};
@@ -211,6 +211,8 @@ fn zeroed(context: &Context<'_>) -> Result<Table> {
         ("cpu_s", "CPU s"),
         ("wall_ns", "ns a block"),
         ("fsync_s", "fsync s"),
+        ("both_s", "both s"),
+        ("both_times_ours", "× ours"),
         ("mappings", "mappings asked for"),
         ("pages_flushed", "pages flushed"),
         ("device_writes", "device writes"),
@@ -260,6 +262,11 @@ fn zeroed_blocks(context: &Context<'_>, blocks: u64) -> Result<Vec<Series<Kept>>
     alternate(contestants, context.options.round_count)
 }
 
+/// The call with the fsync behind it: what one leaves to the other is in both.
+fn both_s(series: &Series<Kept>) -> Vec<f64> {
+    series.values(|run| run.outcome.wall_s("zero") + run.outcome.wall_s("fsync"))
+}
+
 fn push_zeroed(table: &mut Table, blocks: u64, series: &[Series<Kept>]) {
     for one in series {
         let first = one.rounds.first();
@@ -271,6 +278,8 @@ fn push_zeroed(table: &mut Table, blocks: u64, series: &[Series<Kept>]) {
         row.extend(files::times(one, &series[0], "zero", Cell::Precise));
         row.push(Cell::Nanos(one.median(|run| run.wall_each_ns("zero"))));
         row.push(fsync_s(one));
+        row.push(files::of_rounds(both_s(one), Cell::Precise));
+        row.push(Cell::Ratio(median(both_s(one)) / median(both_s(&series[0]))));
         row.extend(["mappings", "pages flushed", "device writes"].map(count));
         table.push(row);
     }
