@@ -78,6 +78,26 @@ fn syscall_ns() -> f64 {
     best.as_secs_f64() * 1e9 / f64::from(CALLS)
 }
 
+/// How much may be dirty before the kernel writes back, and before who writes waits for that: of each the bytes if they are set, else the share of
+/// free memory.
+pub(crate) fn writeback_limits() -> String {
+    writeback_limits_of(|name| {
+        std::fs::read_to_string(format!("/proc/sys/vm/{name}")).ok()?.trim().parse().ok()
+    })
+}
+
+fn writeback_limits_of(value: impl Fn(&str) -> Option<u64>) -> String {
+    let limit = |name: &str| {
+        let [bytes, ratio] = ["bytes", "ratio"].map(|unit| format!("{name}_{unit}"));
+        match (value(&bytes), value(&ratio)) {
+            (Some(set), _) if set > 0 => format!("vm.{bytes} = {set}"),
+            (_, Some(share)) => format!("vm.{ratio} = {share} %"),
+            _ => format!("vm.{ratio} not known"),
+        }
+    };
+    format!("{}, {}", limit("dirty_background"), limit("dirty"))
+}
+
 fn field(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
@@ -136,6 +156,20 @@ fn btrfs_progs() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_of_writeback_are_told_in_bytes_if_these_are_set() {
+        let limits = writeback_limits_of(|name| match name {
+            "dirty_background_bytes" => Some(0),
+            "dirty_background_ratio" => Some(10),
+            "dirty_bytes" => Some(4096),
+            "dirty_ratio" => Some(0),
+            _ => None,
+        });
+        assert_eq!(limits, "vm.dirty_background_ratio = 10 %, vm.dirty_bytes = 4096");
+        let limits = writeback_limits_of(|_| None);
+        assert_eq!(limits, "vm.dirty_background_ratio not known, vm.dirty_ratio not known");
+    }
 
     #[test]
     fn machine_tells_what_a_call_and_a_page_cost() {

@@ -375,6 +375,10 @@ fn judge_texts(run: &Run) {
     ] {
         assert!(notes.contains(told), "{told}: {notes}");
     }
+    for table in ["seek", "sequential"] {
+        let notes = run.notes(table);
+        assert!(notes.contains("vm.dirty_background_") && notes.contains(", vm.dirty_"), "{notes}");
+    }
     // A row for each of JSON's, beside headings, rules and text.
     let row_count: usize = names.iter().map(|name| run.rows(name).len()).sum();
     let printed = run.stdout.lines().filter(|line| line.starts_with('|')).count();

@@ -9,7 +9,7 @@ use super::{Context, run_job};
 use crate::contest::{Series, largest_value, median, smallest_value};
 use crate::error::{Error, Result};
 use crate::jobs::Outcome;
-use crate::machine::touch_memory;
+use crate::machine::{touch_memory, writeback_limits};
 use crate::mount::{Kernel, Mount, Setup};
 use crate::peer::Peer;
 use crate::report::{Cell, Table};
@@ -247,6 +247,14 @@ pub(super) fn times(
 pub(super) fn growth(each: &[f64]) -> f64 {
     let Some((smallest, larger)) = each.split_first() else { return f64::NAN };
     largest_value(larger.iter().map(|one| one / smallest))
+}
+
+/// Says what the kernel's writeback depends on.
+pub(super) fn note_writeback(table: &mut Table) {
+    table.note(format!(
+        "The kernel writes back as this machine tells it to: {}.",
+        writeback_limits()
+    ));
 }
 
 /// What jobs count, as they call it; its name in JSON; its heading.

@@ -297,6 +297,7 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
     }
     files::note_missing(context, table);
     table.note(files::MEMORY_NOTE);
+    files::note_writeback(table);
     table.note(format!(
         "Ours in process, the kernel's by lseek, pread and ioctl, each of which pays for a system call: {:.0} ns here when it does \
          nothing. Reopened: each of the three in a process of its own, first thing after opening; of the kernel after umount and \

@@ -364,6 +364,7 @@ fn note(
     table.note(verdicts.join(" "));
     files::note_missing(context, table);
     table.note(files::MEMORY_NOTE);
+    files::note_writeback(table);
     table.note(files::CPU_NOTE);
     table.note("MiB stored: what the image takes where it lies, once it is synced, without what it took before; of a new image ours with its trees.");
     table.note("Copy: a plain file that lies where the image does is read by 1 MiB and written, durable in the end; then back.");
