@@ -82,8 +82,8 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Lets each contestant do the job once a round. Every second round goes backwards, and of each two rounds another begins: the beginning alone would
-/// leave everyone but one behind the same other, on what that one left behind.
+/// Lets each contestant do the job once a round. Every second round goes backwards, and after two rounds another one begins, so that
+/// none always runs on what the same other left behind.
 ///
 /// # Errors
 /// The first that fails.

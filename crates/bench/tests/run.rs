@@ -397,6 +397,10 @@ fn judge_texts(run: &Run) {
     }
     assert!(run.page.starts_with("<!doctype html>") && run.page.ends_with("</html>\n"));
     assert!(run.page.matches("<svg").count() >= 5);
+    // Those of writing and reading, whose bars are by job.
+    for job in ["plain by 64 KiB", "plain by 4 KiB", "copy", "zstd:1 of sources"] {
+        assert!(run.page.matches(&format!(">{job}</text>")).count() == 2, "{job}");
+    }
     assert_eq!(run.page.matches("<svg").count(), run.page.matches("</svg>").count());
     for asks in ["http:", "https:", "<script", "<link", "<img", "src=", "@import", "url("] {
         assert!(!run.page.contains(asks), "{asks}");

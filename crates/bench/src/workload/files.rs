@@ -15,8 +15,9 @@ use crate::peer::Peer;
 use crate::report::{Cell, Table};
 
 /// What a reader must know of [`times`].
-pub(super) const CPU_NOTE: &str = "Min and max of the rounds. CPU: of the process that asks, while it was timed: of ours in process that is all of it, of a mount not the server's, \
-     and of the kernel not that of its threads.";
+pub(super) const CPU_NOTE: &str = "Min and max of the rounds. CPU: of the process that asks, while it is timed. Of ours in \
+     process that is all there is; a mount's server and the kernel's threads are not in it.";
+
 const BLOCK_BYTES: u64 = 4096;
 
 /// What a reader must know of [`Kept::add`].

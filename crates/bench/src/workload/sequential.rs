@@ -23,6 +23,7 @@ const PHASES: [&str; 2] = ["make", "look"];
 const CONTENTS_BYTES: usize = 64 << 20;
 const ZSTD: &str = "compress=zstd:1";
 /// Names of jobs.
+const COPY: &str = "copy";
 const PACKED: &str = "zstd:1";
 const OF_SOURCES: &str = "zstd:1 of sources";
 /// What is stored of the same file may differ by such a share of it, or by so much, which is that of trees.
@@ -59,45 +60,29 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         ("peak_bytes", "peak MiB"),
     ];
     let mut table = Table::new("sequential", title, &columns);
-    let plain = measure(context, mib, "", &[], &[])?;
-    let packed = measure(context, mib, ZSTD, &["--compress", "1"], &[])?;
+    let mut jobs = vec![("plain", measure(context, mib, "", &[], &[])?)];
+    // What a call takes decides whether what is written goes by memory: whole MiB behind what memory keeps do not.
+    for (job, chunk) in SMALLER_CALLS {
+        jobs.push((job, measure(context, mib, "", &[], &["--chunk-kib", chunk])?));
+    }
+    jobs.push((COPY, copies(context, mib)?));
     // How long the library takes depends on what it is given, and what all else takes does not.
     let contents = contents(context)?;
-    let of_sources = measure(context, mib, ZSTD, &["--compress", "1"], &["--contents", &contents])?;
-    for (job, series) in [(PACKED, &packed), (OF_SOURCES, &of_sources)] {
-        require_as_much_stored(job, series)?;
+    for (job, all) in [(PACKED, &[][..]), (OF_SOURCES, &["--contents", &contents])] {
+        let series = measure(context, mib, ZSTD, &["--compress", "1"], all)?;
+        require_as_much_stored(job, &series)?;
+        jobs.push((job, series));
     }
-    let copied = copies(context, mib)?;
-    push(&mut table, "plain", mib, &plain);
-    // What a call takes decides whether what is written goes by memory: whole MiB behind what memory keeps do not.
-    let mut by_parts = Vec::new();
-    for (job, chunk) in SMALLER_CALLS {
-        let series = measure(context, mib, "", &[], &["--chunk-kib", chunk])?;
-        push(&mut table, job, mib, &series);
-        by_parts.push((job, series));
+    for (job, series) in &jobs {
+        push(&mut table, job, mib, series);
     }
-    push(&mut table, "copy", mib, &copied);
-    push(&mut table, PACKED, mib, &packed);
-    push(&mut table, OF_SOURCES, mib, &of_sources);
-    table.charts = ["write", "read"].map(|what| chart(what, mib, &plain, &packed)).to_vec();
-    note(context, &mut table, &plain, &packed, &copied);
-    for (job, series) in &by_parts {
-        note_times(
-            context,
-            &mut table,
-            series,
-            PLAIN,
-            SHARE_OF_PLAIN_MIN,
-            &format!(", {job}, against a plain file"),
-        );
-    }
-    let goal = " with zstd:1, of sources, against the kernel";
-    note_times(context, &mut table, &of_sources, Kernel::Btrfs.name(), TIMES_KERNEL_ZSTD_MIN, goal);
-    let mut series =
-        vec![("plain", &plain), ("copy", &copied), (PACKED, &packed), (OF_SOURCES, &of_sources)];
-    series.extend(by_parts.iter().map(|(job, series)| (*job, series)));
-    Ok(vec![table, counts(&series)])
+    table.charts = ["write", "read"].map(|what| chart(what, mib, &jobs)).to_vec();
+    note(context, &mut table, &jobs);
+    Ok(vec![table, counts(&jobs)])
 }
+
+/// What is done, and what came of it.
+type Job = (&'static str, Vec<Series<Kept>>);
 
 /// Where the contents lie that are sources.
 fn contents(context: &Context<'_>) -> Result<String> {
@@ -109,7 +94,7 @@ fn contents(context: &Context<'_>) -> Result<String> {
 }
 
 /// What does not depend on the machine, of ours.
-fn counts(jobs: &[(&str, &Vec<Series<Kept>>)]) -> Table {
+fn counts(jobs: &[Job]) -> Table {
     let mut table = files::counts_table(
         "sequential_counts",
         "sequential: what was done, whatever the machine",
@@ -117,7 +102,7 @@ fn counts(jobs: &[(&str, &Vec<Series<Kept>>)]) -> Table {
     );
     let done = ["write", "read"].map(str::to_owned);
     for (job, series) in jobs {
-        for one in *series {
+        for one in series {
             files::push_counts(&mut table, &Cell::text(*job), one, &done);
         }
     }
@@ -225,25 +210,6 @@ fn times(series: &[Series<Kept>], who: &str, what: &str) -> Option<f64> {
     Some(seconds(other, what) / seconds(&series[0], what))
 }
 
-/// Tells whether writing and reading are so many times as fast as another's, if he was there.
-fn note_times(
-    context: &Context<'_>,
-    table: &mut Table,
-    series: &[Series<Kept>],
-    who: &str,
-    min: f64,
-    goal: &str,
-) {
-    let verdict = |what| {
-        let times = times(series, who, what)?;
-        Some(context.verdict_at_least(&format!("{what}{goal}"), times, min, "times as fast"))
-    };
-    let verdicts: Vec<String> = ["write", "read"].into_iter().filter_map(verdict).collect();
-    if !verdicts.is_empty() {
-        table.note(verdicts.join(" "));
-    }
-}
-
 fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {
     let Some(ours) = series.first() else { return };
     for one in series {
@@ -259,7 +225,7 @@ fn push(table: &mut Table, job: &str, mib: u64, series: &[Series<Kept>]) {
         }
         row.push(count("write", "device writes"));
         row.push(count("read", "device reads"));
-        // Of the rest it is the file, and trees.
+        // What is not compressed is stored as it is.
         let stored = if job.starts_with(PACKED) { stored_bytes(one) } else { f64::NAN };
         row.push(if stored > 0.0 { Cell::Bytes(stored.round() as u64) } else { Cell::Missing });
         row.push(Cell::Bytes(one.rounds.iter().map(|run| run.peak_bytes).max().unwrap_or(0)));
@@ -302,66 +268,44 @@ fn rate(mib: u64, seconds: f64) -> Cell {
     if rate.is_finite() { Cell::Count(rate.round() as u64) } else { Cell::Missing }
 }
 
-fn chart(what: &str, mib: u64, plain: &[Series<Kept>], packed: &[Series<Kept>]) -> Chart {
-    let bars = |series: &[Series<Kept>]| {
-        let bar = |one: &Series<Kept>| Bar {
-            label: one.name.clone(),
-            value: mib as f64 / seconds(one, what),
-        };
-        series.iter().map(bar).collect()
+fn chart(what: &str, mib: u64, jobs: &[Job]) -> Chart {
+    let bar = |one: &Series<Kept>| Bar {
+        label: one.name.clone(),
+        value: mib as f64 / seconds(one, what),
     };
+    let bars = |(job, series): &Job| ((*job).to_owned(), series.iter().map(bar).collect());
     Chart {
         title: format!("{what}, longer is better"),
         unit: "MiB/s".to_owned(),
-        shape: Shape::Bars(vec![
-            ("plain".to_owned(), bars(plain)),
-            ("zstd".to_owned(), bars(packed)),
-        ]),
+        shape: Shape::Bars(jobs.iter().map(bars).collect()),
         goal: None,
     }
 }
 
-fn note(
-    context: &Context<'_>,
-    table: &mut Table,
-    plain: &[Series<Kept>],
-    packed: &[Series<Kept>],
-    copied: &[Series<Kept>],
-) {
-    let mut verdicts = Vec::new();
-    for what in ["write", "read"] {
-        let goal = format!("{what} against a plain file");
-        if let Some(share) = times(plain, PLAIN, what) {
-            verdicts.push(context.verdict_at_least(
-                &goal,
-                share,
-                SHARE_OF_PLAIN_MIN,
-                "times as fast",
-            ));
-        }
-        if let Some(share) = times(copied, PLAIN, what) {
-            let goal = match what {
-                "write" => "a copy of a plain file into the image against one to a plain file",
-                _ => "a copy out of the image to a plain file against one of a plain file",
+fn note(context: &Context<'_>, table: &mut Table, jobs: &[Job]) {
+    for (job, series) in jobs {
+        let (who, min) = match *job {
+            PACKED | OF_SOURCES => (Kernel::Btrfs.name(), TIMES_KERNEL_ZSTD_MIN),
+            _ => (PLAIN, SHARE_OF_PLAIN_MIN),
+        };
+        let verdict = |what| {
+            let times = times(series, who, what)?;
+            let goal = match (*job, what) {
+                (COPY, "write") => {
+                    "a copy of a plain file into the image against one to a plain file".to_owned()
+                }
+                (COPY, _) => {
+                    "a copy out of the image to a plain file against one of a plain file".to_owned()
+                }
+                _ => format!("{what}, {job}, against {who}"),
             };
-            verdicts.push(context.verdict_at_least(
-                goal,
-                share,
-                SHARE_OF_PLAIN_MIN,
-                "times as fast",
-            ));
-        }
-        let goal = format!("{what} with zstd:1 against the kernel");
-        if let Some(share) = times(packed, Kernel::Btrfs.name(), what) {
-            verdicts.push(context.verdict_at_least(
-                &goal,
-                share,
-                TIMES_KERNEL_ZSTD_MIN,
-                "times as fast",
-            ));
+            Some(context.verdict_at_least(&goal, times, min, "times as fast"))
+        };
+        let verdicts: Vec<String> = ["write", "read"].into_iter().filter_map(verdict).collect();
+        if !verdicts.is_empty() {
+            table.note(verdicts.join(" "));
         }
     }
-    table.note(verdicts.join(" "));
     files::note_missing(context, table);
     table.note(files::MEMORY_NOTE);
     files::note_writeback(table);
