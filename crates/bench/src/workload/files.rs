@@ -316,7 +316,6 @@ pub(super) fn told<T>(value: Option<T>, what: &str) -> Result<T> {
 mod tests {
     use super::*;
 
-    /// What was not timed once gave 0, which is below every goal.
     #[test]
     fn memory_is_touched_for_a_file_and_its_cache_before_each_job() {
         let touched_mib = |job, count| Kept::of(job, count).touched_mib;
@@ -335,6 +334,7 @@ mod tests {
         }
     }
 
+    /// What was not timed once gave 0, which is below every goal.
     #[test]
     fn time_of_what_was_not_timed_is_not_a_number() {
         let kept = Kept::default();

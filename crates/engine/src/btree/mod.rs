@@ -11,6 +11,7 @@
 //!
 //! Lock order: a subvolume's tree, then the extent tree (to look up sharing), then the allocator.
 //! No lock is held between two calls on a [`Cursor`], nor while a block is read from the volume.
+//! Who reads a block has its place in the [`store`], for which others wait, and waits for nobody himself.
 
 pub(crate) mod cursor;
 pub(crate) mod edit;

@@ -40,12 +40,11 @@ pub(super) struct Request {
 impl Store {
     /// Reads what walks will want, until `is_stopping` says so behind [`Store::wake_readers`]. Threads may serve together.
     pub(crate) fn serve_reads(&self, is_stopping: impl Fn() -> bool) {
-        let serving = Serving::new(&self.wanted);
+        let _serving = Serving::new(&self.wanted);
         while let Some(Request { root, blocks }) = self.next_request(&is_stopping) {
             let _reading = Reading(&self.wanted);
             self.read_runs(blocks, root, || !is_stopping());
         }
-        drop(serving);
     }
 
     /// Has all who serve look whether they are to stop.
@@ -58,9 +57,7 @@ impl Store {
 
     /// Whether so many bytes may be read ahead: somebody does it, and they are still in memory when they are wanted.
     pub(super) fn reads_beside(&self, len_bytes: usize) -> bool {
-        let left_bytes = self.left_bytes.load(Ordering::Relaxed);
-        let kept_bytes = self.budget_bytes.saturating_sub(left_bytes);
-        self.has_reader() && kept_bytes / BUDGET_PART >= len_bytes as u64
+        self.has_reader() && self.clean_bytes_max() / BUDGET_PART >= len_bytes as u64
     }
 
     /// Whether somebody reads what is asked for.

@@ -70,9 +70,9 @@ pub(crate) struct Store {
     geometry: Geometry,
     cache: Cache<LogicalAddr, Arc<Block>, BlockWeighter>,
     /// Bytes of blocks in memory, the dirty ones included.
-    pub(super) budget_bytes: u64,
+    budget_bytes: u64,
     /// Of them, left to dirty blocks; in whole steps.
-    pub(super) left_bytes: AtomicU64,
+    left_bytes: AtomicU64,
     pub(super) wanted: Wanted,
     counts: Counts,
 }
@@ -114,6 +114,11 @@ impl Store {
         if self.left_bytes.swap(left_bytes, Ordering::Relaxed) != left_bytes {
             self.cache.set_capacity(self.budget_bytes - left_bytes);
         }
+    }
+
+    /// Most bytes of clean blocks at the moment.
+    pub(super) fn clean_bytes_max(&self) -> u64 {
+        self.budget_bytes.saturating_sub(self.left_bytes.load(Ordering::Relaxed))
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {
