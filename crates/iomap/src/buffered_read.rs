@@ -14,6 +14,9 @@ const COPY_STEP_BYTES: usize = 256 * 1024;
 /// The most that one miss reads; of a small budget, a part.
 const FILL_BYTES_MAX: u64 = 4 << 20;
 
+/// How much behind who goes through a file that memory cannot keep stays there for a while.
+const LEFT_BEHIND_BYTES: u64 = 256 * 1024;
+
 /// What is read ahead at once, beside who reads.
 const AHEAD_STEP_BYTES: u64 = 1 << 20;
 
@@ -21,7 +24,12 @@ const AHEAD_STEP_BYTES: u64 = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Misses {
     /// Into memory, with so many bytes behind the end of the read.
-    Cached { ahead_bytes: u64 },
+    Cached {
+        ahead_bytes: u64,
+        /// Whether they go from there once they were read: who reads goes through a file that memory cannot keep, and what he leaves would
+        /// only drive out the rest, and lie in memory that no processor has in its cache any more.
+        passes: bool,
+    },
     /// What is long enough, straight into the reader's buffer; the rest into memory.
     Straight,
 }
@@ -55,11 +63,16 @@ impl<F: FileSystem> OpenFile<F> {
                 && self.space.readahead_need.is_there(),
             may_be_straight: self.space.may_read_straight(range),
         };
-        let misses = match self.readahead.lock().read(start, end, ahead) {
-            Ahead::With(bytes) => Misses::Cached { ahead_bytes: bytes },
+        let (ahead, is_long) = {
+            let mut readahead = self.readahead.lock();
+            (readahead.read(start, end, ahead), readahead.is_long())
+        };
+        let passes = is_long && !self.space.is_kept();
+        let misses = match ahead {
+            Ahead::With(bytes) => Misses::Cached { ahead_bytes: bytes, passes },
             Ahead::Beside { wanted, asked_bytes } => {
                 self.space.ask_readahead(&wanted);
-                Misses::Cached { ahead_bytes: asked_bytes.min(AHEAD_STEP_BYTES) }
+                Misses::Cached { ahead_bytes: asked_bytes.min(AHEAD_STEP_BYTES), passes }
             }
             Ahead::Straight => Misses::Straight,
         };
@@ -150,6 +163,8 @@ impl<F: FileSystem> AddressSpace<F> {
         let fill_bytes_max = self.step_bytes(FILL_BYTES_MAX);
         // Once what was read was changed by others: what lies ahead they may change as often as they like, what is locked they may not.
         let mut was_in_vain = false;
+        // Also what comes to memory at the ends of straight reads.
+        let passes = !matches!(misses, Misses::Cached { passes: false, .. });
         let mut pages = self.pages.lock();
         let mut done = 0;
         let result = loop {
@@ -164,7 +179,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 break Ok(done);
             }
             let len = usize::try_from(rest.len_bytes()).unwrap_or(usize::MAX).min(COPY_STEP_BYTES);
-            let copied = pages.copy_out(at.bytes(), &mut buffer[done..done + len]);
+            let copied = pages.copy_out(at.bytes(), &mut buffer[done..done + len], passes);
             done += copied;
             if copied > 0 {
                 if copied == COPY_STEP_BYTES {
@@ -173,7 +188,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 continue;
             }
             let ahead_bytes = match misses {
-                Misses::Cached { ahead_bytes } if careful_until.is_none() && !was_in_vain => {
+                Misses::Cached { ahead_bytes, .. } if careful_until.is_none() && !was_in_vain => {
                     ahead_bytes
                 }
                 _ => 0,
@@ -228,11 +243,17 @@ impl<F: FileSystem> AddressSpace<F> {
         };
         if !self.cache.options().keeps_clean {
             let ahead_bytes = match misses {
-                Misses::Cached { ahead_bytes } => ahead_bytes,
+                Misses::Cached { ahead_bytes, .. } => ahead_bytes,
                 Misses::Straight => 0,
             };
             let len_bytes = u64::try_from(done).unwrap_or(u64::MAX).saturating_add(ahead_bytes);
             pages.drop_clean(&self.blocks(FileRange::with_len(offset, len_bytes)));
+        } else if passes {
+            // Some of what lies behind him he may look at again.
+            let behind = |at: u64| at.saturating_sub(LEFT_BEHIND_BYTES) / self.block_bytes;
+            let start = offset.bytes();
+            let end = start.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
+            pages.drop_passed(&(behind(start)..behind(end)));
         }
         (result, careful_until.is_some())
     }

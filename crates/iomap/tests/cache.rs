@@ -189,12 +189,15 @@ fn sequential_reads_are_read_ahead_and_random_ones_are_not() {
     assert!(reads() >= 90);
 }
 
-/// A file that memory cannot keep is read past it, once the reads have gone on for a window; what is dirty in it is seen, and other
-/// files stay in memory.
+/// What is read through a file that memory cannot keep goes past memory, or from there at once, when the reads have gone on for a window;
+/// what is dirty in it is seen, and other files stay in memory.
 #[test]
 fn long_sequential_reads_leave_memory_to_others() {
-    const READ: u64 = MIB / 2;
-    for straight_bytes_min in [0, MIB / 8, u64::MAX] {
+    let half = MIB / 2;
+    let never = u64::MAX;
+    for (straight_bytes_min, read) in
+        [(0, half), (MIB / 8, half), (never, half), (never, BLOCK), (never, 5000)]
+    {
         let fs = MemoryFs::new();
         let options = CacheOptions {
             cached_bytes_max: 4 * MIB,
@@ -219,24 +222,75 @@ fn long_sequential_reads_leave_memory_to_others() {
             let from = usize::try_from(place).unwrap();
             expected[from..from + 4096].fill(255);
         }
-        let reader = long.open();
-        let mut seen = Vec::new();
-        let mut buffer = vec![0; usize::try_from(READ).unwrap()];
-        loop {
-            let len = reader.read(at(seen.len() as u64), &mut buffer).unwrap();
-            seen.extend_from_slice(&buffer[..len]);
-            if len == 0 {
-                break;
-            }
-        }
-        assert!(seen == expected, "straight from {straight_bytes_min} bytes on");
         let reads = || fs.read_count.swap(0, Ordering::Relaxed);
         reads();
+        assert!(
+            read_through(&long, read) == expected,
+            "straight from {straight_bytes_min} bytes on"
+        );
+        let read_count = reads();
+        assert!(read_count <= 128, "{read_count} requests by {read} bytes");
         assert_eq!(short.open().read(at(0), &mut vec![0; 1 << 20]), Ok(1 << 20));
-        let is_kept = reads() == 0;
-        assert_eq!(is_kept, straight_bytes_min < u64::MAX);
-        if is_kept {
-            assert!(cache.cached_bytes() < 3 * MIB, "{}", cache.cached_bytes());
+        assert_eq!(reads(), 0, "straight from {straight_bytes_min} bytes on, by {read}");
+        assert!(cache.cached_bytes() < 3 * MIB, "{}", cache.cached_bytes());
+    }
+}
+
+/// Who goes through a file takes nothing from those who wanted just what they read, nor what is dirty, and may come back a little.
+#[test]
+fn who_goes_through_a_file_leaves_in_memory_what_others_read_and_wrote() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions {
+        cached_bytes_max: 4 * MIB,
+        readahead_bytes_max: MIB / 4,
+        ..CacheOptions::default()
+    };
+    let cache = PageCache::new(options);
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let file = space.open();
+    let mut bytes: Vec<u8> = (0..16 * MIB).map(|place| (place / 1000 % 251) as u8).collect();
+    file.write(at(0), &bytes).unwrap();
+    file.fsync().unwrap();
+    cache.shrink_clean(u64::MAX);
+    // Here and there, in no order; and a block that is dirty, where one of them is.
+    let places: Vec<u64> = (0..64).map(|number| (number * 37 % 64 + 10) * 50 * BLOCK).collect();
+    let look = |bytes: &[u8]| {
+        for place in &places {
+            let mut block = [0; 4096];
+            file.read(at(*place), &mut block).unwrap();
+            let from = usize::try_from(*place).unwrap();
+            assert!(block == bytes[from..from + 4096]);
+        }
+    };
+    look(&bytes);
+    let (dirty, dirty_from) = (places[5], usize::try_from(places[5]).unwrap());
+    file.write(at(dirty), &[9; 4096]).unwrap();
+    bytes[dirty_from..dirty_from + 4096].fill(9);
+    let kept_bytes = cache.cached_bytes();
+    assert!(read_through(&space, BLOCK) == bytes);
+    assert_eq!(cache.dirty_bytes(), BLOCK);
+    // Beside them what lay ahead of the first window, and what is left behind the last.
+    assert!(cache.cached_bytes() <= kept_bytes + MIB, "{} bytes", cache.cached_bytes());
+    let reads = || fs.read_count.swap(0, Ordering::Relaxed);
+    reads();
+    look(&bytes);
+    file.read(at(16 * MIB - MIB / 8), &mut [0; 4096]).unwrap();
+    assert_eq!(reads(), 0);
+    // What nobody wanted but him is gone.
+    file.read(at(14 * MIB), &mut [0; 4096]).unwrap();
+    assert_eq!(reads(), 1);
+}
+
+/// All of a file, read from its beginning by so many bytes.
+fn read_through(space: &Arc<AddressSpace<MemoryFs>>, len_bytes: u64) -> Vec<u8> {
+    let reader = space.open();
+    let mut seen = Vec::new();
+    let mut buffer = vec![0; usize::try_from(len_bytes).unwrap()];
+    loop {
+        let len = reader.read(at(seen.len() as u64), &mut buffer).unwrap();
+        seen.extend_from_slice(&buffer[..len]);
+        if len == 0 {
+            return seen;
         }
     }
 }

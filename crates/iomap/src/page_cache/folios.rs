@@ -13,6 +13,17 @@ pub(super) const FOLIO_BLOCKS_MAX: u64 = 32;
 /// Blocks that a chunk is for.
 const CHUNK_BLOCKS: u64 = 128;
 
+/// For whom a folio stays, once it is clean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum KeptFor {
+    /// Who will read it first: nobody has yet.
+    First,
+    /// Nobody: those who read it go through a file that memory cannot keep.
+    Nobody,
+    /// Who comes again: it was written, or somebody wanted just that.
+    Others,
+}
+
 /// A piece of the page cache: blocks that touch, with what each of them is as a bit.
 #[derive(Debug)]
 pub(super) struct Folio {
@@ -21,18 +32,36 @@ pub(super) struct Folio {
     pub(super) dirty: u32,
     pub(super) writeback: u32,
     pub(super) is_referenced: bool,
+    pub(super) kept_for: KeptFor,
     /// The first block, from the start of the chunk on.
     in_chunk: u8,
 }
 
 impl Folio {
     pub(super) fn new(data: Arc<[u8]>, uptodate: u32) -> Self {
-        Self { data, uptodate, dirty: 0, writeback: 0, is_referenced: true, in_chunk: 0 }
+        Self {
+            data,
+            uptodate,
+            dirty: 0,
+            writeback: 0,
+            is_referenced: true,
+            kept_for: KeptFor::First,
+            in_chunk: 0,
+        }
     }
 
     /// All its blocks are uptodate and dirty.
     pub(super) fn new_dirty(data: Arc<[u8]>, all: u32) -> Self {
-        Self { dirty: all, ..Self::new(data, all) }
+        Self { dirty: all, kept_for: KeptFor::Others, ..Self::new(data, all) }
+    }
+
+    /// Somebody reads it; `passes` if he will not come again.
+    pub(super) fn note_read(&mut self, passes: bool) {
+        self.is_referenced = true;
+        self.kept_for = match self.kept_for {
+            KeptFor::First | KeptFor::Nobody if passes => KeptFor::Nobody,
+            _ => KeptFor::Others,
+        };
     }
 
     pub(super) fn is_clean(&self) -> bool {

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use ubtrfs_rt::{Arc, AtomicU64, Mutex, Ordering};
 
-use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
+use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios, KeptFor};
 use super::{DirtyOrder, ListedSlot};
 
 /// A stretch of blocks.
@@ -308,8 +308,9 @@ impl Pages {
         at.min(blocks.end)
     }
 
-    /// Copies bytes from `at` on, up to the first block that is not uptodate; returns how many.
-    pub(crate) fn copy_out(&mut self, at: u64, buffer: &mut [u8]) -> usize {
+    /// Copies bytes from `at` on, up to the first block that is not uptodate; returns how many. `passes` if who wants them goes through a
+    /// file that memory cannot keep.
+    pub(crate) fn copy_out(&mut self, at: u64, buffer: &mut [u8], passes: bool) -> usize {
         let block_bytes = self.block_bytes;
         let mut done = 0;
         while done < buffer.len() {
@@ -321,7 +322,7 @@ impl Pages {
             if ready == 0 {
                 break;
             }
-            folio.is_referenced = true;
+            folio.note_read(passes);
             let end = ((from_block + ready) * block_bytes).min(len_u64(&folio.data));
             let part = &folio.data[index(in_folio)..index(end)];
             let len = part.len().min(buffer.len() - done);
@@ -368,6 +369,7 @@ impl Pages {
             folio.uptodate |= touched;
             folio.dirty |= touched;
             folio.is_referenced = true;
+            folio.kept_for = KeptFor::Others;
             let kept_bytes = match source {
                 Source::Bytes(bytes) => {
                     let (data, kept_bytes) = folio.bytes_mut();
@@ -582,6 +584,22 @@ impl Pages {
         }
     }
 
+    /// Drops clean folios that end in `blocks` and that nobody has read but who goes through the file.
+    pub(crate) fn drop_passed(&mut self, blocks: &Blocks) {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let Some((first, folio)) = self.folio(at) else {
+                let Some(next) = self.folios.next(at) else { break };
+                at = next;
+                continue;
+            };
+            at = first + self.block_count(folio);
+            if at <= blocks.end && folio.is_clean() && folio.kept_for == KeptFor::Nobody {
+                self.remove(first);
+            }
+        }
+    }
+
     /// Drops clean folios that were not used since the last time, until so many bytes are free; returns how many are.
     pub(crate) fn reclaim(&mut self, wanted_bytes: u64) -> u64 {
         let mut freed = 0;
@@ -735,7 +753,7 @@ mod tests {
         }
         assert_eq!(usage.cached_bytes(), 64 * 4096);
         let mut bytes = [0; 8192];
-        assert_eq!(pages.copy_out(0, &mut bytes), 4096);
+        assert_eq!(pages.copy_out(0, &mut bytes, false), 4096);
         drop(pages);
         assert_eq!(usage.cached_bytes(), 0);
     }

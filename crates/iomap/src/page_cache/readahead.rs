@@ -53,6 +53,8 @@ pub(crate) struct Readahead {
     window_bytes: u64,
     /// Up to where somebody else was asked to read ahead.
     asked_end: u64,
+    /// Whether the last read went on from others for a whole window.
+    is_long: bool,
 }
 
 /// What to read ahead.
@@ -87,6 +89,11 @@ impl Readahead {
         self.window_bytes = 0;
     }
 
+    /// Whether reads have gone on from each other for so long, with the last one that began, that they are likely to go through the file.
+    pub(crate) fn is_long(&self) -> bool {
+        self.is_long
+    }
+
     /// A read of `start..end` begins.
     pub(crate) fn read(&mut self, start: u64, end: u64, options: AheadOptions) -> Ahead {
         let AheadOptions { window_bytes_max, is_served, may_be_straight } = options;
@@ -100,7 +107,8 @@ impl Readahead {
         if !goes_on {
             self.asked_end = end;
         }
-        if may_be_straight && goes_on && self.window_bytes == window_bytes_max {
+        self.is_long = goes_on && self.window_bytes == window_bytes_max;
+        if may_be_straight && self.is_long {
             return Ahead::Straight;
         }
         // To wake somebody for little costs more than it saves.
