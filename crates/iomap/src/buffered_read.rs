@@ -63,11 +63,12 @@ impl<F: FileSystem> OpenFile<F> {
                 && self.space.readahead_need.is_there(),
             may_be_straight: self.space.may_read_straight(range),
         };
-        let (ahead, is_long) = {
+        let (ahead, long_from) = {
             let mut readahead = self.readahead.lock();
-            (readahead.read(start, end, ahead), readahead.is_long())
+            (readahead.read(start, end, ahead), readahead.long_from())
         };
-        let passes = is_long && !self.space.is_kept();
+        let passed_from = long_from.filter(|_| !self.space.is_kept());
+        let passes = passed_from.is_some();
         let misses = match ahead {
             Ahead::With(bytes) => Misses::Cached { ahead_bytes: bytes, passes },
             Ahead::Beside { wanted, asked_bytes } => {
@@ -79,6 +80,10 @@ impl<F: FileSystem> OpenFile<F> {
         let whole = range.round_out(self.space.block_bytes);
         let _locked = self.space.states.lock(whole, LockMode::Shared);
         let (result, met_error) = self.space.read_range(offset, buffer, misses, End::File);
+        if let (Some(from), Ok(done)) = (passed_from, &result) {
+            let done = u64::try_from(*done).unwrap_or(u64::MAX);
+            self.space.drop_passed(from, start.saturating_add(done));
+        }
         if met_error {
             // Or each read that comes near would try the bad block again.
             self.readahead.lock().stop();
@@ -105,6 +110,20 @@ impl<F: FileSystem> OpenFile<F> {
 }
 
 impl<F: FileSystem> AddressSpace<F> {
+    /// Who goes through the file has come from one place to another. Some of what lies behind him he may look at again.
+    fn drop_passed(&self, from: u64, upto: u64) {
+        // By whole folios, so that most reads have nothing to drop.
+        let step_bytes = self.cache.options().folio_bytes_max.max(1);
+        let behind = |at: u64| {
+            let at = at.saturating_sub(LEFT_BEHIND_BYTES);
+            (at - at % step_bytes) / self.block_bytes
+        };
+        let blocks = behind(from)..behind(upto);
+        if !blocks.is_empty() {
+            self.pages.lock().drop_passed(&blocks);
+        }
+    }
+
     /// Asks the cache's service to read a range of bytes, as far as it is in the file.
     fn ask_readahead(&self, wanted: &Range<u64>) {
         let end = FileOffset::new(wanted.end).min(self.size());
@@ -248,12 +267,6 @@ impl<F: FileSystem> AddressSpace<F> {
             };
             let len_bytes = u64::try_from(done).unwrap_or(u64::MAX).saturating_add(ahead_bytes);
             pages.drop_clean(&self.blocks(FileRange::with_len(offset, len_bytes)));
-        } else if passes {
-            // Some of what lies behind him he may look at again.
-            let behind = |at: u64| at.saturating_sub(LEFT_BEHIND_BYTES) / self.block_bytes;
-            let start = offset.bytes();
-            let end = start.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
-            pages.drop_passed(&(behind(start)..behind(end)));
         }
         (result, careful_until.is_some())
     }

@@ -281,6 +281,28 @@ fn who_goes_through_a_file_leaves_in_memory_what_others_read_and_wrote() {
     assert_eq!(reads(), 1);
 }
 
+/// Who copies a file with holes leaves them out: what lies in between goes, too.
+#[test]
+fn who_goes_through_a_file_with_gaps_leaves_memory_to_others() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions {
+        cached_bytes_max: 4 * MIB,
+        readahead_bytes_max: MIB / 4,
+        ..CacheOptions::default()
+    };
+    let cache = PageCache::new(options);
+    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    space.open().write(at(0), &vec![1; 16 << 20]).unwrap();
+    space.open().fsync().unwrap();
+    cache.shrink_clean(u64::MAX);
+    let reader = space.open();
+    for number in 0..16 * MIB / (5 * BLOCK) {
+        assert_eq!(reader.read(at(number * 5 * BLOCK), &mut [0; 4096]), Ok(4096));
+    }
+    // What came before the reads were long, 256 KiB behind the last, and what lies ahead of it.
+    assert!(cache.cached_bytes() < 2 * MIB, "{} bytes", cache.cached_bytes());
+}
+
 /// All of a file, read from its beginning by so many bytes.
 fn read_through(space: &Arc<AddressSpace<MemoryFs>>, len_bytes: u64) -> Vec<u8> {
     let reader = space.open();

@@ -53,8 +53,8 @@ pub(crate) struct Readahead {
     window_bytes: u64,
     /// Up to where somebody else was asked to read ahead.
     asked_end: u64,
-    /// Whether the last read went on from others for a whole window.
-    is_long: bool,
+    /// If the last read went on from others for a whole window, where the one before it ended.
+    long_from: Option<u64>,
 }
 
 /// What to read ahead.
@@ -89,9 +89,10 @@ impl Readahead {
         self.window_bytes = 0;
     }
 
-    /// Whether reads have gone on from each other for so long, with the last one that began, that they are likely to go through the file.
-    pub(crate) fn is_long(&self) -> bool {
-        self.is_long
+    /// If reads have gone on from each other for so long, with the last one that began, that they are likely to go through the file: where
+    /// the one before it ended.
+    pub(crate) fn long_from(&self) -> Option<u64> {
+        self.long_from
     }
 
     /// A read of `start..end` begins.
@@ -103,12 +104,13 @@ impl Readahead {
         } else {
             0
         };
-        self.next = end;
+        let before = std::mem::replace(&mut self.next, end);
         if !goes_on {
             self.asked_end = end;
         }
-        self.is_long = goes_on && self.window_bytes == window_bytes_max;
-        if may_be_straight && self.is_long {
+        let is_long = goes_on && self.window_bytes == window_bytes_max;
+        self.long_from = is_long.then_some(before);
+        if may_be_straight && is_long {
             return Ahead::Straight;
         }
         // To wake somebody for little costs more than it saves.
