@@ -75,6 +75,9 @@ pub struct AddressSpace<F: FileSystem> {
     pub(crate) readahead_need: ReadaheadNeed,
     /// A read found encoded data, which several threads decode faster than the reader.
     pub(crate) is_encoded: AtomicBool,
+    /// Of which open file the last read was.
+    pub(crate) last_reader: AtomicU64,
+    opened_count: AtomicU64,
     size: AtomicU64,
     /// How many times it was made shorter.
     cuts: AtomicU64,
@@ -105,6 +108,8 @@ impl SeenEnd {
 /// A file that somebody has open. Threads may share it.
 pub struct OpenFile<F: FileSystem> {
     pub(crate) space: Arc<AddressSpace<F>>,
+    /// No other of the file has it.
+    pub(crate) number: u64,
     pub(crate) cached_state: CachedState,
     pub(crate) seek_window: Mutex<SeekWindow>,
     pub(crate) readahead: Mutex<Readahead>,
@@ -134,6 +139,8 @@ impl<F: FileSystem> AddressSpace<F> {
             block_bytes,
             readahead_need: ReadaheadNeed::default(),
             is_encoded: AtomicBool::new(false),
+            last_reader: AtomicU64::new(0),
+            opened_count: AtomicU64::new(0),
             size: AtomicU64::new(size.bytes()),
             cuts: AtomicU64::new(0),
             me: Weak::clone(me),
@@ -144,6 +151,7 @@ impl<F: FileSystem> AddressSpace<F> {
     pub fn open(self: &Arc<Self>) -> OpenFile<F> {
         OpenFile {
             space: Arc::clone(self),
+            number: self.opened_count.fetch_add(1, Ordering::Relaxed),
             cached_state: CachedState::new(),
             seek_window: Mutex::new(SeekWindow::default()),
             readahead: Mutex::new(Readahead::default()),

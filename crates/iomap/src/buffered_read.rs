@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use ubtrfs_rt::{Arc, AtomicU64, Ordering};
+
 use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::LockMode;
 use crate::mapping::FileSystem;
@@ -17,6 +19,9 @@ const FILL_BYTES_MAX: u64 = 4 << 20;
 /// How much behind who goes through a file that memory cannot keep stays there for a while.
 const LEFT_BEHIND_BYTES: u64 = 256 * 1024;
 
+/// By how much it goes from there at once.
+const DROP_STEP_BYTES: u64 = 64 * 1024;
+
 /// What is read ahead at once, beside who reads.
 const AHEAD_STEP_BYTES: u64 = 1 << 20;
 
@@ -24,12 +29,7 @@ const AHEAD_STEP_BYTES: u64 = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Misses {
     /// Into memory, with so many bytes behind the end of the read.
-    Cached {
-        ahead_bytes: u64,
-        /// Whether they go from there once they were read: who reads goes through a file that memory cannot keep, and what he leaves would
-        /// only drive out the rest, and lie in memory that no processor has in its cache any more.
-        passes: bool,
-    },
+    Cached { ahead_bytes: u64 },
     /// What is long enough, straight into the reader's buffer; the rest into memory.
     Straight,
 }
@@ -62,33 +62,45 @@ impl<F: FileSystem> OpenFile<F> {
             is_served: self.space.cache.has_readahead_service()
                 && self.space.readahead_need.is_there(),
             may_be_straight: self.space.may_read_straight(range),
+            is_alone: self.is_alone(),
+            through_bytes_min: self.space.through_bytes_min(),
         };
-        let (ahead, long_from) = {
+        let (ahead, through_from, passed) = {
             let mut readahead = self.readahead.lock();
-            (readahead.read(start, end, ahead), readahead.long_from())
+            let ahead = readahead.read(start, end, ahead);
+            (ahead, readahead.through_from(), Arc::clone(readahead.passed()))
         };
-        let passed_from = long_from.filter(|_| !self.space.is_kept());
-        let passes = passed_from.is_some();
         let misses = match ahead {
-            Ahead::With(bytes) => Misses::Cached { ahead_bytes: bytes, passes },
+            Ahead::With(bytes) => Misses::Cached { ahead_bytes: bytes },
             Ahead::Beside { wanted, asked_bytes } => {
-                self.space.ask_readahead(&wanted);
-                Misses::Cached { ahead_bytes: asked_bytes.min(AHEAD_STEP_BYTES), passes }
+                self.space.ask_readahead(&wanted, &passed);
+                Misses::Cached { ahead_bytes: asked_bytes.min(AHEAD_STEP_BYTES) }
             }
             Ahead::Straight => Misses::Straight,
         };
         let whole = range.round_out(self.space.block_bytes);
         let _locked = self.space.states.lock(whole, LockMode::Shared);
-        let (result, met_error) = self.space.read_range(offset, buffer, misses, End::File);
-        if let (Some(from), Ok(done)) = (passed_from, &result) {
+        let passes = through_from.is_some();
+        let (result, met_error) = self.space.read_range(offset, buffer, misses, End::File, passes);
+        if let (Some(from), Ok(done)) = (through_from, &result) {
             let done = u64::try_from(*done).unwrap_or(u64::MAX);
-            self.space.drop_passed(from, start.saturating_add(done));
+            self.space.drop_passed(from, start.saturating_add(done), &passed);
         }
         if met_error {
             // Or each read that comes near would try the bad block again.
             self.readahead.lock().stop();
         }
         result
+    }
+
+    /// Whether nobody else has read the file since this one was read last.
+    fn is_alone(&self) -> bool {
+        let last_reader = &self.space.last_reader;
+        let is_alone = last_reader.load(Ordering::Relaxed) == self.number;
+        if !is_alone {
+            last_reader.store(self.number, Ordering::Relaxed);
+        }
+        is_alone
     }
 
     /// As [`OpenFile::read`], but no shorter than the file: for who takes a short answer for its end.
@@ -110,29 +122,38 @@ impl<F: FileSystem> OpenFile<F> {
 }
 
 impl<F: FileSystem> AddressSpace<F> {
+    /// Reads that have gone on from each other for so much go through the file, and what they read goes from memory behind them: it would
+    /// only drive out the rest, and lie in memory that no processor has in its cache any more. Half of what memory holds, so that what is
+    /// read again and again stays there, as does the rest of what others want.
+    fn through_bytes_min(&self) -> u64 {
+        let options = self.cache.options();
+        let is_kept = self.size().bytes() <= options.cached_bytes_max;
+        // Where nothing clean is kept it goes anyhow.
+        if is_kept || !options.keeps_clean { u64::MAX } else { options.cached_bytes_max / 2 }
+    }
+
     /// Who goes through the file has come from one place to another. Some of what lies behind him he may look at again.
-    fn drop_passed(&self, from: u64, upto: u64) {
-        // By whole folios, so that most reads have nothing to drop.
-        let step_bytes = self.cache.options().folio_bytes_max.max(1);
-        let behind = |at: u64| {
-            let at = at.saturating_sub(LEFT_BEHIND_BYTES);
-            (at - at % step_bytes) / self.block_bytes
-        };
-        let blocks = behind(from)..behind(upto);
-        if !blocks.is_empty() {
+    fn drop_passed(&self, from: u64, upto: u64, passed: &AtomicU64) {
+        // Not by blocks, so that most reads have nothing to drop.
+        let behind = |at: u64| at.saturating_sub(LEFT_BEHIND_BYTES) / DROP_STEP_BYTES;
+        let steps = behind(from)..behind(upto);
+        if !steps.is_empty() {
+            let at = |step: u64| step * DROP_STEP_BYTES;
+            passed.store(at(steps.end), Ordering::Relaxed);
+            let blocks = at(steps.start) / self.block_bytes..at(steps.end) / self.block_bytes;
             self.pages.lock().drop_passed(&blocks);
         }
     }
 
     /// Asks the cache's service to read a range of bytes, as far as it is in the file.
-    fn ask_readahead(&self, wanted: &Range<u64>) {
+    fn ask_readahead(&self, wanted: &Range<u64>, passed: &Arc<AtomicU64>) {
         let end = FileOffset::new(wanted.end).min(self.size());
         let mut at = FileOffset::new(wanted.start);
         let step_bytes = self.step_bytes(AHEAD_STEP_BYTES);
         // In parts, so that several threads can do it.
         while at < end {
             let range = FileRange::new(at, at.saturating_add(step_bytes).min(end));
-            self.cache.ask_readahead(self.weak(), range);
+            self.cache.ask_readahead(self.weak(), range, passed);
             at = range.end;
         }
     }
@@ -169,21 +190,20 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(())
     }
 
-    /// Reads from `offset` on, where the caller has the range locked; also, whether anything on the way could not be read.
+    /// Reads from `offset` on, where the caller has the range locked, and `passes` if he is not likely to come again; also, whether anything on the way could not be read.
     pub(crate) fn read_range(
         &self,
         offset: FileOffset,
         buffer: &mut [u8],
         misses: Misses,
         limit: End,
+        passes: bool,
     ) -> (Result<usize, F::Error>, bool) {
         // Up to here one block at a time, so that what is wanted and whole is had: something there could not be read.
         let mut careful_until = None;
         let fill_bytes_max = self.step_bytes(FILL_BYTES_MAX);
         // Once what was read was changed by others: what lies ahead they may change as often as they like, what is locked they may not.
         let mut was_in_vain = false;
-        // Also what comes to memory at the ends of straight reads.
-        let passes = !matches!(misses, Misses::Cached { passes: false, .. });
         let mut pages = self.pages.lock();
         let mut done = 0;
         let result = loop {
@@ -207,7 +227,7 @@ impl<F: FileSystem> AddressSpace<F> {
                 continue;
             }
             let ahead_bytes = match misses {
-                Misses::Cached { ahead_bytes, .. } if careful_until.is_none() && !was_in_vain => {
+                Misses::Cached { ahead_bytes } if careful_until.is_none() && !was_in_vain => {
                     ahead_bytes
                 }
                 _ => 0,
@@ -262,7 +282,7 @@ impl<F: FileSystem> AddressSpace<F> {
         };
         if !self.cache.options().keeps_clean {
             let ahead_bytes = match misses {
-                Misses::Cached { ahead_bytes, .. } => ahead_bytes,
+                Misses::Cached { ahead_bytes } => ahead_bytes,
                 Misses::Straight => 0,
             };
             let len_bytes = u64::try_from(done).unwrap_or(u64::MAX).saturating_add(ahead_bytes);

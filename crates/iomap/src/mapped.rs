@@ -84,6 +84,7 @@ impl<F: FileSystem> MappedRange<'_, F> {
         while let Some(missing) = pages.missing(blocks.clone()) {
             pages = space.fill(pages, missing)?;
         }
+        pages.note_wanted(&blocks);
         if !space.cache.options().keeps_clean {
             pages.drop_clean(&blocks);
         }
@@ -97,8 +98,8 @@ impl<F: FileSystem> MappedRange<'_, F> {
     /// filesystem said.
     pub fn load(&self, at: FileOffset, buffer: &mut [u8]) -> Result<(), F::Error> {
         let (range, _locked) = self.lock(at, buffer.len(), LockMode::Shared)?;
-        let misses = Misses::Cached { ahead_bytes: 0, passes: false };
-        let (len, _) = self.file.space.read_range(at, buffer, misses, End::LastBlock);
+        let misses = Misses::Cached { ahead_bytes: 0 };
+        let (len, _) = self.file.space.read_range(at, buffer, misses, End::LastBlock, false);
         let len = len?;
         debug_assert_eq!(len, buffer.len(), "{range} lies in the file's blocks");
         Ok(())

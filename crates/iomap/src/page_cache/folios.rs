@@ -13,17 +13,6 @@ pub(super) const FOLIO_BLOCKS_MAX: u64 = 32;
 /// Blocks that a chunk is for.
 const CHUNK_BLOCKS: u64 = 128;
 
-/// For whom a folio stays, once it is clean.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum KeptFor {
-    /// Who will read it first: nobody has yet.
-    First,
-    /// Nobody: those who read it go through a file that memory cannot keep.
-    Nobody,
-    /// Who comes again: it was written, or somebody wanted just that.
-    Others,
-}
-
 /// A piece of the page cache: blocks that touch, with what each of them is as a bit.
 #[derive(Debug)]
 pub(super) struct Folio {
@@ -32,7 +21,8 @@ pub(super) struct Folio {
     pub(super) dirty: u32,
     pub(super) writeback: u32,
     pub(super) is_referenced: bool,
-    pub(super) kept_for: KeptFor,
+    /// Whether somebody wrote it, or read it who may come again.
+    pub(super) is_wanted: bool,
     /// The first block, from the start of the chunk on.
     in_chunk: u8,
 }
@@ -45,23 +35,14 @@ impl Folio {
             dirty: 0,
             writeback: 0,
             is_referenced: true,
-            kept_for: KeptFor::First,
+            is_wanted: false,
             in_chunk: 0,
         }
     }
 
     /// All its blocks are uptodate and dirty.
     pub(super) fn new_dirty(data: Arc<[u8]>, all: u32) -> Self {
-        Self { dirty: all, kept_for: KeptFor::Others, ..Self::new(data, all) }
-    }
-
-    /// Somebody reads it; `passes` if he will not come again.
-    pub(super) fn note_read(&mut self, passes: bool) {
-        self.is_referenced = true;
-        self.kept_for = match self.kept_for {
-            KeptFor::First | KeptFor::Nobody if passes => KeptFor::Nobody,
-            _ => KeptFor::Others,
-        };
+        Self { dirty: all, is_wanted: true, ..Self::new(data, all) }
     }
 
     pub(super) fn is_clean(&self) -> bool {

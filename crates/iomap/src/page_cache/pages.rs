@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use ubtrfs_rt::{Arc, AtomicU64, Mutex, Ordering};
 
-use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios, KeptFor};
+use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
 use super::{DirtyOrder, ListedSlot};
 
 /// A stretch of blocks.
@@ -322,7 +322,8 @@ impl Pages {
             if ready == 0 {
                 break;
             }
-            folio.note_read(passes);
+            folio.is_referenced = true;
+            folio.is_wanted |= !passes;
             let end = ((from_block + ready) * block_bytes).min(len_u64(&folio.data));
             let part = &folio.data[index(in_folio)..index(end)];
             let len = part.len().min(buffer.len() - done);
@@ -369,7 +370,7 @@ impl Pages {
             folio.uptodate |= touched;
             folio.dirty |= touched;
             folio.is_referenced = true;
-            folio.kept_for = KeptFor::Others;
+            folio.is_wanted = true;
             let kept_bytes = match source {
                 Source::Bytes(bytes) => {
                     let (data, kept_bytes) = folio.bytes_mut();
@@ -584,7 +585,16 @@ impl Pages {
         }
     }
 
-    /// Drops clean folios that end in `blocks` and that nobody has read but who goes through the file.
+    /// Somebody may come again for these blocks.
+    pub(crate) fn note_wanted(&mut self, blocks: &Blocks) {
+        for first in self.firsts(blocks) {
+            if let Some(folio) = self.folios.get_mut(first) {
+                folio.is_wanted = true;
+            }
+        }
+    }
+
+    /// Drops clean folios that end in `blocks` and that nobody wants again.
     pub(crate) fn drop_passed(&mut self, blocks: &Blocks) {
         let mut at = blocks.start;
         while at < blocks.end {
@@ -594,7 +604,7 @@ impl Pages {
                 continue;
             };
             at = first + self.block_count(folio);
-            if at <= blocks.end && folio.is_clean() && folio.kept_for == KeptFor::Nobody {
+            if at <= blocks.end && folio.is_clean() && !folio.is_wanted {
                 self.remove(first);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ubtrfs_rt::{AtomicU64, Ordering};
+use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 
 /// The first window behind a sequential read, in bytes; it doubles with each further one.
 const WINDOW_FIRST_BYTES: u64 = 64 * 1024;
@@ -53,8 +53,12 @@ pub(crate) struct Readahead {
     window_bytes: u64,
     /// Up to where somebody else was asked to read ahead.
     asked_end: u64,
-    /// If the last read went on from others for a whole window, where the one before it ended.
-    long_from: Option<u64>,
+    /// Where reads began that have gone on from each other since, with nobody else reading the file.
+    run_start: u64,
+    /// Where the last read but one ended, if the last one goes through the file.
+    through_from: Option<u64>,
+    /// What lies before is behind who goes through the file.
+    passed: Arc<AtomicU64>,
 }
 
 /// What to read ahead.
@@ -81,6 +85,10 @@ pub(crate) struct AheadOptions {
     pub(crate) is_served: bool,
     /// Whether memory cannot keep the file, so that a read that has gone on for a whole window does without it.
     pub(crate) may_be_straight: bool,
+    /// Whether nobody else has read the file since the last read.
+    pub(crate) is_alone: bool,
+    /// Reads that have gone on from each other for so much go through the file: `u64::MAX` for never.
+    pub(crate) through_bytes_min: u64,
 }
 
 impl Readahead {
@@ -89,15 +97,19 @@ impl Readahead {
         self.window_bytes = 0;
     }
 
-    /// If reads have gone on from each other for so long, with the last one that began, that they are likely to go through the file: where
-    /// the one before it ended.
-    pub(crate) fn long_from(&self) -> Option<u64> {
-        self.long_from
+    /// If the last read that began goes through the file: where the one before it ended.
+    pub(crate) fn through_from(&self) -> Option<u64> {
+        self.through_from
+    }
+
+    /// What lies before that is not to be read ahead any more.
+    pub(crate) fn passed(&self) -> &Arc<AtomicU64> {
+        &self.passed
     }
 
     /// A read of `start..end` begins.
     pub(crate) fn read(&mut self, start: u64, end: u64, options: AheadOptions) -> Ahead {
-        let AheadOptions { window_bytes_max, is_served, may_be_straight } = options;
+        let AheadOptions { window_bytes_max, is_served, may_be_straight, .. } = options;
         let goes_on = start >= self.next && start - self.next <= GAP_BYTES_MAX;
         self.window_bytes = if goes_on {
             (self.window_bytes * 2).max(WINDOW_FIRST_BYTES).min(window_bytes_max)
@@ -107,10 +119,14 @@ impl Readahead {
         let before = std::mem::replace(&mut self.next, end);
         if !goes_on {
             self.asked_end = end;
+            self.passed.store(0, Ordering::Relaxed);
         }
-        let is_long = goes_on && self.window_bytes == window_bytes_max;
-        self.long_from = is_long.then_some(before);
-        if may_be_straight && is_long {
+        if !goes_on || !options.is_alone {
+            self.run_start = start;
+        }
+        let is_through = start.saturating_sub(self.run_start) >= options.through_bytes_min;
+        self.through_from = is_through.then_some(before);
+        if may_be_straight && goes_on && self.window_bytes == window_bytes_max {
             return Ahead::Straight;
         }
         // To wake somebody for little costs more than it saves.
@@ -129,8 +145,27 @@ impl Readahead {
 mod tests {
     use super::*;
 
-    const PLAIN: AheadOptions =
-        AheadOptions { window_bytes_max: 4 << 20, is_served: false, may_be_straight: false };
+    const PLAIN: AheadOptions = AheadOptions {
+        window_bytes_max: 4 << 20,
+        is_served: false,
+        may_be_straight: false,
+        is_alone: true,
+        through_bytes_min: u64::MAX,
+    };
+
+    #[test]
+    fn reads_go_through_a_file_once_they_have_gone_on_for_long_and_nobody_else_reads_it() {
+        let mut readahead = Readahead::default();
+        let mut read = |at: u64, is_alone| {
+            let options = AheadOptions { is_alone, through_bytes_min: 10, ..PLAIN };
+            readahead.read(at, at + 5, options);
+            readahead.through_from()
+        };
+        assert_eq!([0, 5, 10, 15].map(|at| read(at, true)), [None, None, Some(10), Some(15)]);
+        // Somebody else, and a jump.
+        assert_eq!([20, 25, 30].map(|at| read(at, at > 20)), [None, None, Some(30)]);
+        assert_eq!([7, 12, 17].map(|at| read(at, true)), [None, None, Some(17)]);
+    }
 
     #[test]
     fn straight_once_the_window_is_full_and_again_after_a_jump() {

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::sync::Weak;
 use std::time::Duration;
 
-use ubtrfs_rt::{AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering};
 
 use super::{CachedFile, PageCache};
-use crate::offset::FileRange;
+use crate::offset::{FileOffset, FileRange};
 
 /// Requests that wait at most: who reads further on than these were for has read them himself.
 const REQUESTS_MAX: usize = 64;
@@ -42,6 +42,16 @@ pub(super) struct AheadQueue {
 struct AheadRequest {
     file: Weak<dyn CachedFile>,
     range: FileRange,
+    /// What lies before is behind who asked, and may have gone from memory again.
+    passed: Arc<AtomicU64>,
+}
+
+impl AheadRequest {
+    /// What of it is not behind who asked.
+    fn left(&self) -> FileRange {
+        let passed = FileOffset::new(self.passed.load(Ordering::Relaxed));
+        FileRange::new(self.range.start.max(passed).min(self.range.end), self.range.end)
+    }
 }
 
 impl PageCache {
@@ -49,8 +59,11 @@ impl PageCache {
     pub fn serve_readahead(&self, end: &ServiceEnd) {
         self.ahead.server_count.fetch_add(1, Ordering::Relaxed);
         while let Some(request) = self.next_request(end) {
-            if let Some(file) = request.file.upgrade() {
-                file.read_ahead(request.range);
+            let left = request.left();
+            if !left.is_empty()
+                && let Some(file) = request.file.upgrade()
+            {
+                file.read_ahead(left);
             }
         }
         self.ahead.server_count.fetch_sub(1, Ordering::Relaxed);
@@ -110,11 +123,16 @@ impl PageCache {
         self.ahead.server_count.load(Ordering::Relaxed) > 0
     }
 
-    /// Asks for a range to be read before it is needed.
-    pub(crate) fn ask_readahead(&self, file: Weak<dyn CachedFile>, range: FileRange) {
+    /// Asks for a range to be read before it is needed, but for what lies before `passed` by then.
+    pub(crate) fn ask_readahead(
+        &self,
+        file: Weak<dyn CachedFile>,
+        range: FileRange,
+        passed: &Arc<AtomicU64>,
+    ) {
         let mut requests = self.ahead.requests.lock();
         let oldest = if requests.len() < REQUESTS_MAX { None } else { requests.pop_front() };
-        requests.push_back(AheadRequest { file, range });
+        requests.push_back(AheadRequest { file, range, passed: Arc::clone(passed) });
         drop(requests);
         drop(oldest);
         self.ahead.came.notify_one();
@@ -156,5 +174,44 @@ impl PageCache {
             }
             self.ahead.came.wait(&mut requests);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::DirtyOrder;
+    use super::*;
+
+    struct NoFile;
+
+    impl CachedFile for NoFile {
+        fn reclaim(&self, _: u64) -> u64 {
+            0
+        }
+
+        fn write_back_some(&self, _: u64) -> u64 {
+            0
+        }
+
+        fn read_ahead(&self, _: FileRange) {}
+
+        fn is_still_dirty(&self, _: DirtyOrder, _: bool) -> bool {
+            false
+        }
+    }
+
+    /// A service that comes late would read again what the reader had and dropped.
+    #[test]
+    fn request_is_for_what_is_not_behind_who_asked() {
+        let range = FileRange::new(FileOffset::new(100), FileOffset::new(200));
+        let passed = Arc::new(AtomicU64::new(0));
+        let request =
+            AheadRequest { file: Weak::<NoFile>::new(), range, passed: Arc::clone(&passed) };
+        let left = || (request.left().start.bytes(), request.left().end.bytes());
+        assert_eq!(left(), (100, 200));
+        passed.store(150, Ordering::Relaxed);
+        assert_eq!(left(), (150, 200));
+        passed.store(201, Ordering::Relaxed);
+        assert_eq!(left(), (200, 200));
     }
 }
