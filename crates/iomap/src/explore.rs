@@ -260,7 +260,7 @@ fn readahead_service_is_woken_for_each_request_and_for_its_end() {
         let file = Arc::new(File::default());
         for at in 0..3 {
             let weak: Weak<File> = Arc::downgrade(&file);
-            cache.ask_readahead(weak, range(at, at + 1));
+            cache.ask_readahead(weak, range(at, at + 1), &Arc::default());
         }
         file.wait(|counts| counts.reads == 3);
         cache.end_services(&end);
