@@ -113,6 +113,8 @@ pub struct OpenFile<F: FileSystem> {
     pub(crate) cached_state: CachedState,
     pub(crate) seek_window: Mutex<SeekWindow>,
     pub(crate) readahead: Mutex<Readahead>,
+    /// What lies before is behind who goes through the file, and not to be read ahead any more; 0 while nobody does.
+    pub(crate) passed: Arc<AtomicU64>,
     pub(crate) errors_seen: Mutex<ErrorMark>,
 }
 
@@ -155,6 +157,7 @@ impl<F: FileSystem> AddressSpace<F> {
             cached_state: CachedState::new(),
             seek_window: Mutex::new(SeekWindow::default()),
             readahead: Mutex::new(Readahead::default()),
+            passed: Arc::default(),
             errors_seen: Mutex::new(self.errors.lock().mark()),
         }
     }

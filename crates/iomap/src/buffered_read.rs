@@ -65,15 +65,17 @@ impl<F: FileSystem> OpenFile<F> {
             is_alone: self.is_alone(),
             through_bytes_min: self.space.through_bytes_min(),
         };
-        let (ahead, through_from, passed) = {
+        let (ahead, through_from) = {
             let mut readahead = self.readahead.lock();
-            let ahead = readahead.read(start, end, ahead);
-            (ahead, readahead.through_from(), Arc::clone(readahead.passed()))
+            (readahead.read(start, end, ahead), readahead.through_from())
         };
+        if through_from.is_none() && self.passed.load(Ordering::Relaxed) != 0 {
+            self.passed.store(0, Ordering::Relaxed);
+        }
         let misses = match ahead {
             Ahead::With(bytes) => Misses::Cached { ahead_bytes: bytes },
             Ahead::Beside { wanted, asked_bytes } => {
-                self.space.ask_readahead(&wanted, &passed);
+                self.space.ask_readahead(&wanted, &self.passed);
                 Misses::Cached { ahead_bytes: asked_bytes.min(AHEAD_STEP_BYTES) }
             }
             Ahead::Straight => Misses::Straight,
@@ -84,7 +86,7 @@ impl<F: FileSystem> OpenFile<F> {
         let (result, met_error) = self.space.read_range(offset, buffer, misses, End::File, passes);
         if let (Some(from), Ok(done)) = (through_from, &result) {
             let done = u64::try_from(*done).unwrap_or(u64::MAX);
-            self.space.drop_passed(from, start.saturating_add(done), &passed);
+            self.space.drop_passed(from, start.saturating_add(done), &self.passed);
         }
         if met_error {
             // Or each read that comes near would try the bad block again.
@@ -127,9 +129,8 @@ impl<F: FileSystem> AddressSpace<F> {
     /// read again and again stays there, as does the rest of what others want.
     fn through_bytes_min(&self) -> u64 {
         let options = self.cache.options();
-        let is_kept = self.size().bytes() <= options.cached_bytes_max;
         // Where nothing clean is kept it goes anyhow.
-        if is_kept || !options.keeps_clean { u64::MAX } else { options.cached_bytes_max / 2 }
+        if self.is_kept() || !options.keeps_clean { u64::MAX } else { options.cached_bytes_max / 2 }
     }
 
     /// Who goes through the file has come from one place to another. Some of what lies behind him he may look at again.
@@ -190,7 +191,8 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(())
     }
 
-    /// Reads from `offset` on, where the caller has the range locked, and `passes` if he is not likely to come again; also, whether anything on the way could not be read.
+    /// Reads from `offset` on, where the caller has the range locked, and `passes` if he is not likely to come again; also, whether anything on
+    /// the way could not be read.
     pub(crate) fn read_range(
         &self,
         offset: FileOffset,

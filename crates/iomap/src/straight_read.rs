@@ -16,7 +16,6 @@ impl<F: FileSystem> AddressSpace<F> {
     /// Whether reads like that of a range may go past memory, if they go on from each other.
     pub(crate) fn may_read_straight(&self, range: FileRange) -> bool {
         let options = self.cache.options();
-        let is_kept = options.keeps_clean && self.size().bytes() <= options.cached_bytes_max;
         let start = range.start.round_up(self.block_bytes);
         let end = range.end.round_down(self.block_bytes);
         let whole_bytes = if start < end { end.bytes_since(start) } else { 0 };
@@ -24,7 +23,13 @@ impl<F: FileSystem> AddressSpace<F> {
             true => options.straight_encoded_bytes_min.max(options.straight_bytes_min),
             false => options.straight_bytes_min,
         };
-        whole_bytes > 0 && whole_bytes >= bytes_min && !is_kept
+        whole_bytes > 0 && whole_bytes >= bytes_min && !self.is_kept()
+    }
+
+    /// Whether memory can keep all of the file.
+    pub(crate) fn is_kept(&self) -> bool {
+        let options = self.cache.options();
+        options.keeps_clean && self.size().bytes() <= options.cached_bytes_max
     }
 
     /// The whole blocks of `missing` that a read of `rest`, from `at` on, may get straight, if it begins with enough of them.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ubtrfs_rt::{Arc, AtomicU64, Ordering};
+use ubtrfs_rt::{AtomicU64, Ordering};
 
 /// The first window behind a sequential read, in bytes; it doubles with each further one.
 const WINDOW_FIRST_BYTES: u64 = 64 * 1024;
@@ -57,8 +57,6 @@ pub(crate) struct Readahead {
     run_start: u64,
     /// Where the last read but one ended, if the last one goes through the file.
     through_from: Option<u64>,
-    /// What lies before is behind who goes through the file.
-    passed: Arc<AtomicU64>,
 }
 
 /// What to read ahead.
@@ -102,11 +100,6 @@ impl Readahead {
         self.through_from
     }
 
-    /// What lies before that is not to be read ahead any more.
-    pub(crate) fn passed(&self) -> &Arc<AtomicU64> {
-        &self.passed
-    }
-
     /// A read of `start..end` begins.
     pub(crate) fn read(&mut self, start: u64, end: u64, options: AheadOptions) -> Ahead {
         let AheadOptions { window_bytes_max, is_served, may_be_straight, .. } = options;
@@ -119,7 +112,6 @@ impl Readahead {
         let before = std::mem::replace(&mut self.next, end);
         if !goes_on {
             self.asked_end = end;
-            self.passed.store(0, Ordering::Relaxed);
         }
         if !goes_on || !options.is_alone {
             self.run_start = start;

@@ -46,12 +46,9 @@ struct AheadRequest {
     passed: Arc<AtomicU64>,
 }
 
-impl AheadRequest {
-    /// What of it is not behind who asked.
-    fn left(&self) -> FileRange {
-        let passed = FileOffset::new(self.passed.load(Ordering::Relaxed));
-        FileRange::new(self.range.start.max(passed).min(self.range.end), self.range.end)
-    }
+/// What of a request lies not before `passed`.
+fn left_of(range: FileRange, passed: u64) -> FileRange {
+    FileRange::new(range.start.max(FileOffset::new(passed)).min(range.end), range.end)
 }
 
 impl PageCache {
@@ -59,7 +56,7 @@ impl PageCache {
     pub fn serve_readahead(&self, end: &ServiceEnd) {
         self.ahead.server_count.fetch_add(1, Ordering::Relaxed);
         while let Some(request) = self.next_request(end) {
-            let left = request.left();
+            let left = left_of(request.range, request.passed.load(Ordering::Relaxed));
             if !left.is_empty()
                 && let Some(file) = request.file.upgrade()
             {
@@ -179,39 +176,16 @@ impl PageCache {
 
 #[cfg(test)]
 mod tests {
-    use super::super::DirtyOrder;
     use super::*;
-
-    struct NoFile;
-
-    impl CachedFile for NoFile {
-        fn reclaim(&self, _: u64) -> u64 {
-            0
-        }
-
-        fn write_back_some(&self, _: u64) -> u64 {
-            0
-        }
-
-        fn read_ahead(&self, _: FileRange) {}
-
-        fn is_still_dirty(&self, _: DirtyOrder, _: bool) -> bool {
-            false
-        }
-    }
 
     /// A service that comes late would read again what the reader had and dropped.
     #[test]
     fn request_is_for_what_is_not_behind_who_asked() {
         let range = FileRange::new(FileOffset::new(100), FileOffset::new(200));
-        let passed = Arc::new(AtomicU64::new(0));
-        let request =
-            AheadRequest { file: Weak::<NoFile>::new(), range, passed: Arc::clone(&passed) };
-        let left = || (request.left().start.bytes(), request.left().end.bytes());
-        assert_eq!(left(), (100, 200));
-        passed.store(150, Ordering::Relaxed);
-        assert_eq!(left(), (150, 200));
-        passed.store(201, Ordering::Relaxed);
-        assert_eq!(left(), (200, 200));
+        let left = |passed| {
+            let left = left_of(range, passed);
+            (left.start.bytes(), left.end.bytes())
+        };
+        assert_eq!([0, 150, 201].map(left), [(100, 200), (150, 200), (200, 200)]);
     }
 }
