@@ -35,7 +35,7 @@ use crate::mapping::{Cookie, FileSystem, Mapping, Purpose, ReadPiece};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{
     Blocks, CachedFile, DirtyOrder, ErrorMark, PageCache, Pages, Readahead, ReadaheadNeed, Source,
-    WritebackErrors, zeroed,
+    WritebackErrors,
 };
 use crate::seek_window::SeekWindow;
 
@@ -302,7 +302,9 @@ impl<F: FileSystem> AddressSpace<F> {
             folios.into_iter().map(|(first, len_bytes)| (first, usage.buffer(len_bytes))).collect();
         let into = buffers
             .iter_mut()
-            .map(|(_, data)| Arc::get_mut(data).expect("nobody else has seen the new buffers"))
+            .map(|(_, data)| {
+                &mut **Arc::get_mut(data).expect("nobody else has seen the new buffers")
+            })
             .collect();
         let result = self.mappings(range).and_then(|told| self.read_blocks(range, &told, into));
         let mut pages = self.pages.lock();
@@ -498,7 +500,7 @@ impl<F: FileSystem> AddressSpace<F> {
                     return Ok(None);
                 }
                 // It is not uptodate, so it is neither dirty nor under writeback, and what the mapping says is all there is.
-                pages.install(block, zeroed(self.block_bytes));
+                pages.install(block, self.cache.usage().zeroed_buffer(self.block_bytes));
                 continue;
             }
             pages = self.fill(pages, block..block + 1)?;

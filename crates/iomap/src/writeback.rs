@@ -307,7 +307,7 @@ impl<F: FileSystem> AddressSpace<F> {
             .map(|(run, buffers)| WritebackRun { range: run.range, buffers, size: run.size })
             .collect();
         let result = self.filesystem.write_back(&self.inode, &given);
-        // Folios that are dropped below are spare then.
+        // The memory of folios that are dropped below is free then.
         runs.iter_mut().for_each(|run| run.parts.clear());
         let failed = match &result {
             Ok(()) => runs.len(),

@@ -175,9 +175,11 @@ fn page_cache(args: &Args) -> Option<CacheOptions> {
     ablation.states.without_hint = matches!(ablate, Some(Ablate::Hint | Ablate::Seek));
     ablation.states.lock_in_tree = matches!(ablate, Some(Ablate::Lock | Ablate::Seek));
     ablation.zero_without_batch = ablate == Some(Ablate::Batch);
-    let mut cache = CacheOptions { ablation, ..CacheOptions::default() };
+    ablation.without_slabs = ablate == Some(Ablate::Slabs);
+    let has_huge_pages = args.huge_pages;
+    let mut cache = CacheOptions { has_huge_pages, ablation, ..CacheOptions::default() };
     match args.cache_mib {
-        None if ablate.is_none() => return None,
+        None if ablate.is_none() && !has_huge_pages => return None,
         // Half, as the engine chooses where it is told nothing of file data.
         None => cache.cached_bytes_max = CACHE_BYTES_DEFAULT as u64 / 2,
         Some(mib) => {

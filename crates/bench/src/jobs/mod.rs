@@ -176,6 +176,8 @@ pub enum Ablate {
     Seek,
     /// Zeroing writes back what is dirty first.
     Batch,
+    /// Memory for what files hold comes from the allocator, each folio's by itself.
+    Slabs,
 }
 
 impl Outcome {
@@ -304,6 +306,9 @@ pub(crate) struct Args {
     /// A mechanism to turn off
     #[arg(long, value_enum)]
     ablate: Option<Ablate>,
+    /// Memory for what files hold is backed by huge pages
+    #[arg(long)]
+    huge_pages: bool,
     /// What one call writes or reads of a file, from its beginning to its end
     #[arg(long, value_name = "KIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
     chunk_kib: u32,

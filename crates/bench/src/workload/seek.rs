@@ -32,6 +32,8 @@ const LOCKED: [(&str, &str); 2] = [
 ];
 /// Whole at all sizes.
 const NO_HINT: (&str, &str) = ("ubtrfs, no hint", "hint");
+/// Whole at all sizes.
+const NO_SLABS: (&str, &str) = ("ubtrfs, each folio from the allocator", "slabs");
 const ALL_LOOKS: &[&str] = &["make", "seek", "copy", "fiemap"];
 /// Parts with delalloc.
 const PART_LOOKS: &[&str] = &["walk", "seek", "copy", "fiemap"];
@@ -108,7 +110,9 @@ fn measure(
         };
     let mut contestants = vec![ours(OURS, None, ALL_LOOKS), ours(DEFAULT_CACHE, None, ALL_LOOKS)];
     contestants.extend(LOCKED.map(|(name, ablate)| ours(name, Some(ablate), slow_looks)));
-    contestants.push(ours(NO_HINT.0, Some(NO_HINT.1), ALL_LOOKS));
+    for (name, ablate) in [NO_HINT, NO_SLABS] {
+        contestants.push(ours(name, Some(ablate), ALL_LOOKS));
+    }
     if files::mount_available(context).is_ok() {
         contestants.push(Contestant::new(files::MOUNTED, move || {
             files::mounted(context, "seek", extents, &["make", "seek", "copy"])

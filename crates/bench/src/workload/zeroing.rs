@@ -20,6 +20,8 @@ const GROWTH_MAX: f64 = 1.3;
 const MOUNTED_MAX: f64 = 0.5;
 const OURS: &str = "ubtrfs";
 const BEFORE: &str = "ubtrfs, before: written back first";
+const NO_SLABS: &str = "ubtrfs, each folio from the allocator";
+const HUGE_PAGES: &str = "ubtrfs, huge pages";
 const DEFAULT: &str = "ubtrfs, default cache";
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
@@ -69,6 +71,8 @@ fn measure(context: &Context<'_>, rounds: u64) -> Result<Vec<Series<Kept>>> {
         ours(OURS, &["--cache-mib", "1024"]),
         ours(DEFAULT, &[]),
         ours(BEFORE, &["--cache-mib", "1024", "--ablate", "batch"]),
+        ours(NO_SLABS, &["--cache-mib", "1024", "--ablate", "slabs"]),
+        ours(HUGE_PAGES, &["--cache-mib", "1024", "--huge-pages"]),
     ];
     if files::mount_available(context).is_ok() {
         contestants.push(Contestant::new(files::MOUNTED, move || {

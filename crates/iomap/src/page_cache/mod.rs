@@ -32,7 +32,7 @@ use lists::{DirtyFile, DirtyFiles, Listed};
 pub(crate) use errors::{ErrorMark, WritebackErrors};
 pub(crate) use lists::{DirtyOrder, ListedSlot};
 pub use pages::CacheCounts;
-pub(crate) use pages::{Blocks, FolioPart, Pages, Source, Usage, zeroed};
+pub(crate) use pages::{Blocks, FolioPart, Pages, Source, Usage};
 pub(crate) use readahead::{Ahead, AheadOptions, Readahead, ReadaheadNeed};
 use service::AheadQueue;
 pub use service::ServiceEnd;
@@ -40,8 +40,8 @@ pub use service::ServiceEnd;
 /// What the cache may use, and when it writes.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// All folios together, in bytes. Beside it memory of folios that went is kept for new ones: a sixteenth of this, and 64 of the largest
-    /// folios at most.
+    /// All folios together, in bytes. Beside it memory of folios that went is kept for new ones: a sixteenth of this, and 8 MiB at most.
+    /// Where those that are left lie scattered, what is between them is the process's yet, up to an eighth of this.
     pub cached_bytes_max: u64,
     /// With more than this dirty, who writes has to write back first.
     pub dirty_bytes_max: u64,
@@ -68,6 +68,10 @@ pub struct CacheOptions {
     pub writeback_bytes_max: u64,
     /// Whether clean folios stay: not where somebody above keeps the data anyway, as the kernel does over FUSE.
     pub keeps_clean: bool,
+    /// Whether the system is asked to back memory for folios by huge pages, as soon as they have more than 16 MiB. What is new then costs
+    /// a third less, where such pages are at hand, and several times as much in a virtual machine whose host takes back free memory
+    /// (free page reporting), which it does by just those.
+    pub has_huge_pages: bool,
     /// Mechanisms turned off for an experiment.
     #[doc(hidden)]
     pub ablation: CacheAblation,
@@ -81,6 +85,8 @@ pub struct CacheAblation {
     pub states: Ablation,
     /// Zeroing writes back what is dirty first, and waits.
     pub zero_without_batch: bool,
+    /// Each folio's memory comes from the allocator of the program.
+    pub without_slabs: bool,
 }
 
 impl Default for CacheOptions {
@@ -91,7 +97,7 @@ impl Default for CacheOptions {
             dirty_bytes_max: 64 * MIB,
             dirty_bytes_background: 32 * MIB,
             dirty_age_max_ms: 30_000,
-            // With its header still below what the allocator gets from the kernel in whole pages.
+            // Longer ones make nothing faster.
             folio_bytes_max: MIB / 16,
             // As Linux's btrfs.
             readahead_bytes_max: 4 * MIB,
@@ -102,6 +108,7 @@ impl Default for CacheOptions {
             straight_write_bytes_min: MIB,
             writeback_bytes_max: 16 * MIB,
             keeps_clean: true,
+            has_huge_pages: false,
             ablation: CacheAblation::default(),
         }
     }
@@ -170,10 +177,10 @@ impl PageCache {
         let part_bytes = (options.cached_bytes_max / CALL_PART).max(1);
         options.readahead_bytes_max = options.readahead_bytes_max.min(part_bytes);
         options.writeback_bytes_max = options.writeback_bytes_max.min(part_bytes);
-        let usage = Usage::new(options.cached_bytes_max, options.folio_bytes_max);
+        let usage = Arc::new(Usage::new(&options));
         Arc::new(Self {
             options,
-            usage: Arc::new(usage),
+            usage,
             listed: Mutex::new(Listed::default()),
             dirty: Mutex::new(DirtyFiles::default()),
             turn_ended: Condvar::new(),

@@ -10,16 +10,17 @@
 
 use std::ops::Range;
 
-use ubtrfs_rt::{Arc, AtomicU64, Mutex, Ordering};
+use ubtrfs_memory::{Arena, ArenaOptions, Buffer};
+use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 
 use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
-use super::{DirtyOrder, ListedSlot};
+use super::{CacheOptions, DirtyOrder, ListedSlot};
 
 /// A stretch of blocks.
 pub(crate) type Blocks = Range<u64>;
 
 /// Memory that all files use together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Usage {
     cached_bytes: AtomicU64,
     dirty_bytes: AtomicU64,
@@ -28,15 +29,17 @@ pub(crate) struct Usage {
     runs_written: AtomicU64,
     bytes_written: AtomicU64,
     straight_bytes_written: AtomicU64,
-    /// Buffers of folios of the largest size that went, for those that come: to get memory from the system anew, and zeroed, costs
-    /// as much as to read into it. Beside what is counted as cached.
-    spare: Mutex<Vec<Arc<[u8]>>>,
-    spare_max: usize,
+    /// What folios' bytes are cut from.
+    memory: Arena,
 }
 
-/// How many buffers are spared at most, and what part of the memory for folios they may have.
-const SPARE_MAX: usize = 64;
-const SPARE_PART: u64 = 16;
+/// Slabs may hold this part more than what is cached may: folios that are scattered over them leave gaps.
+const GAPS_PART: u64 = 8;
+
+/// What is kept of slabs with no folio in them: this part of the memory for folios, and so many bytes at most. To get memory from the
+/// system anew, and zeroed, costs as much as to read into it.
+const FREE_PART: u64 = 16;
+const FREE_BYTES_MAX: u64 = 8 << 20;
 
 /// What was done so far, which depends on no machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,44 +57,44 @@ pub struct CacheCounts {
 }
 
 impl Usage {
-    /// Of a cache of so many bytes, in folios of so many at most.
-    pub(super) fn new(cached_bytes_max: u64, folio_bytes_max: u64) -> Self {
-        let count = cached_bytes_max / SPARE_PART / folio_bytes_max.max(1);
+    /// Of a cache with these options.
+    pub(super) fn new(options: &CacheOptions) -> Self {
+        let cached_bytes_max = options.cached_bytes_max;
+        let is_cut = !options.ablation.without_slabs;
+        let memory = Arena::new(ArenaOptions {
+            slab_bytes_max: if is_cut {
+                cached_bytes_max.saturating_add(cached_bytes_max / GAPS_PART)
+            } else {
+                0
+            },
+            free_bytes_max: (cached_bytes_max / FREE_PART).min(FREE_BYTES_MAX),
+            has_huge_pages: options.has_huge_pages,
+        });
         Self {
-            spare_max: usize::try_from(count).unwrap_or(usize::MAX).min(SPARE_MAX),
-            ..Self::default()
+            cached_bytes: AtomicU64::new(0),
+            dirty_bytes: AtomicU64::new(0),
+            mappings: AtomicU64::new(0),
+            fills: AtomicU64::new(0),
+            runs_written: AtomicU64::new(0),
+            bytes_written: AtomicU64::new(0),
+            straight_bytes_written: AtomicU64::new(0),
+            memory,
         }
     }
 
     /// A buffer that may hold anything. To be called with no file's pages locked: memory that is new comes a page at a time.
-    pub(crate) fn buffer(&self, len_bytes: u64) -> Arc<[u8]> {
-        self.take_spare(len_bytes).unwrap_or_else(|| zeroed(len_bytes))
+    pub(crate) fn buffer(&self, len_bytes: u64) -> Arc<Buffer> {
+        Arc::new(self.memory.buffer(index(len_bytes)))
     }
 
     /// A buffer that holds these bytes.
-    fn buffer_of(&self, bytes: &[u8]) -> Arc<[u8]> {
-        match self.take_spare(len_u64(bytes)) {
-            Some(mut spare) => {
-                own(&mut spare).copy_from_slice(bytes);
-                spare
-            }
-            None => Arc::from(bytes),
-        }
+    fn buffer_of(&self, bytes: &[u8]) -> Arc<Buffer> {
+        Arc::new(self.memory.copy_of(bytes))
     }
 
     /// A buffer that holds zeros.
-    fn zeroed_buffer(&self, len_bytes: u64) -> Arc<[u8]> {
-        match self.take_spare(len_bytes) {
-            Some(mut spare) => {
-                own(&mut spare).fill(0);
-                spare
-            }
-            None => zeroed(len_bytes),
-        }
-    }
-
-    fn take_spare(&self, len_bytes: u64) -> Option<Arc<[u8]>> {
-        self.spare.lock().pop_if(|spare| len_u64(spare) == len_bytes)
+    pub(crate) fn zeroed_buffer(&self, len_bytes: u64) -> Arc<Buffer> {
+        Arc::new(self.memory.zeroed(index(len_bytes)))
     }
 
     pub(crate) fn cached_bytes(&self) -> u64 {
@@ -155,7 +158,7 @@ pub(crate) enum Source<'a> {
 /// Bytes of a folio, as they are now: who writes to the folio meanwhile gets a copy.
 #[derive(Debug)]
 pub(crate) struct FolioPart {
-    data: Arc<[u8]>,
+    data: Arc<Buffer>,
     bytes: Range<usize>,
 }
 
@@ -214,16 +217,6 @@ fn index(offset_bytes: u64) -> usize {
 
 fn len_u64(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
-}
-
-/// The bytes of a spare buffer.
-fn own(spare: &mut Arc<[u8]>) -> &mut [u8] {
-    Arc::get_mut(spare).expect("nobody else has a spare buffer")
-}
-
-/// New bytes, all zero.
-pub(crate) fn zeroed(len_bytes: u64) -> Arc<[u8]> {
-    std::iter::repeat_n(0, index(len_bytes)).collect()
 }
 
 impl Pages {
@@ -421,7 +414,7 @@ impl Pages {
     }
 
     /// Takes over what was read for the blocks from `first` on; blocks that are uptodate stay as they are.
-    pub(crate) fn install(&mut self, first: u64, data: Arc<[u8]>) {
+    pub(crate) fn install(&mut self, first: u64, data: Arc<Buffer>) {
         let count = len_u64(&data) / self.block_bytes;
         let blocks = first..first + count;
         if self.firsts(&blocks).is_empty() {
@@ -443,7 +436,10 @@ impl Pages {
                     into[at..at + bytes.len()].copy_from_slice(bytes);
                     self.count_kept(first, kept_bytes);
                 }
-                None => self.insert(block, Folio::new(Arc::from(bytes), 1)),
+                None => {
+                    let data = self.usage.buffer_of(bytes);
+                    self.insert(block, Folio::new(data, 1));
+                }
             }
         }
     }
@@ -674,17 +670,8 @@ impl Pages {
     }
 
     fn remove(&mut self, first: u64) {
-        let Some(mut folio) = self.folios.remove(first) else { return };
-        let len_bytes = len_u64(&folio.data);
-        self.usage.cached_bytes.fetch_sub(len_bytes, Ordering::Relaxed);
-        let is_largest = len_bytes == self.folio_blocks_max * self.block_bytes;
-        // Nobody else looks at it.
-        if is_largest && Arc::get_mut(&mut folio.data).is_some() {
-            let mut spare = self.usage.spare.lock();
-            if spare.len() < self.usage.spare_max {
-                spare.push(folio.data);
-            }
-        }
+        let Some(folio) = self.folios.remove(first) else { return };
+        self.usage.cached_bytes.fetch_sub(len_u64(&folio.data), Ordering::Relaxed);
     }
 
     /// Blocks of a folio are not uptodate any more; bytes of such blocks are zero.
@@ -724,9 +711,13 @@ impl Drop for Pages {
 mod tests {
     use super::*;
 
+    fn usage() -> Arc<Usage> {
+        Arc::new(Usage::new(&CacheOptions::default()))
+    }
+
     #[test]
     fn folios_grow_as_a_file_is_appended_to() {
-        let usage = Arc::new(Usage::default());
+        let usage = usage();
         let mut pages = Pages::new(4096, 128 * 1024, Arc::clone(&usage));
         for block in 0..256 {
             pages.write(block * 4096, (block + 1) * 4096, Source::Bytes(&[1; 4096]));
@@ -740,23 +731,25 @@ mod tests {
 
     /// Blocks of a folio that nobody has written are zeros, whatever its memory held before.
     #[test]
-    fn folio_of_spare_memory_has_zeros_where_nothing_was_written() {
-        let usage = Arc::new(Usage::new(1 << 20, 1 << 16));
-        usage.spare.lock().push(Arc::from(vec![7; 1 << 16]));
+    fn folio_of_used_memory_has_zeros_where_nothing_was_written() {
+        let usage = usage();
         let mut pages = Pages::new(4096, 1 << 16, Arc::clone(&usage));
-        pages.write(0, 1 << 16, Source::Bytes(&[1; 1 << 16]));
-        assert!(usage.spare.lock().is_empty(), "not used again");
-        usage.spare.lock().push(Arc::from(vec![7; 1 << 16]));
+        pages.write(0, 1 << 20, Source::Bytes(&[7; 1 << 20]));
+        pages.drop_blocks(&(0..256));
         pages.write(1 << 16, (1 << 16) + 4096, Source::Bytes(&[1; 4096]));
-        assert!(usage.spare.lock().is_empty(), "not used again");
-        let folios: Vec<&[u8]> = pages.folios.values().map(|folio| &*folio.data).collect();
-        let zeros = [&[1; 4096][..], &[0; 15 * 4096]].concat();
-        assert!(folios == [&[1; 1 << 16][..], &zeros]);
+        pages.write(1 << 17, (1 << 17) + (1 << 15), Source::Bytes(&[1; 1 << 15]));
+        pages.write(1 << 18, (1 << 18) + 5, Source::Bytes(&[1; 5]));
+        for folio in pages.folios.values() {
+            let written = folio.data.iter().take_while(|byte| **byte == 1).count();
+            assert!(folio.data[written..].iter().all(|byte| *byte == 0));
+        }
+        let zeros: Arc<Buffer> = usage.zeroed_buffer(1 << 16);
+        assert!(zeros.iter().all(|byte| *byte == 0));
     }
 
     #[test]
     fn blocks_far_apart_have_folios_of_their_own() {
-        let usage = Arc::new(Usage::default());
+        let usage = usage();
         let mut pages = Pages::new(4096, 128 * 1024, Arc::clone(&usage));
         for block in 0..64 {
             pages.write(block * 8192, block * 8192 + 4096, Source::Bytes(&[1; 4096]));
