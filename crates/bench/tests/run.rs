@@ -253,16 +253,20 @@ fn judge_times(row: &Value, time: &str, cpu: &str) {
     assert!(row[cpu].as_f64().unwrap() >= 0.0, "{row}");
 }
 
+const NO_SLABS: &str = "ubtrfs, each folio from the allocator";
+
 fn judge_zeroing(run: &Run) {
     const BEFORE: &str = "ubtrfs, before: written back first";
+    const HUGE_PAGES: &str = "ubtrfs, huge pages";
+    let all = ["ubtrfs", DEFAULT, BEFORE, NO_SLABS, HUGE_PAGES];
     for rounds in [5, 17, 50_u64] {
-        for name in ["ubtrfs", DEFAULT, BEFORE] {
+        for name in all {
             let row = run.row("zeroing", &[who(name), ("rounds", rounds.into())]);
             judge_times(row, "wall_s", "cpu_s");
             assert!(row["peak_bytes"].as_u64().unwrap() > 0, "{row}");
         }
     }
-    assert_eq!(run.rows("zeroing").len(), 9);
+    assert_eq!(run.rows("zeroing").len(), 3 * all.len());
     let count = |name: &str, done: &str, column: &str| {
         run.count("zeroing_counts", &[who(name), what(done)], column)
     };
