@@ -735,14 +735,26 @@ mod tests {
         let usage = usage();
         let mut pages = Pages::new(4096, 1 << 16, Arc::clone(&usage));
         pages.write(0, 1 << 20, Source::Bytes(&[7; 1 << 20]));
+        let before: Vec<*const u8> =
+            pages.folios.values().map(|folio| folio.data.as_ptr()).collect();
         pages.drop_blocks(&(0..256));
         pages.write(1 << 16, (1 << 16) + 4096, Source::Bytes(&[1; 4096]));
         pages.write(1 << 17, (1 << 17) + (1 << 15), Source::Bytes(&[1; 1 << 15]));
         pages.write(1 << 18, (1 << 18) + 5, Source::Bytes(&[1; 5]));
-        for folio in pages.folios.values() {
-            let written = folio.data.iter().take_while(|byte| **byte == 1).count();
-            assert!(folio.data[written..].iter().all(|byte| *byte == 0));
-        }
+        let written: Vec<usize> = pages
+            .folios
+            .values()
+            .map(|folio| {
+                let written = folio.data.iter().take_while(|byte| **byte == 1).count();
+                assert!(folio.data[written..].iter().all(|byte| *byte == 0));
+                written
+            })
+            .collect();
+        assert_eq!(written, [4096, 1 << 15, 5]);
+        assert!(
+            pages.folios.values().any(|folio| before.contains(&folio.data.as_ptr())),
+            "used again"
+        );
         let zeros: Arc<Buffer> = usage.zeroed_buffer(1 << 16);
         assert!(zeros.iter().all(|byte| *byte == 0));
     }
