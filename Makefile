@@ -21,6 +21,13 @@ explore:
 	scripts/setup build
 	scripts/explore
 
+# The tests of what has `unsafe` code, each access to memory looked at.
+.PHONY: sanitize
+sanitize: export UBTRFS_REQUIRE_ORACLES = 1
+sanitize:
+	scripts/setup test
+	scripts/sanitize
+
 # Two million random operations on open files beside arrays, with the kernel's view of every file at each
 # reopening and of one crash in ten; the stale-data race, 100,000 rounds of each kind of file; threads beside each
 # other, 10,000 rounds of each; failing writes of many runs; power cuts beside who compresses what he writes

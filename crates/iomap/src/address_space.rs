@@ -645,12 +645,14 @@ fn take_front<'a>(rest: &mut Vec<&'a mut [u8]>, len_bytes: u64) -> Vec<&'a mut [
 impl<F: FileSystem> CachedFile for AddressSpace<F> {
     fn reclaim(&self, wanted_bytes: u64) -> u64 {
         let Some(mut pages) = self.pages.try_lock() else { return 0 };
-        let freed_bytes = pages.reclaim(wanted_bytes);
+        let (freed_bytes, gone) = pages.reclaim(wanted_bytes);
         if pages.is_empty()
             && let Some(slot) = pages.listed.take()
         {
             self.cache.unlist(slot);
         }
+        drop(pages);
+        drop(gone);
         freed_bytes
     }
 

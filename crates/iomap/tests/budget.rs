@@ -147,3 +147,52 @@ fn version_on_its_way_counts_as_cached_until_it_has_arrived() {
     space.cache().shrink_clean(u64::MAX);
     assert_eq!(space.cache().cached_bytes(), 0);
 }
+
+/// Folios of one block were left all over the slabs, for which what was read behind them had no room: it came from the allocator, and
+/// nobody counted what lay between.
+#[test]
+fn memory_is_bounded_though_what_stays_of_it_lies_scattered() {
+    const LIMIT: u64 = 16 * MIB;
+    let fs = MemoryFs::new();
+    let cache = PageCache::new(CacheOptions {
+        cached_bytes_max: LIMIT,
+        straight_bytes_min: u64::MAX,
+        straight_write_bytes_min: u64::MAX,
+        readahead_bytes_max: 0,
+        ..CacheOptions::default()
+    });
+    let new = || AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+    let (small, long) = (new(), new());
+    for space in [&small, &long] {
+        let file = space.open();
+        let bytes = vec![7; index(LIMIT)];
+        file.write(at(0), &bytes).unwrap();
+        file.fsync().unwrap();
+    }
+    let file = small.open();
+    let mut buffer = vec![0; 1 << 20];
+    // By one block each.
+    for block in (0..LIMIT / BLOCK).rev() {
+        file.read(at(block * BLOCK), &mut buffer[..1]).unwrap();
+    }
+    let other = long.open();
+    for turn in 0..32 {
+        // Each sixteenth of them stays in use.
+        for block in (0..LIMIT / BLOCK).step_by(16) {
+            file.read(at(block * BLOCK), &mut buffer[..1]).unwrap();
+        }
+        assert_eq!(other.read(at(turn * MIB / 2), &mut buffer[..512 << 10]), Ok(512 << 10));
+        assert!(buffer[..512 << 10].iter().all(|byte| *byte == 7));
+        let (cached_bytes, memory_bytes) = (cache.cached_bytes(), cache.memory_bytes());
+        assert!(cached_bytes <= LIMIT && memory_bytes <= LIMIT + LIMIT / 8, "{memory_bytes}");
+        assert!(memory_bytes >= cached_bytes);
+    }
+    drop((file, other, small, long));
+    assert_eq!(cache.cached_bytes(), 0);
+    // What is kept of it where no folio is.
+    assert!((1..=2 * MIB).contains(&cache.memory_bytes()), "{}", cache.memory_bytes());
+}
+
+fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap()
+}

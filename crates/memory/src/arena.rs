@@ -6,8 +6,8 @@ use std::ops::{Deref, DerefMut};
 
 use ubtrfs_rt::{Arc, Mutex, lock_brief};
 
-use crate::slab::{Backing, RunMemory, SLAB_BYTES, Slab};
-use crate::units::{RANK_WHOLE, order_of};
+use crate::slab::{Backing, RunMemory, SLAB_BYTES, Slab, Taken};
+use crate::units::{RANK_WHOLE, UNIT_BYTES, WORD_UNITS, order_of};
 
 /// Slabs that an arena has before it takes memory for more than is touched: who needs little shall have little.
 const FRUGAL_SLABS: usize = 8;
@@ -15,12 +15,15 @@ const FRUGAL_SLABS: usize = 8;
 /// What an [`Arena`] may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArenaOptions {
-    /// Bytes of all slabs. Beyond them buffers come from the allocator of the program.
+    /// Address space of all slabs, in bytes. Beyond it buffers come from the allocator of the program.
     pub slab_bytes_max: u64,
     /// Bytes of slabs that are kept for the next buffers when nobody has any of them.
     pub free_bytes_max: u64,
-    /// Whether the system is asked to back slabs by huge pages, once there are more than a few; else it is asked for all their pages
-    /// at once then.
+    /// Bytes of memory that no buffer has, in slabs that are kept and in what is free of others. What is dropped beyond goes back to the
+    /// system at once.
+    pub idle_bytes_max: u64,
+    /// Whether the system is asked to back slabs by huge pages, once there are more than a few; else it is asked for the pages of 256 KiB
+    /// at a time then.
     pub has_huge_pages: bool,
 }
 
@@ -44,6 +47,8 @@ struct Slabs {
     promised: usize,
     /// Places by [`Slab::rank()`]. What has nothing free is in none.
     ranked: [BTreeSet<usize>; RANK_WHOLE + 1],
+    /// The sum of [`Slab::idle()`].
+    idle: usize,
 }
 
 /// Bytes in memory, which belong to who has this.
@@ -57,7 +62,6 @@ enum Memory {
 /// Of a slab.
 struct Cut {
     arena: Arc<Inner>,
-    place: usize,
     /// Until it is put back.
     memory: Option<RunMemory>,
 }
@@ -70,12 +74,12 @@ impl Arena {
 
     /// A buffer that may hold anything.
     pub fn buffer(&self, len_bytes: usize) -> Buffer {
-        self.take(len_bytes).0
+        self.zeroed_or_not(len_bytes).0
     }
 
     /// A buffer of zeros.
     pub fn zeroed(&self, len_bytes: usize) -> Buffer {
-        let (mut buffer, is_zero) = self.take(len_bytes);
+        let (mut buffer, is_zero) = self.zeroed_or_not(len_bytes);
         if !is_zero {
             buffer.fill(0);
         }
@@ -84,39 +88,51 @@ impl Arena {
 
     /// A buffer that holds these bytes.
     pub fn copy_of(&self, bytes: &[u8]) -> Buffer {
-        let mut buffer = self.buffer(bytes.len());
-        buffer.copy_from_slice(bytes);
-        buffer
+        match self.cut(bytes.len()) {
+            Some((mut buffer, _)) => {
+                buffer.copy_from_slice(bytes);
+                buffer
+            }
+            None => Buffer(Memory::Own(bytes.into())),
+        }
     }
 
-    /// Bytes of all slabs, of whose memory buffers may have little. What comes from the allocator is not in it.
+    /// Address space of all slabs, in bytes. What comes from the allocator is not in it.
     pub fn slab_bytes(&self) -> u64 {
-        let slabs = lock_brief(&self.inner.slabs);
-        bytes_of(slabs.count())
+        bytes_of(lock_brief(&self.inner.slabs).count())
+    }
+
+    /// Bytes of memory that no buffer has.
+    pub fn idle_bytes(&self) -> u64 {
+        lock_brief(&self.inner.slabs).idle_bytes()
     }
 
     /// Also whether the buffer is zeros.
-    fn take(&self, len_bytes: usize) -> (Buffer, bool) {
-        let cut = order_of(len_bytes).and_then(|order| self.cut(order));
-        cut.unwrap_or_else(|| (Buffer(Memory::Own(vec![0; len_bytes].into_boxed_slice())), true))
+    fn zeroed_or_not(&self, len_bytes: usize) -> (Buffer, bool) {
+        let own = || (Buffer(Memory::Own(vec![0; len_bytes].into_boxed_slice())), true);
+        self.cut(len_bytes).unwrap_or_else(own)
     }
 
-    fn cut(&self, order: usize) -> Option<(Buffer, bool)> {
+    /// `None` where no slab has it; else also whether it is zeros.
+    fn cut(&self, len_bytes: usize) -> Option<(Buffer, bool)> {
+        let order = order_of(len_bytes)?;
         let inner = &self.inner;
         let mut slabs = lock_brief(&inner.slabs);
-        let place = match slabs.best(order) {
-            Some(place) => place,
-            None => {
-                let backing = slabs.promise(&inner.options)?;
-                drop(slabs);
-                // Takes as long as its pages, for which nobody shall wait who finds what he needs.
-                let slab = Slab::new(backing);
-                slabs = lock_brief(&inner.slabs);
-                slabs.add(slab)?
-            }
-        };
-        let (memory, is_zero) = slabs.with(place, |slab| slab.take(order))??;
-        let cut = Cut { arena: Arc::clone(inner), place, memory: Some(memory) };
+        if slabs.best(order).is_none() {
+            let backing = slabs.promise(&inner.options)?;
+            drop(slabs);
+            // The system may have others to serve first, for whom nobody shall wait who finds what he needs.
+            let slab = Slab::new(backing);
+            slabs = lock_brief(&inner.slabs);
+            slabs.add(slab);
+        }
+        // Which need not be the new one: others may have made some, too, or put something back.
+        let Taken { memory, is_zero, bare } = slabs.take(order, &inner.options)?;
+        drop(slabs);
+        let cut = Cut { arena: Arc::clone(inner), memory: Some(memory) };
+        if let (Some(bare), Some(memory)) = (bare, &cut.memory) {
+            memory.populate(bare);
+        }
         Some((Buffer(Memory::Cut(cut)), is_zero))
     }
 }
@@ -140,40 +156,53 @@ impl Slabs {
         let backing = match self.count() {
             ..FRUGAL_SLABS => Backing::AsTouched,
             _ if options.has_huge_pages => Backing::HugePage,
-            _ => Backing::AtOnce,
+            _ => Backing::ByRuns,
         };
         self.promised += 1;
         Some(backing)
     }
 
     /// Takes in a slab that was promised, if it could be made.
-    fn add(&mut self, slab: Option<Slab>) -> Option<usize> {
+    fn add(&mut self, slab: Option<Slab>) {
         self.promised -= 1;
-        let slab = slab?;
+        let Some(slab) = slab else { return };
         let place = self.vacant.pop().unwrap_or_else(|| {
             self.places.push(None);
             self.places.len() - 1
         });
+        self.idle += slab.idle();
         self.places[place] = Some(slab);
         self.ranked[RANK_WHOLE].insert(place);
-        Some(place)
+    }
+
+    /// A run of the order, if a slab has one.
+    fn take(&mut self, order: usize, options: &ArenaOptions) -> Option<Taken> {
+        let place = self.best(order)?;
+        let name = u32::try_from(place).ok()?;
+        let may_idle = bytes_of_units(self.idle + WORD_UNITS) <= options.idle_bytes_max;
+        self.with(place, |slab| slab.take(order, name, may_idle))?
     }
 
     /// Changes what is free of a slab.
     fn with<T>(&mut self, place: usize, change: impl FnOnce(&mut Slab) -> T) -> Option<T> {
-        let slab = self.places[place].as_mut()?;
-        let before = slab.rank();
+        let slab = self.places.get_mut(place)?.as_mut()?;
+        let (rank_before, idle_before) = (slab.rank(), slab.idle());
         let result = change(slab);
-        let after = slab.rank();
-        if before != after {
-            if let Some(rank) = before {
+        let rank = slab.rank();
+        self.idle = self.idle - idle_before + slab.idle();
+        if rank_before != rank {
+            if let Some(rank) = rank_before {
                 self.ranked[rank].remove(&place);
             }
-            if let Some(rank) = after {
+            if let Some(rank) = rank {
                 self.ranked[rank].insert(place);
             }
         }
         Some(result)
+    }
+
+    fn idle_bytes(&self) -> u64 {
+        bytes_of_units(self.idle)
     }
 
     /// Takes out a slab that nobody has any of, where more of them are free than may be.
@@ -184,19 +213,30 @@ impl Slabs {
         }
         let place = whole.pop_last()?;
         self.vacant.push(place);
-        self.places[place].take()
+        let slab = self.places[place].take()?;
+        self.idle -= slab.idle();
+        Some(slab)
     }
 }
 
 impl Drop for Cut {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
+        let Some(mut memory) = self.memory.take() else { return };
+        let options = &self.arena.options;
+        let place = usize::try_from(memory.place()).unwrap_or(usize::MAX);
+        let len_bytes = u64::try_from(memory.len_bytes()).unwrap_or(u64::MAX);
+        let mut slabs = lock_brief(&self.arena.slabs);
+        let mut is_given_back = false;
+        if slabs.idle_bytes() + len_bytes > options.idle_bytes_max {
+            drop(slabs);
+            is_given_back = memory.give_back();
+            slabs = lock_brief(&self.arena.slabs);
+        }
+        slabs.with(place, |slab| slab.put_back(memory, is_given_back));
+        let surplus = slabs.surplus(options);
         // To be unmapped with nobody waiting.
-        let _surplus = {
-            let mut slabs = lock_brief(&self.arena.slabs);
-            slabs.with(self.place, |slab| slab.put_back(memory));
-            slabs.surplus(&self.arena.options)
-        };
+        drop(slabs);
+        drop(surplus);
     }
 }
 
@@ -246,20 +286,55 @@ impl fmt::Debug for Arena {
     }
 }
 
+fn bytes_of_units(units: usize) -> u64 {
+    u64::try_from(units * UNIT_BYTES).unwrap_or(u64::MAX)
+}
+
 fn bytes_of(slabs: usize) -> u64 {
     u64::try_from(slabs * SLAB_BYTES).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::units::RUN_BYTES_MAX;
 
     const MIB: u64 = 1 << 20;
 
     fn arena(slab_bytes_max: u64, free_bytes_max: u64) -> Arena {
-        Arena::new(ArenaOptions { slab_bytes_max, free_bytes_max, has_huge_pages: false })
+        Arena::new(options(slab_bytes_max, free_bytes_max, 64 * MIB))
+    }
+
+    fn options(slab_bytes_max: u64, free_bytes_max: u64, idle_bytes_max: u64) -> ArenaOptions {
+        ArenaOptions { slab_bytes_max, free_bytes_max, idle_bytes_max, has_huge_pages: false }
+    }
+
+    /// An arena past the slabs whose pages come as they are touched, and what has those.
+    fn grown(options: ArenaOptions) -> (Arena, Vec<Buffer>) {
+        let arena = Arena::new(options);
+        let frugal = FRUGAL_SLABS * SLAB_BYTES / RUN_BYTES_MAX;
+        let all = (0..frugal).map(|_| arena.buffer(RUN_BYTES_MAX)).collect();
+        assert_eq!(arena.slab_bytes(), bytes_of(FRUGAL_SLABS));
+        (arena, all)
+    }
+
+    /// Pages that the system has given memory for, of `len_bytes` at an address.
+    fn resident_pages(address: usize, len_bytes: usize) -> usize {
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let mut entries = vec![0; len_bytes / UNIT_BYTES * 8];
+        pagemap.read_exact_at(&mut entries, (address / UNIT_BYTES * 8) as u64).unwrap();
+        let is_there = |entry: &&[u8]| entry[7] & 0xc0 != 0;
+        entries.chunks_exact(8).filter(is_there).count()
+    }
+
+    fn resident_pages_of<'a>(buffers: impl IntoIterator<Item = &'a Buffer>) -> usize {
+        let slabs: BTreeSet<usize> =
+            buffers.into_iter().map(|buffer| buffer.as_ptr().addr() / SLAB_BYTES).collect();
+        slabs.iter().map(|slab| resident_pages(slab * SLAB_BYTES, SLAB_BYTES)).sum()
     }
 
     #[derive(Clone, Debug)]
@@ -287,8 +362,12 @@ mod tests {
 
         /// Nobody sees or changes the memory of another, zeros are zeros, and limits hold.
         #[test]
-        fn each_buffer_has_memory_of_its_own(steps in steps(), slabs_max in 0_u64..12) {
-            let arena = arena(slabs_max * 2 * MIB, 2 * MIB);
+        fn each_buffer_has_memory_of_its_own(
+            steps in steps(), slabs_max in 0_u64..12, idle_max in 0_u64..1 << 20, is_grown in any::<bool>(),
+        ) {
+            let frugal = if is_grown { FRUGAL_SLABS as u64 } else { 0 };
+            let options = options((frugal + slabs_max) * 2 * MIB, 2 * MIB, idle_max);
+            let (arena, first) = if is_grown { grown(options) } else { (Arena::new(options), Vec::new()) };
             let mut buffers: Vec<(u8, Buffer)> = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
@@ -306,12 +385,18 @@ mod tests {
                     }
                     Step::Drop { .. } => {}
                 }
-                prop_assert!(arena.slab_bytes() <= slabs_max * 2 * MIB);
+                prop_assert!(arena.slab_bytes() <= options.slab_bytes_max);
+                prop_assert!(arena.idle_bytes() <= idle_max, "{} bytes idle", arena.idle_bytes());
+                let slabs = lock_brief(&arena.inner.slabs);
+                let sum: usize = slabs.places.iter().flatten().map(Slab::idle).sum();
+                prop_assert_eq!(slabs.idle, sum);
             }
             for (mark, buffer) in buffers {
                 prop_assert!(buffer.iter().all(|byte| *byte == mark));
             }
+            drop(first);
             prop_assert!(arena.slab_bytes() <= 2 * MIB, "what is free is given back");
+            prop_assert!(arena.idle_bytes() <= idle_max);
         }
     }
 
@@ -349,11 +434,8 @@ mod tests {
     #[test]
     fn memory_of_many_slabs_is_zeros_at_first() {
         for has_huge_pages in [false, true] {
-            let arena = Arena::new(ArenaOptions {
-                slab_bytes_max: 32 * MIB,
-                free_bytes_max: 0,
-                has_huge_pages,
-            });
+            let arena =
+                Arena::new(ArenaOptions { has_huge_pages, ..options(32 * MIB, 0, 4 * MIB) });
             let mut all: Vec<Buffer> = (0..128).map(|_| arena.buffer(256 << 10)).collect();
             assert_eq!(arena.slab_bytes(), 32 * MIB);
             assert!(all.iter().all(|buffer| buffer.iter().all(|byte| *byte == 0)));
@@ -370,6 +452,104 @@ mod tests {
         drop(arena);
         buffer[4096] = 1;
         assert!(buffer[..4096] == [9; 4096] && buffer[4096] == 1);
+    }
+
+    #[test]
+    fn pages_come_by_words_beyond_the_first_slabs() {
+        let few = arena(64 * MIB, 0);
+        let untouched = few.buffer(4096);
+        assert_eq!(resident_pages_of([&untouched]), 0, "who needs little has little");
+        let (arena, first) = grown(options(64 * MIB, 0, MIB));
+        assert_eq!(resident_pages_of(&first), 0);
+        let one = arena.buffer(4096);
+        assert_eq!((resident_pages_of([&one]), arena.idle_bytes()), (64, 63 * 4096));
+        // What is there already is taken first.
+        let more: Vec<Buffer> = (0..63).map(|_| arena.buffer(4096)).collect();
+        assert_eq!((resident_pages_of([&one]), arena.idle_bytes()), (64, 0));
+        drop(more);
+        // Where no more may idle, no more comes than is asked for.
+        let (frugal, first) = grown(options(64 * MIB, 0, MIB / 8));
+        let two = [frugal.buffer(4096), frugal.buffer(16 << 10)];
+        assert_eq!((resident_pages_of(&two), frugal.idle_bytes()), (5, 0));
+        drop(first);
+    }
+
+    #[test]
+    fn what_is_dropped_beyond_what_may_idle_goes_back_to_the_system() {
+        let arena = Arena::new(options(64 * MIB, 64 * MIB, MIB));
+        let mut all: Vec<Buffer> = (0..2048).map(|_| arena.copy_of(&[7; 4096])).collect();
+        assert_eq!(resident_pages_of(&all), 2048);
+        // A cache that keeps each 16th page, and takes longer ones, for which there is no room between those.
+        let mut number = 0;
+        all.retain(|_| {
+            number += 1;
+            number % 16 == 0
+        });
+        assert_eq!((all.len(), arena.idle_bytes()), (128, MIB));
+        assert_eq!(resident_pages_of(&all), 128 + 256, "and the process has no more than that");
+        all.extend((0..64).map(|_| arena.copy_of(&[8; 64 << 10])));
+        assert!(all.iter().all(|buffer| matches!(buffer.0, Memory::Cut(_))));
+        assert_eq!(resident_pages_of(&all), 128 + 256 + 1024);
+        // What went back to the system is zeros, what idled is not.
+        let again: Vec<Buffer> = (0..1920).map(|_| arena.buffer(4096)).collect();
+        let is = |byte: u8| again.iter().filter(|buffer| ***buffer == [byte; 4096]).count();
+        assert_eq!((is(7), is(0)), (256, 1664));
+        drop((again, all));
+        assert!(arena.idle_bytes() <= MIB);
+    }
+
+    #[test]
+    fn slabs_are_few_mappings() {
+        let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+        let arena = arena(1024 * MIB, 0);
+        let before = mappings();
+        let all: Vec<Buffer> = (0..2048).map(|_| arena.buffer(RUN_BYTES_MAX)).collect();
+        let more = mappings() - before.min(mappings());
+        assert_eq!((all.len(), arena.slab_bytes()), (2048, 512 * MIB));
+        assert!(more < 64, "{more} more mappings for 256 slabs");
+    }
+
+    #[test]
+    fn a_slab_that_cannot_be_made_is_not_counted() {
+        let arena = arena(2 * MIB, 0);
+        {
+            let mut slabs = lock_brief(&arena.inner.slabs);
+            assert_eq!(slabs.promise(&arena.inner.options), Some(Backing::AsTouched));
+            assert_eq!(slabs.promise(&arena.inner.options), None, "one is promised");
+            slabs.add(None);
+            assert_eq!(slabs.count(), 0);
+        }
+        assert!(matches!(arena.buffer(4096).0, Memory::Cut(_)));
+    }
+
+    /// Who drops a buffer need not be who took it, nor need the arena be there.
+    #[test]
+    fn threads_drop_what_others_took() {
+        let (to_other, from_other) = std::sync::mpsc::sync_channel::<(u8, Buffer)>(16);
+        std::thread::scope(|scope| {
+            for thread in 1..4_u8 {
+                let to_other = to_other.clone();
+                scope.spawn(move || {
+                    let arena = Arena::new(options(8 * MIB, 2 * MIB, MIB / 4));
+                    for turn in 0..1000_usize {
+                        let mut buffer = arena.zeroed(4096 << (turn % 7));
+                        assert!(buffer.iter().all(|byte| *byte == 0));
+                        buffer.fill(thread);
+                        to_other.send((thread, buffer)).unwrap();
+                    }
+                });
+            }
+            drop(to_other);
+            let mut kept = Vec::new();
+            for (turn, (thread, buffer)) in from_other.into_iter().enumerate() {
+                kept.push((thread, buffer));
+                if kept.len() > 30 {
+                    let (thread, gone) = kept.swap_remove(turn * 7 % 30);
+                    assert!(gone.iter().all(|byte| *byte == thread));
+                }
+            }
+            assert_eq!(kept.len(), 30);
+        });
     }
 
     #[test]

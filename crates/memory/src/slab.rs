@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use crate::units::{RANK_WHOLE, Run, Units};
+use crate::units::{RANK_WHOLE, Run, UNITS, Units};
 
 /// The length of a slab, and what it is aligned to: a huge page of the processors that have them of this size.
 pub const SLAB_BYTES: usize = 2 << 20;
@@ -16,21 +16,36 @@ pub const SLAB_BYTES: usize = 2 << 20;
 pub(crate) enum Backing {
     /// Page by page, each at a fault.
     AsTouched,
-    /// All its pages now.
-    AtOnce,
+    /// All pages of a run by one call, or of the word of units that it lies in where that has none yet.
+    ByRuns,
     /// At the first fault, a huge page, if the system has one.
     HugePage,
 }
 
-/// Memory of [`SLAB_BYTES`], of which runs of units are taken and put back.
+/// Address space of [`SLAB_BYTES`], of which runs of units are taken and put back.
 #[derive(Debug)]
 pub(crate) struct Slab {
     start: NonNull<u8>,
+    backing: Backing,
     free: Units,
     /// [`Units::rank()`] of what is free.
     rank: Option<usize>,
-    /// Units that were taken at some time. Others are zero, as the system gave them.
+    /// Units that were taken at some time, and not given back to the system since. Others are zero.
     used: Units,
+    /// Units that the system has given memory for, or is about to be asked to. More than `used`.
+    backed: Units,
+    /// Units that are backed and free.
+    idle: usize,
+}
+
+/// What was taken of a slab.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) memory: RunMemory,
+    /// Nobody had it before.
+    pub(crate) is_zero: bool,
+    /// What [`RunMemory::populate()`] is to be called for.
+    pub(crate) bare: Option<Run>,
 }
 
 // SAFETY: the memory belongs to the slab as a box's belongs to the box. What of it was taken belongs to a `RunMemory`, and the slab
@@ -47,8 +62,9 @@ impl Slab {
             mmap_anonymous(std::ptr::null_mut(), len_bytes, protection, MapFlags::PRIVATE)
         };
         let mapped = mapped.ok()?.cast::<u8>();
-        // Twice as much as wanted holds an aligned piece of what is wanted. The rest goes.
-        let before = mapped.align_offset(SLAB_BYTES);
+        // Twice as much as wanted holds an aligned piece of what is wanted. The last one: Linux maps below what it has mapped, so that
+        // slabs touch, and are one mapping of the few that a process may have.
+        let before = SLAB_BYTES - mapped.addr() % SLAB_BYTES;
         let start = mapped.wrapping_add(before);
         let rest = [(mapped, before), (start.wrapping_add(SLAB_BYTES), SLAB_BYTES - before)];
         for (from, len_bytes) in rest {
@@ -58,21 +74,23 @@ impl Slab {
                 let _ = unsafe { munmap(from.cast::<c_void>(), len_bytes) };
             }
         }
+        // Not as the system would have it: where it gives huge pages unasked, what is touched is less than what is taken.
         let advice = match backing {
-            Backing::AsTouched => None,
-            Backing::AtOnce => Some(Advice::LinuxPopulateWrite),
-            Backing::HugePage => Some(Advice::LinuxHugepage),
+            Backing::HugePage => Advice::LinuxHugepage,
+            Backing::AsTouched | Backing::ByRuns => Advice::LinuxNoHugepage,
         };
-        if let Some(advice) = advice {
-            // SAFETY: advice about the mapping above, which changes nothing of what it holds. A system that does not know it refuses,
-            // and nothing is lost.
-            let _ = unsafe { madvise(start.cast::<c_void>(), SLAB_BYTES, advice) };
-        }
+        // SAFETY: advice about the mapping above, which changes nothing of what it holds. A system that does not know it refuses,
+        // and nothing is lost.
+        let _ = unsafe { madvise(start.cast::<c_void>(), SLAB_BYTES, advice) };
+        let is_huge = backing == Backing::HugePage;
         Some(Self {
             start: NonNull::new(start)?,
+            backing,
             free: Units::all(),
             rank: Some(RANK_WHOLE),
             used: Units::none(),
+            backed: if is_huge { Units::all() } else { Units::none() },
+            idle: if is_huge { UNITS } else { 0 },
         })
     }
 
@@ -81,26 +99,51 @@ impl Slab {
         self.rank
     }
 
-    /// The memory of a run of the order, if one is free; and whether it is zero, as nobody had it before.
-    pub(crate) fn take(&mut self, order: usize) -> Option<(RunMemory, bool)> {
+    /// Units with memory that nobody has.
+    pub(crate) fn idle(&self) -> usize {
+        self.idle
+    }
+
+    /// A run of the order, if one is free; `may_idle` where memory may come for more than that. `place` is the caller's, to find the slab
+    /// again.
+    pub(crate) fn take(&mut self, order: usize, place: u32, may_idle: bool) -> Option<Taken> {
         let run = self.free.find(order)?;
+        assert!(run.offset_bytes() + run.len_bytes() <= SLAB_BYTES, "a run inside the slab");
+        assert!(self.free.has(run), "a run that nobody has");
+        let idle_before = self.idle_around(run);
         self.free.remove(run);
         self.rank = self.free.rank();
         let is_zero = !self.used.meets(run);
+        let bare = (self.backing == Backing::ByRuns && !self.backed.has(run)).then(|| {
+            let is_first = !self.backed.meets(run.word_run());
+            if is_first && may_idle { run.word_run() } else { run }
+        });
         self.used.insert(run);
-        assert!(run.offset_bytes() + run.len_bytes() <= SLAB_BYTES, "a run inside the slab");
-        // SAFETY: inside the mapping, by the line before.
+        self.backed.insert(bare.unwrap_or(run));
+        self.idle = self.idle - idle_before + self.idle_around(run);
+        // SAFETY: inside the mapping, by the first assertion.
         let start = unsafe { self.start.add(run.offset_bytes()) };
-        Some((RunMemory { start, run }, is_zero))
+        Some(Taken { memory: RunMemory { start, run, place }, is_zero, bare })
     }
 
-    /// Takes back what was taken.
-    pub(crate) fn put_back(&mut self, memory: RunMemory) {
-        let RunMemory { start, run } = memory;
+    /// Takes back what was taken; `is_given_back` as [`RunMemory::give_back()`] said.
+    pub(crate) fn put_back(&mut self, memory: RunMemory, is_given_back: bool) {
+        let RunMemory { start, run, .. } = memory;
         let place = start.as_ptr().addr().wrapping_sub(self.start.as_ptr().addr());
         assert!(place == run.offset_bytes() && !self.free.meets(run), "a run of this slab");
+        let idle_before = self.idle_around(run);
         self.free.insert(run);
         self.rank = self.free.rank();
+        if is_given_back {
+            self.used.remove(run);
+            self.backed.remove(run);
+        }
+        self.idle = self.idle - idle_before + self.idle_around(run);
+    }
+
+    /// Of the word that the run lies in.
+    fn idle_around(&self, run: Run) -> usize {
+        self.free.count_common(&self.backed, run)
     }
 }
 
@@ -110,9 +153,14 @@ impl Drop for Slab {
             // Somebody has a run yet: the memory stays.
             return;
         }
-        // SAFETY: a mapping that the slab made, whole, of which nobody has a run. Should it fail the mapping stays, which loses
-        // memory and nothing else.
-        let _ = unsafe { munmap(self.start.as_ptr().cast::<c_void>(), SLAB_BYTES) };
+        let start = self.start.as_ptr().cast::<c_void>();
+        // SAFETY: a mapping that the slab made, whole, of which nobody has a run.
+        let unmapped = unsafe { munmap(start, SLAB_BYTES) };
+        if unmapped.is_err() {
+            // The process has as many mappings as it may, and this would split one. The memory goes at least.
+            // SAFETY: as above.
+            let _ = unsafe { madvise(start, SLAB_BYTES, Advice::LinuxDontNeed) };
+        }
     }
 }
 
@@ -121,6 +169,7 @@ impl Drop for Slab {
 pub(crate) struct RunMemory {
     start: NonNull<u8>,
     run: Run,
+    place: u32,
 }
 
 // SAFETY: as a box of bytes: the memory belongs to this alone.
@@ -129,14 +178,41 @@ unsafe impl Send for RunMemory {}
 unsafe impl Sync for RunMemory {}
 
 impl RunMemory {
+    /// As it was told to [`Slab::take()`].
+    pub(crate) fn place(&self) -> u32 {
+        self.place
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.run.len_bytes()
+    }
+
+    /// Has the system give the memory of `bare`, which is this run or the word of units that it lies in, where it has not yet.
+    pub(crate) fn populate(&self, bare: Run) {
+        assert!(bare == self.run || bare == self.run.word_run(), "a run with this one in it");
+        let start = self.start.as_ptr().wrapping_sub(self.run.offset_bytes() - bare.offset_bytes());
+        // SAFETY: a part of the slab, whose mapping is there for as long as `self`. This changes nothing of what it holds, whoever has
+        // other runs of it. A system that does not know it refuses, and gives the memory at faults.
+        let _ = unsafe {
+            madvise(start.cast::<c_void>(), bare.len_bytes(), Advice::LinuxPopulateWrite)
+        };
+    }
+
+    /// Has the system take the memory back: what is there is zeros then. Whether it did.
+    pub(crate) fn give_back(&mut self) -> bool {
+        let start = self.start.as_ptr().cast::<c_void>();
+        // SAFETY: the memory belongs to `self`, which is not shared; bytes that were anything are zeros behind it.
+        unsafe { madvise(start, self.len_bytes(), Advice::LinuxDontNeed) }.is_ok()
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: memory of this length, zeroed when it was mapped. It is there for as long as `self`: the slab unmaps nothing
         // before this was put back. No other run has a unit of it, and who changes it has `self` for himself.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.run.len_bytes()) }
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes()) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is not shared.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.run.len_bytes()) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes()) }
     }
 }

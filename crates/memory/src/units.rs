@@ -8,11 +8,14 @@ pub const UNIT_BYTES: usize = 4096;
 /// The longest buffer that is cut from a slab.
 pub const RUN_BYTES_MAX: usize = UNIT_BYTES << RUN_ORDER_MAX;
 
-const UNITS: usize = SLAB_BYTES / UNIT_BYTES;
+/// How many a slab has.
+pub(crate) const UNITS: usize = SLAB_BYTES / UNIT_BYTES;
 const WORDS: usize = UNITS / 64;
 
 /// A run of a whole word of units.
 const RUN_ORDER_MAX: usize = 6;
+const ORDER_OF_WORD: u8 = 6;
+pub(crate) const WORD_UNITS: usize = 64;
 
 /// What [`Units::rank()`] says of a slab none of whose units is taken.
 pub(crate) const RANK_WHOLE: usize = RUN_ORDER_MAX + 1;
@@ -35,6 +38,11 @@ impl Run {
 
     pub(crate) fn len_bytes(self) -> usize {
         UNIT_BYTES << self.order
+    }
+
+    /// The word of units that it lies in, as a run.
+    pub(crate) fn word_run(self) -> Self {
+        Self { first: self.first & !63, order: ORDER_OF_WORD }
     }
 
     fn word(self) -> usize {
@@ -112,6 +120,16 @@ impl Units {
     /// Whether the set has a unit of the run.
     pub(crate) fn meets(&self, run: Run) -> bool {
         self.0[run.word()] & run.mask() != 0
+    }
+
+    /// Whether the set has all units of the run.
+    pub(crate) fn has(&self, run: Run) -> bool {
+        self.0[run.word()] & run.mask() == run.mask()
+    }
+
+    /// How many units of the word that the run lies in are in this set and in the other.
+    pub(crate) fn count_common(&self, other: &Self, run: Run) -> usize {
+        (self.0[run.word()] & other.0[run.word()]).count_ones() as usize
     }
 
     pub(crate) fn insert(&mut self, run: Run) {

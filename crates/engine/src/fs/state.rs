@@ -299,7 +299,7 @@ impl Flush for FileState {
     }
 
     fn data_bytes(&self) -> u64 {
-        self.page_cache.get().map_or(0, |cache| cache.cached_bytes())
+        self.page_cache.get().map_or(0, |cache| cache.memory_bytes())
     }
 }
 

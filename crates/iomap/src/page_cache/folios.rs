@@ -185,11 +185,11 @@ mod tests {
 
     use super::*;
 
-    /// With the reference counts, the buffer and the allocator's word under 100 bytes for a folio of one block, the smallest.
+    /// With the reference counts, the buffer and the allocator's word 72 bytes, 1.8 %, for a folio of one block of 4 KiB, the smallest.
     #[test]
     fn folio_is_small_beside_a_block() {
-        assert!(size_of::<Folio>() <= 32);
-        assert!(size_of::<Buffer>() <= 40);
+        assert!(size_of::<Folio>() <= 24);
+        assert!(size_of::<Buffer>() <= 24);
     }
 
     proptest! {
@@ -199,7 +199,12 @@ mod tests {
             steps in prop::collection::vec((0..400_u64, any::<bool>()), 1..300),
             looks in prop::collection::vec((0..450_u64, 0..450_u64), 20),
         ) {
-            let nothing = ArenaOptions { slab_bytes_max: 0, free_bytes_max: 0, has_huge_pages: false };
+            let nothing = ArenaOptions {
+                slab_bytes_max: 0,
+                free_bytes_max: 0,
+                idle_bytes_max: 0,
+                has_huge_pages: false,
+            };
             let memory = Arena::new(nothing);
             let mut folios = Folios::default();
             let mut model = BTreeSet::new();

@@ -40,8 +40,8 @@ pub use service::ServiceEnd;
 /// What the cache may use, and when it writes.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// All folios together, in bytes. Beside it memory of folios that went is kept for new ones: a sixteenth of this, and 8 MiB at most.
-    /// Where those that are left lie scattered, what is between them is the process's yet, up to an eighth of this.
+    /// All folios together, in bytes. Beside it memory of folios that went is kept for new ones, up to an eighth of this; of it up to 8 MiB
+    /// when there are no folios at all.
     pub cached_bytes_max: u64,
     /// With more than this dirty, who writes has to write back first.
     pub dirty_bytes_max: u64,
@@ -200,6 +200,11 @@ impl PageCache {
     /// Bytes in folios, also in versions of them that are on their way to the medium and were changed since.
     pub fn cached_bytes(&self) -> u64 {
         self.usage.cached_bytes()
+    }
+
+    /// Bytes of memory that the cache has: that of all folios, and what is kept for new ones.
+    pub fn memory_bytes(&self) -> u64 {
+        self.usage.memory_bytes()
     }
 
     /// Bytes that are dirty; what is on its way to the medium does not count.

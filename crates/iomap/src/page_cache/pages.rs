@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use ubtrfs_memory::{Arena, ArenaOptions, Buffer};
+use ubtrfs_memory::{Arena, ArenaOptions, Buffer, SLAB_BYTES};
 use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 
 use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
@@ -33,11 +33,14 @@ pub(crate) struct Usage {
     memory: Arena,
 }
 
-/// Slabs may hold this part more than what is cached may: folios that are scattered over them leave gaps.
-const GAPS_PART: u64 = 8;
+/// Slabs may have so many times the addresses that folios may have memory: those that are left may lie scattered over them.
+const ADDRESSES_TIMES: u64 = 2;
 
-/// What is kept of slabs with no folio in them: this part of the memory for folios, and so many bytes at most. To get memory from the
-/// system anew, and zeroed, costs as much as to read into it.
+/// Memory of folios that went is kept for new ones: this part of what folios may have. To get memory from the system anew, and zeroed,
+/// costs as much as to read into it.
+const IDLE_PART: u64 = 8;
+
+/// The same of slabs with no folio in them, and so many bytes at most.
 const FREE_PART: u64 = 16;
 const FREE_BYTES_MAX: u64 = 8 << 20;
 
@@ -63,11 +66,13 @@ impl Usage {
         let is_cut = !options.ablation.without_slabs;
         let memory = Arena::new(ArenaOptions {
             slab_bytes_max: if is_cut {
-                cached_bytes_max.saturating_add(cached_bytes_max / GAPS_PART)
+                cached_bytes_max.saturating_mul(ADDRESSES_TIMES).max(SLAB_BYTES as u64)
             } else {
                 0
             },
-            free_bytes_max: (cached_bytes_max / FREE_PART).min(FREE_BYTES_MAX),
+            // One at least: how much of its memory is kept the next limit says.
+            free_bytes_max: (cached_bytes_max / FREE_PART).clamp(SLAB_BYTES as u64, FREE_BYTES_MAX),
+            idle_bytes_max: cached_bytes_max / IDLE_PART,
             has_huge_pages: options.has_huge_pages,
         });
         Self {
@@ -82,7 +87,7 @@ impl Usage {
         }
     }
 
-    /// A buffer that may hold anything. To be called with no file's pages locked: memory that is new comes a page at a time.
+    /// A buffer that may hold anything. To be called with no file's pages locked: new memory takes the system a while.
     pub(crate) fn buffer(&self, len_bytes: u64) -> Arc<Buffer> {
         Arc::new(self.memory.buffer(index(len_bytes)))
     }
@@ -99,6 +104,11 @@ impl Usage {
 
     pub(crate) fn cached_bytes(&self) -> u64 {
         self.cached_bytes.load(Ordering::Relaxed)
+    }
+
+    /// With what is kept for new folios.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.cached_bytes().saturating_add(self.memory.idle_bytes())
     }
 
     pub(crate) fn dirty_bytes(&self) -> u64 {
@@ -606,8 +616,9 @@ impl Pages {
         }
     }
 
-    /// Drops clean folios that were not used since the last time, until so many bytes are free; returns how many are.
-    pub(crate) fn reclaim(&mut self, wanted_bytes: u64) -> u64 {
+    /// Drops clean folios that were not used since the last time, until they have so many bytes; returns how many they have, and those.
+    /// They are to be dropped with the pages unlocked: memory may go back to the system, which takes a while.
+    pub(crate) fn reclaim(&mut self, wanted_bytes: u64) -> (u64, Vec<Arc<Buffer>>) {
         let mut freed = 0;
         let mut gone = Vec::new();
         let (before, from) = (0..self.hand, self.hand..);
@@ -630,10 +641,9 @@ impl Pages {
             }
         }
         self.hand = hand;
-        for first in gone {
-            self.remove(first);
-        }
-        freed
+        let data = |first| self.remove(first).map(|folio| folio.data);
+        let gone = gone.into_iter().filter_map(data).collect();
+        (freed, gone)
     }
 
     /// Notes that `blocks` are being read. `None` if somebody else reads some of them already.
@@ -669,9 +679,10 @@ impl Pages {
         self.folios.insert(first, folio);
     }
 
-    fn remove(&mut self, first: u64) {
-        let Some(folio) = self.folios.remove(first) else { return };
+    fn remove(&mut self, first: u64) -> Option<Folio> {
+        let folio = self.folios.remove(first)?;
         self.usage.cached_bytes.fetch_sub(len_u64(&folio.data), Ordering::Relaxed);
+        Some(folio)
     }
 
     /// Blocks of a folio are not uptodate any more; bytes of such blocks are zero.

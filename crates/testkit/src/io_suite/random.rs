@@ -460,7 +460,8 @@ pub fn random_operations_where_clean_folios_go_at_once_same_as_arrays<H: Harness
 pub fn random_operations_with_mechanisms_off_same_as_arrays<H: Harness>(
     make: impl Fn(CacheOptions) -> H,
 ) {
-    let mut ablation = CacheAblation { zero_without_batch: true, ..CacheAblation::default() };
+    let mut ablation =
+        CacheAblation { zero_without_batch: true, without_slabs: true, ..CacheAblation::default() };
     ablation.states.without_hint = true;
     ablation.states.lock_in_tree = true;
     let options = CacheOptions { ablation, ..CacheOptions::default() };
