@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::report::Table;
+
 /// The result of this crate's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -32,6 +34,14 @@ pub enum Error {
     Input {
         /// Why.
         what: String,
+    },
+    /// A workload ended before it had done all of its jobs.
+    #[error("{source}")]
+    Unfinished {
+        /// What the jobs before gave.
+        tables: Vec<Table>,
+        /// Why.
+        source: Box<Error>,
     },
     /// The engine, in a job inside of this process.
     #[error(transparent)]

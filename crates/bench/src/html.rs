@@ -155,6 +155,7 @@ mod tests {
             commit: "abcdef".to_owned(),
             machine,
             tables: vec![table],
+            ended_by: None,
         };
         let page = report.to_html();
         for part in [

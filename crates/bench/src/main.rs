@@ -95,7 +95,7 @@ fn bench(args: Args) -> Result<(), String> {
     if let Some(path) = args.html {
         write(path, report.to_html())?;
     }
-    Ok(())
+    report.ended_by.map_or(Ok(()), Err)
 }
 
 fn unknown(name: &str) -> String {

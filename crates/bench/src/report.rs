@@ -221,6 +221,8 @@ pub struct Report {
     pub machine: Machine,
     /// In the order they were made.
     pub tables: Vec<Table>,
+    /// What ended the run before it was done; `None` if nothing did.
+    pub ended_by: Option<String>,
 }
 
 impl Report {
@@ -233,6 +235,7 @@ impl Report {
             commit: &'a str,
             machine: &'a Machine,
             tables: Vec<Value>,
+            ended_by: Option<&'a str>,
         }
         let tables = self.tables.iter().map(Table::to_json).collect();
         serde_json::to_value(Json {
@@ -241,6 +244,7 @@ impl Report {
             commit: &self.commit,
             machine: &self.machine,
             tables,
+            ended_by: self.ended_by.as_deref(),
         })
         .expect("numbers and strings are JSON")
     }
@@ -267,7 +271,11 @@ impl fmt::Display for Report {
             machine.syscall_ns,
             machine.fresh_page_ns_at_start,
             machine.fresh_page_ns_at_end,
-        )
+        )?;
+        match &self.ended_by {
+            Some(why) => write!(f, "; NOT done, ended by {why}"),
+            None => Ok(()),
+        }
     }
 }
 

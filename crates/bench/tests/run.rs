@@ -88,6 +88,44 @@ fn run(directory: &Path, vs: &str, ubtrfs: &Path) -> Run {
     }
 }
 
+/// A run that fails, and what it says.
+fn failing(directory: &Path, source: &Path) -> (String, std::path::PathBuf) {
+    let json = directory.join("figures.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs-bench"));
+    command.args(["zeroing", "sequential", "--vs", "none", "--rounds", "1", "--scale", SCALE]);
+    command.arg("--source").arg(source).arg("--scratch").arg(directory).arg("--json").arg(&json);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    (String::from_utf8(output.stderr).unwrap(), json)
+}
+
+/// A run of half an hour once ended with its last job, for want of sources, and told nothing of those before.
+#[test]
+fn what_was_measured_before_a_job_fails_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = tempfile::tempdir().unwrap();
+    std::fs::write(source.path().join("empty"), "").unwrap();
+    let (said, json) = failing(directory.path(), source.path());
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let ended_by = figures["ended_by"].as_str().unwrap();
+    assert!(ended_by.starts_with("sequential: "), "{ended_by}");
+    assert!(said.contains(ended_by), "{said}");
+    let run = Run { stdout: String::new(), figures, page: String::new() };
+    assert!(!run.rows("zeroing").is_empty());
+    // What needs no sources: three plain jobs and the copy, ours and the plain file's.
+    for name in ["ubtrfs", "plain file"] {
+        run.require_figures("sequential", name, 4, &["write_s", "read_s"]);
+    }
+}
+
+#[test]
+fn a_run_without_the_sources_it_needs_does_not_begin() {
+    let directory = tempfile::tempdir().unwrap();
+    let (said, json) = failing(directory.path(), &directory.path().join("nothing here"));
+    assert!(said.contains("nothing here"), "{said}");
+    assert!(!json.exists());
+}
+
 fn who(name: &str) -> (&str, Value) {
     ("who", name.into())
 }

@@ -113,6 +113,26 @@ impl Workload {
         Self::ALL.into_iter().find(|workload| workload.name() == name)
     }
 
+    /// Whether it works on a tree of sources.
+    fn needs_source(self) -> bool {
+        match self {
+            Self::Import
+            | Self::Readback
+            | Self::Memory
+            | Self::Growth
+            | Self::Sequential
+            | Self::Mount => true,
+            Self::Cost
+            | Self::Create
+            | Self::Fsmark
+            | Self::Snapshot
+            | Self::Flat
+            | Self::Check
+            | Self::Seek
+            | Self::Zeroing => false,
+        }
+    }
+
     /// What it measures, in a line.
     pub fn about(self) -> &'static str {
         match self {
@@ -169,54 +189,85 @@ pub struct Options {
 pub(crate) struct Context<'a> {
     pub(crate) options: &'a Options,
     pub(crate) scratch: &'a Scratch,
+    /// Where the tree to import is.
+    source_path: Option<PathBuf>,
     source: std::cell::OnceCell<Source>,
     /// The system call's price, printed beside in-process figures.
     pub(crate) syscall_ns: f64,
 }
 
-/// Runs workloads one after the other and hands each table to `show` as it is made.
+/// Runs workloads one after the other and hands each table to `show` as it is made. A job that fails ends the run: what was measured
+/// before is in the report, which says why it ends there. A missing kernel or `mkfs.btrfs` is no failure, but is said.
 ///
 /// # Errors
-/// The first job that fails; a missing kernel or `mkfs.btrfs` is no failure, but is said.
+/// If what a workload needs is not there, before the first is run.
 pub fn run(
     workloads: &[Workload],
     options: &Options,
     mut show: impl FnMut(&Table),
 ) -> Result<Report> {
     let scratch = Scratch::new(options.scratch.as_deref())?;
+    let source_path = match &options.source {
+        Some(path) => Some(path.clone()),
+        None if workloads.iter().any(|workload| workload.needs_source()) => {
+            Some(newest_linux_source()?)
+        }
+        None => None,
+    };
+    if let Some(path) = &source_path {
+        std::fs::metadata(path).map_err(Error::io(format!("look at {}", path.display())))?;
+    }
     let mut machine = Machine::look();
     let date = now();
     let context = Context {
         options,
         scratch: &scratch,
+        source_path,
         source: std::cell::OnceCell::new(),
         syscall_ns: machine.syscall_ns,
     };
     let mut tables = Vec::new();
+    let mut ended_by = None;
     for workload in workloads {
-        let made = match workload {
-            Workload::Import => import::run(&context)?,
-            Workload::Readback => readback::run(&context)?,
-            Workload::Memory => memory::run(&context)?,
-            Workload::Growth => growth::run(&context)?,
-            Workload::Cost => cost::run(&context)?,
-            Workload::Create => create::run(&context)?,
-            Workload::Fsmark => fsmark::run(&context)?,
-            Workload::Snapshot => snapshot::run(&context)?,
-            Workload::Flat => flat::run(&context)?,
-            Workload::Check => check::run(&context)?,
-            Workload::Seek => seek::run(&context)?,
-            Workload::Zeroing => zeroing::run(&context)?,
-            Workload::Sequential => sequential::run(&context)?,
-            Workload::Mount => mount::run(&context)?,
+        let made = match measure(*workload, &context) {
+            Ok(made) => made,
+            Err(error) => {
+                ended_by = Some(format!("{}: {error}", workload.name()));
+                match error {
+                    Error::Unfinished { tables, .. } => tables,
+                    _ => Vec::new(),
+                }
+            }
         };
         made.iter().for_each(&mut show);
         tables.extend(made);
+        if ended_by.is_some() {
+            break;
+        }
     }
     machine.load_at_end = machine::load();
     machine.fresh_page_ns_at_end = machine::fresh_page_ns();
     let arguments = arguments(workloads, options);
-    Ok(Report { date, arguments, commit: machine::commit(), machine, tables })
+    Ok(Report { date, arguments, commit: machine::commit(), machine, tables, ended_by })
+}
+
+fn measure(workload: Workload, context: &Context<'_>) -> Result<Vec<Table>> {
+    match workload {
+        Workload::Import => import::run(context),
+        Workload::Readback => readback::run(context),
+        Workload::Memory => memory::run(context),
+        Workload::Growth => growth::run(context),
+        Workload::Cost => cost::run(context),
+        Workload::Create => create::run(context),
+        Workload::Fsmark => fsmark::run(context),
+        Workload::Snapshot => snapshot::run(context),
+        Workload::Flat => flat::run(context),
+        Workload::Check => check::run(context),
+        Workload::Seek => seek::run(context),
+        Workload::Zeroing => zeroing::run(context),
+        Workload::Sequential => sequential::run(context),
+        Workload::Mount => mount::run(context),
+    }
 }
 
 /// What decides what is measured; no paths.
@@ -239,7 +290,7 @@ impl Context<'_> {
         if let Some(source) = self.source.get() {
             return Ok(source);
         }
-        let path = match &self.options.source {
+        let path = match &self.source_path {
             Some(path) => path.clone(),
             None => newest_linux_source()?,
         };

@@ -60,7 +60,24 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         ("peak_bytes", "peak MiB"),
     ];
     let mut table = Table::new("sequential", title, &columns);
-    let mut jobs = vec![("plain", measure(context, mib, "", &[], &[])?)];
+    let mut jobs = Vec::new();
+    let done = measure_all(context, mib, &mut jobs);
+    for (job, series) in &jobs {
+        push(&mut table, job, mib, series);
+    }
+    table.charts = ["write", "read"].map(|what| chart(what, mib, &jobs)).to_vec();
+    note(context, &mut table, &jobs);
+    let tables = vec![table, counts(&jobs)];
+    match done {
+        Ok(()) => Ok(tables),
+        Err(source) if jobs.is_empty() => Err(source),
+        Err(source) => Err(Error::Unfinished { tables, source: Box::new(source) }),
+    }
+}
+
+/// Does one job behind the other. Where one fails, `jobs` has those before it.
+fn measure_all(context: &Context<'_>, mib: u64, jobs: &mut Vec<Job>) -> Result<()> {
+    jobs.push(("plain", measure(context, mib, "", &[], &[])?));
     // What a call takes decides whether what is written goes by memory: whole MiB behind what memory keeps do not.
     for (job, chunk) in SMALLER_CALLS {
         jobs.push((job, measure(context, mib, "", &[], &["--chunk-kib", chunk])?));
@@ -73,12 +90,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
         require_as_much_stored(job, &series)?;
         jobs.push((job, series));
     }
-    for (job, series) in &jobs {
-        push(&mut table, job, mib, series);
-    }
-    table.charts = ["write", "read"].map(|what| chart(what, mib, &jobs)).to_vec();
-    note(context, &mut table, &jobs);
-    Ok(vec![table, counts(&jobs)])
+    Ok(())
 }
 
 /// What is done, and what came of it.
