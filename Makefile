@@ -21,7 +21,7 @@ explore:
 	scripts/setup build
 	scripts/explore
 
-# The tests of what has `unsafe` code, each access to memory looked at.
+# The tests of what has `unsafe` code, under AddressSanitizer.
 .PHONY: sanitize
 sanitize: export UBTRFS_REQUIRE_ORACLES = 1
 sanitize:
@@ -43,7 +43,7 @@ io-suite:
 	UBTRFS_IOMAP_SEEDS=140 UBTRFS_RACE_ROUNDS=100000 UBTRFS_IOMAP_CONCURRENT_ROUNDS=10000 \
 		UBTRFS_IOMAP_OPERATIONS_MIN=2000000 UBTRFS_IOMAP_JUDGED_ONE_IN=1 \
 		UBTRFS_IOMAP_REPLAYED_ONE_IN=10 \
-		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 2
+		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 4
 	UBTRFS_WRITE_FAILURES=1000 \
 		cargo test --release -p ubtrfs-engine --test file_write_failures -- --test-threads 2
 	UBTRFS_CRASH_SEEDS=60 UBTRFS_FULL_SEEDS=30 \

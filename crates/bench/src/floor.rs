@@ -1,5 +1,6 @@
 //! A FUSE server that does nothing, as a process: what the protocol costs at least.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// Wrong arguments; what the system says.
-pub fn main(arguments: &[String]) -> Result<()> {
+pub fn main(arguments: &[OsString]) -> Result<()> {
     let [directory] = arguments else {
         return Err(Error::Input { what: "usage: floor DIR".to_owned() });
     };

@@ -1,5 +1,6 @@
 //! `ubtrfs-bench`: the benchmarks as a command of their own.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -48,7 +49,7 @@ fn scale(text: &str) -> Result<f64, String> {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let done = match arguments.split_first() {
         Some((first, job)) if first == "job" => jobs::main(job).map_err(|error| error.to_string()),
         Some((first, floor)) if first == "floor" => {
@@ -89,13 +90,10 @@ fn bench(args: Args) -> Result<(), String> {
     let write = |path: PathBuf, text: String| {
         std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
     };
-    if let Some(path) = args.json {
-        write(path, format!("{:#}\n", report.to_json()))?;
-    }
-    if let Some(path) = args.html {
-        write(path, report.to_html())?;
-    }
-    report.ended_by.map_or(Ok(()), Err)
+    let json = args.json.map(|path| write(path, format!("{:#}\n", report.to_json())));
+    let html = args.html.map(|path| write(path, report.to_html()));
+    let all = [report.ended_by.map(Err), json, html];
+    all.into_iter().flatten().collect()
 }
 
 fn unknown(name: &str) -> String {

@@ -1,6 +1,8 @@
 //! The command as a user runs it: seek, zeroing and sequential at a thousandth of their size, alone and beside the kernel, and what it
 //! writes. No time is judged.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -12,6 +14,7 @@ const SCALE: &str = "0.001";
 const BEFORE: &str = "ubtrfs, before: no hint, ranges locked in the tree";
 const LOCKED: &str = "ubtrfs, ranges locked in the tree";
 const NO_HINT: &str = "ubtrfs, no hint";
+const NO_SLABS: &str = "ubtrfs, each folio from the allocator";
 const DEFAULT: &str = "ubtrfs, default cache";
 const MOUNTED: &str = "ubtrfs, mounted";
 const BTRFS: &str = "kernel btrfs";
@@ -68,14 +71,7 @@ fn run(directory: &Path, vs: &str, ubtrfs: &Path) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs-bench"));
     command.args(["seek", "zeroing", "sequential", "--vs", vs, "--rounds", "1"]);
     command.args(["--scale", SCALE, "--ubtrfs"]).arg(ubtrfs);
-    // A thousandth of the tree is few files: this one has as many.
-    let sources = tempfile::tempdir().unwrap();
-    for number in 0..2000 {
-        let below = sources.path().join(format!("d{}", number % 7));
-        let text = format!("{number}\n");
-        std::fs::create_dir_all(&below).unwrap();
-        std::fs::write(below.join(number.to_string()), text.repeat(100)).unwrap();
-    }
+    let sources = sources();
     command.arg("--source").arg(sources.path());
     command.arg("--scratch").arg(directory);
     command.arg("--json").arg(&json).arg("--html").arg(&html);
@@ -99,16 +95,29 @@ fn failing(directory: &Path, source: &Path) -> (String, std::path::PathBuf) {
     (String::from_utf8(output.stderr).unwrap(), json)
 }
 
-/// A run of half an hour once ended with its last job, for want of sources, and told nothing of those before.
+/// A thousandth of the tree is few files: this one has as many.
+fn sources() -> tempfile::TempDir {
+    let sources = tempfile::tempdir().unwrap();
+    for number in 0..2000 {
+        let below = sources.path().join(format!("d{}", number % 7));
+        let text = format!("{number}\n");
+        std::fs::create_dir_all(&below).unwrap();
+        std::fs::write(below.join(number.to_string()), text.repeat(100)).unwrap();
+    }
+    sources
+}
+
+/// A run of half an hour once ended with its last job, for want of sources, and told nothing of those before. This one fails where it
+/// has to name a file to the job of sources.
 #[test]
 fn what_was_measured_before_a_job_fails_is_told() {
-    let directory = tempfile::tempdir().unwrap();
-    let source = tempfile::tempdir().unwrap();
-    std::fs::write(source.path().join("empty"), "").unwrap();
-    let (said, json) = failing(directory.path(), source.path());
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join(OsStr::from_bytes(b"\xff"));
+    std::fs::create_dir(&directory).unwrap();
+    let (said, json) = failing(&directory, sources().path());
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
     let ended_by = figures["ended_by"].as_str().unwrap();
-    assert!(ended_by.starts_with("sequential: "), "{ended_by}");
+    assert!(ended_by.starts_with("sequential: ") && ended_by.contains("UTF-8"), "{ended_by}");
     assert!(said.contains(ended_by), "{said}");
     let run = Run { stdout: String::new(), figures, page: String::new() };
     assert!(!run.rows("zeroing").is_empty());
@@ -116,14 +125,27 @@ fn what_was_measured_before_a_job_fails_is_told() {
     for name in ["ubtrfs", "plain file"] {
         run.require_figures("sequential", name, 4, &["write_s", "read_s"]);
     }
+    assert!(
+        run.rows("sequential").iter().all(|row| !row["job"].as_str().unwrap().contains("zstd"))
+    );
+    assert!(
+        !run.notes("sequential").contains("zstd:1, against"),
+        "no verdict on what was not measured"
+    );
 }
 
 #[test]
 fn a_run_without_the_sources_it_needs_does_not_begin() {
     let directory = tempfile::tempdir().unwrap();
-    let (said, json) = failing(directory.path(), &directory.path().join("nothing here"));
-    assert!(said.contains("nothing here"), "{said}");
-    assert!(!json.exists());
+    let empty = tempfile::tempdir().unwrap();
+    std::fs::write(empty.path().join("empty"), "").unwrap();
+    let broken = directory.path().join("broken.tar.xz");
+    std::fs::write(&broken, "no tarball").unwrap();
+    for source in [empty.path(), &broken, &directory.path().join("nothing here")] {
+        let (said, json) = failing(directory.path(), source);
+        assert!(said.contains(source.to_str().unwrap()), "{said}");
+        assert!(!json.exists());
+    }
 }
 
 fn who(name: &str) -> (&str, Value) {
@@ -206,7 +228,7 @@ fn judge_seek(run: &Run) {
         let rows = run.rows("seek").iter().filter(|row| row["who"] == name);
         rows.map(|row| row["extents"].as_u64().unwrap()).collect()
     };
-    for name in ["ubtrfs", DEFAULT, NO_HINT, BEFORE, LOCKED] {
+    for name in ["ubtrfs", DEFAULT, NO_HINT, NO_SLABS, BEFORE, LOCKED] {
         assert_eq!(extents_of(name), [1, 1, 4, 16, 66, 131], "{name}");
     }
     // Whatever is off, and however large the file, nothing is left out.
@@ -290,8 +312,6 @@ fn judge_times(row: &Value, time: &str, cpu: &str) {
     }
     assert!(row[cpu].as_f64().unwrap() >= 0.0, "{row}");
 }
-
-const NO_SLABS: &str = "ubtrfs, each folio from the allocator";
 
 fn judge_zeroing(run: &Run) {
     const BEFORE: &str = "ubtrfs, before: written back first";

@@ -34,8 +34,8 @@ use crate::iter::MappingIter;
 use crate::mapping::{Cookie, FileSystem, Mapping, Purpose, ReadPiece};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{
-    Blocks, CachedFile, DirtyOrder, ErrorMark, PageCache, Pages, Readahead, ReadaheadNeed, Source,
-    WritebackErrors,
+    Blocks, CachedFile, DirtyOrder, ErrorMark, Gone, PageCache, Pages, Readahead, ReadaheadNeed,
+    Source, WritebackErrors,
 };
 use crate::seek_window::SeekWindow;
 
@@ -47,6 +47,9 @@ const STEP_PART: u64 = 4;
 
 /// A step that reads what it writes takes so small a part.
 const SAME_STEP_PART: u64 = 64;
+
+/// How much is reclaimed before others have their turn, and its memory goes.
+const RECLAIM_STEP_BYTES: u64 = 1 << 20;
 
 /// How many mappings the filesystem is asked for at once, to read what lies there.
 const ASKED_AHEAD_MAX: usize = 1024;
@@ -600,17 +603,17 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     /// Drops the blocks of the range, dirty ones too, after those under writeback are written; returns how many bytes were
-    /// dirty, whose reservation the caller gives back. The range is locked by the caller.
+    /// dirty, whose reservation the caller gives back, and their memory. The range is locked by the caller.
     pub(crate) fn drop_range<'a>(
         &'a self,
         mut pages: MutexGuard<'a, Pages>,
         range: FileRange,
-    ) -> (MutexGuard<'a, Pages>, u64) {
+    ) -> (MutexGuard<'a, Pages>, u64, Gone) {
         let blocks = self.blocks(range);
         while pages.has_writeback(&blocks, u64::MAX) {
             self.ended.wait(&mut pages);
         }
-        pages.drop_blocks(&blocks);
+        let gone = pages.drop_blocks(&blocks);
         let marks = StateBits::DEFRAG | StateBits::BOUNDARY;
         let clear = StateBits::DELALLOC | StateBits::DELALLOC_NEW | marks;
         let clean = Conversion { set: StateBits::NONE, clear };
@@ -620,7 +623,7 @@ impl<F: FileSystem> AddressSpace<F> {
         if dropped_bytes > 0 {
             self.unlist_if_clean(&mut pages);
         }
-        (pages, dropped_bytes)
+        (pages, dropped_bytes, gone)
     }
 }
 
@@ -644,15 +647,23 @@ fn take_front<'a>(rest: &mut Vec<&'a mut [u8]>, len_bytes: u64) -> Vec<&'a mut [
 
 impl<F: FileSystem> CachedFile for AddressSpace<F> {
     fn reclaim(&self, wanted_bytes: u64) -> u64 {
-        let Some(mut pages) = self.pages.try_lock() else { return 0 };
-        let (freed_bytes, gone) = pages.reclaim(wanted_bytes);
-        if pages.is_empty()
-            && let Some(slot) = pages.listed.take()
-        {
-            self.cache.unlist(slot);
+        let mut freed_bytes = 0;
+        while freed_bytes < wanted_bytes {
+            let step_bytes = (wanted_bytes - freed_bytes).min(RECLAIM_STEP_BYTES);
+            let Some(mut pages) = self.pages.try_lock() else { break };
+            let (bytes, gone) = pages.reclaim(step_bytes);
+            if pages.is_empty()
+                && let Some(slot) = pages.listed.take()
+            {
+                self.cache.unlist(slot);
+            }
+            drop(pages);
+            drop(gone);
+            freed_bytes += bytes;
+            if bytes < step_bytes {
+                break;
+            }
         }
-        drop(pages);
-        drop(gone);
         freed_bytes
     }
 

@@ -142,7 +142,8 @@ impl<F: FileSystem> AddressSpace<F> {
             let at = |step: u64| step * DROP_STEP_BYTES;
             passed.store(at(steps.end), Ordering::Relaxed);
             let blocks = at(steps.start) / self.block_bytes..at(steps.end) / self.block_bytes;
-            self.pages.lock().drop_passed(&blocks);
+            let gone = self.pages.lock().drop_passed(&blocks);
+            drop(gone);
         }
     }
 
@@ -288,7 +289,9 @@ impl<F: FileSystem> AddressSpace<F> {
                 Misses::Straight => 0,
             };
             let len_bytes = u64::try_from(done).unwrap_or(u64::MAX).saturating_add(ahead_bytes);
-            pages.drop_clean(&self.blocks(FileRange::with_len(offset, len_bytes)));
+            let gone = pages.drop_clean(&self.blocks(FileRange::with_len(offset, len_bytes)));
+            drop(pages);
+            drop(gone);
         }
         (result, careful_until.is_some())
     }

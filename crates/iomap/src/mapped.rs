@@ -86,7 +86,9 @@ impl<F: FileSystem> MappedRange<'_, F> {
         }
         pages.note_wanted(&blocks);
         if !space.cache.options().keeps_clean {
-            pages.drop_clean(&blocks);
+            let gone = pages.drop_clean(&blocks);
+            drop(pages);
+            drop(gone);
         }
         Ok(())
     }

@@ -109,8 +109,9 @@ impl<F: FileSystem> AddressSpace<F> {
 
     /// Drops what memory has of whole blocks, dirty or not; the caller has them locked.
     fn discard(&self, range: FileRange) {
-        let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), range);
+        let (pages, dropped_bytes, gone) = self.drop_range(self.pages.lock(), range);
         drop(pages);
+        drop(gone);
         if dropped_bytes > 0 {
             self.filesystem.unreserve(&self.inode, dropped_bytes);
         }

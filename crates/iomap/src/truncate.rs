@@ -72,10 +72,12 @@ impl<F: FileSystem> AddressSpace<F> {
             has_dropped = true;
             self.zero_locked(tail).inspect_err(|error| self.errors.lock().record(error.clone()))?;
         }
-        let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), FileRange::from(kept));
+        let (pages, dropped_bytes, gone) =
+            self.drop_range(self.pages.lock(), FileRange::from(kept));
         // In one step with the drop: whoever reads sees either both or none.
         self.cut_to(&pages, new);
         drop(pages);
+        drop(gone);
         if dropped_bytes > 0 {
             self.filesystem.unreserve(&self.inode, dropped_bytes);
         }
@@ -96,8 +98,9 @@ impl<F: FileSystem> AddressSpace<F> {
         let dirty = CountQuery::first_run(range, Want::All(StateBits::DELALLOC));
         let Some(found) = self.states.count_range(dirty, None) else { return false };
         let block = FileRange::with_len(found.start, self.block_bytes);
-        let (pages, dropped_bytes) = self.drop_range(self.pages.lock(), block);
+        let (pages, dropped_bytes, gone) = self.drop_range(self.pages.lock(), block);
         drop(pages);
+        drop(gone);
         if dropped_bytes > 0 {
             self.filesystem.unreserve(&self.inode, dropped_bytes);
         }

@@ -10,7 +10,7 @@ use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
 use crate::mapping::{FileSystem, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
-use crate::page_cache::{Blocks, FolioPart, Pages};
+use crate::page_cache::{Blocks, FolioPart, Gone, Pages};
 use ubtrfs_rt::MutexGuard;
 
 /// What to do about dirty blocks of which an older version is still on its way.
@@ -317,6 +317,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let done = if is_kept { failed } else { failed + 1 };
         let (begun, abandoned) = runs.split_at(done.min(runs.len()));
 
+        let mut gone = Gone::new();
         let mut pages = self.pages.lock();
         for (index, run) in begun.iter().enumerate() {
             if index != failed {
@@ -327,7 +328,7 @@ impl<F: FileSystem> AddressSpace<F> {
             self.states.clear(run.range, StateBits::ORDERED);
             self.end_new(run.range, index == failed);
             if !self.cache.options().keeps_clean {
-                pages.drop_clean(&self.blocks(run.range));
+                gone.extend(pages.drop_clean(&self.blocks(run.range)));
             }
         }
         let stored = result.as_ref().map_or_else(|failure| failure.stored.as_slice(), |()| &[]);
@@ -341,6 +342,7 @@ impl<F: FileSystem> AddressSpace<F> {
         }
         drop(pages);
         self.ended.notify_all();
+        drop(gone);
         if unused_bytes > 0 {
             self.filesystem.unreserve(&self.inode, unused_bytes);
         }
@@ -387,7 +389,7 @@ impl<F: FileSystem> AddressSpace<F> {
             self.states.clear(part, StateBits::ORDERED);
             self.end_new(part, false);
             if !self.cache.options().keeps_clean {
-                pages.drop_clean(&self.blocks(part));
+                drop(pages.drop_clean(&self.blocks(part)));
             }
             at = part.end;
         }

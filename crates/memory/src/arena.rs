@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use ubtrfs_rt::{Arc, Mutex, lock_brief};
 
 use crate::slab::{Backing, RunMemory, SLAB_BYTES, Slab, Taken};
-use crate::units::{RANK_WHOLE, UNIT_BYTES, WORD_UNITS, order_of};
+use crate::units::{RANK_WHOLE, Run, UNIT_BYTES, WORD_UNITS, order_of};
 
 /// Slabs that an arena has before it takes memory for more than is touched: who needs little shall have little.
 const FRUGAL_SLABS: usize = 8;
@@ -49,6 +49,8 @@ struct Slabs {
     ranked: [BTreeSet<usize>; RANK_WHOLE + 1],
     /// The sum of [`Slab::idle()`].
     idle: usize,
+    /// What it may grow by when the system was asked for what it is being asked for.
+    pledged: usize,
 }
 
 /// Bytes in memory, which belong to who has this.
@@ -68,7 +70,11 @@ struct Cut {
 
 impl Arena {
     /// An arena with no memory yet.
-    pub fn new(options: ArenaOptions) -> Self {
+    pub fn new(mut options: ArenaOptions) -> Self {
+        // The system gives and takes back whole pages, of which more than one buffer could have some.
+        if !is_cut_by_pages_of(rustix::param::page_size()) {
+            options.slab_bytes_max = 0;
+        }
         Self { inner: Arc::new(Inner { options, slabs: Mutex::new(Slabs::default()) }) }
     }
 
@@ -132,6 +138,9 @@ impl Arena {
         let cut = Cut { arena: Arc::clone(inner), memory: Some(memory) };
         if let (Some(bare), Some(memory)) = (bare, &cut.memory) {
             memory.populate(bare);
+            if bare.is_word() {
+                lock_brief(&inner.slabs).note_backed(memory.place(), bare);
+            }
         }
         Some((Buffer(Memory::Cut(cut)), is_zero))
     }
@@ -179,8 +188,19 @@ impl Slabs {
     fn take(&mut self, order: usize, options: &ArenaOptions) -> Option<Taken> {
         let place = self.best(order)?;
         let name = u32::try_from(place).ok()?;
-        let may_idle = bytes_of_units(self.idle + WORD_UNITS) <= options.idle_bytes_max;
-        self.with(place, |slab| slab.take(order, name, may_idle))?
+        let may_idle = self.idle_bytes() + bytes_of_units(WORD_UNITS) <= options.idle_bytes_max;
+        let taken = self.with(place, |slab| slab.take(order, name, may_idle))??;
+        if taken.bare.is_some_and(Run::is_word) {
+            self.pledged += WORD_UNITS;
+        }
+        Some(taken)
+    }
+
+    /// The system was asked for a word of units, of which a run is taken.
+    fn note_backed(&mut self, place: u32, word: Run) {
+        self.pledged -= WORD_UNITS;
+        let place = usize::try_from(place).unwrap_or(usize::MAX);
+        self.with(place, |slab| slab.note_backed(word));
     }
 
     /// Changes what is free of a slab.
@@ -201,8 +221,9 @@ impl Slabs {
         Some(result)
     }
 
+    /// Also what is about to come.
     fn idle_bytes(&self) -> u64 {
-        bytes_of_units(self.idle)
+        bytes_of_units(self.idle + self.pledged)
     }
 
     /// Takes out a slab that nobody has any of, where more of them are free than may be.
@@ -284,6 +305,11 @@ impl fmt::Debug for Arena {
             .field("options", &self.inner.options)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether units are whole pages.
+fn is_cut_by_pages_of(page_bytes: usize) -> bool {
+    page_bytes > 0 && UNIT_BYTES.is_multiple_of(page_bytes)
 }
 
 fn bytes_of_units(units: usize) -> u64 {
@@ -388,8 +414,8 @@ mod tests {
                 prop_assert!(arena.slab_bytes() <= options.slab_bytes_max);
                 prop_assert!(arena.idle_bytes() <= idle_max, "{} bytes idle", arena.idle_bytes());
                 let slabs = lock_brief(&arena.inner.slabs);
-                let sum: usize = slabs.places.iter().flatten().map(Slab::idle).sum();
-                prop_assert_eq!(slabs.idle, sum);
+                let sum: usize = slabs.places.iter().flatten().map(Slab::count_idle).sum();
+                prop_assert_eq!((slabs.idle, slabs.pledged), (sum, 0));
             }
             for (mark, buffer) in buffers {
                 prop_assert!(buffer.iter().all(|byte| *byte == mark));
@@ -500,13 +526,107 @@ mod tests {
 
     #[test]
     fn slabs_are_few_mappings() {
-        let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
         let arena = arena(1024 * MIB, 0);
-        let before = mappings();
         let all: Vec<Buffer> = (0..2048).map(|_| arena.buffer(RUN_BYTES_MAX)).collect();
-        let more = mappings() - before.min(mappings());
         assert_eq!((all.len(), arena.slab_bytes()), (2048, 512 * MIB));
-        assert!(more < 64, "{more} more mappings for 256 slabs");
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mappings = maps.lines().map(|line| {
+            let (start, rest) = line.split_once('-').unwrap();
+            let end = rest.split_once(' ').unwrap().0;
+            let address = |hex| usize::from_str_radix(hex, 16).unwrap();
+            address(start)..address(end)
+        });
+        let is_ours = |mapping: &std::ops::Range<usize>| {
+            all.iter().any(|buffer| mapping.contains(&buffer.as_ptr().addr()))
+        };
+        let count = mappings.filter(is_ours).count();
+        assert!((1..64).contains(&count), "{count} mappings for 256 slabs");
+    }
+
+    /// While the system is asked for a word of units another takes some of it, and gives them back: nobody counted those then.
+    #[test]
+    fn what_comes_while_it_is_given_back_is_counted() {
+        let (arena, first) = grown(options(64 * MIB, 64 * MIB, MIB / 4));
+        let mut slabs = lock_brief(&arena.inner.slabs);
+        let backing = slabs.promise(&arena.inner.options).unwrap();
+        slabs.add(Slab::new(backing));
+        let one = slabs.take(0, &arena.inner.options).unwrap();
+        let bare = one.bare.unwrap();
+        assert!(bare.is_word());
+        assert_eq!((slabs.idle, slabs.idle_bytes()), (0, MIB / 4));
+        let mut two = slabs.take(5, &arena.inner.options).unwrap();
+        assert!(!two.bare.unwrap().is_word(), "no more may idle");
+        assert!(two.memory.give_back());
+        let place = usize::try_from(two.memory.place()).unwrap();
+        slabs.with(place, |slab| slab.put_back(two.memory, true)).unwrap();
+        let (start, name) = (one.memory.bytes().as_ptr().addr(), one.memory.place());
+        one.memory.populate(bare);
+        slabs.note_backed(name, bare);
+        assert_eq!((slabs.idle, slabs.pledged, resident_pages(start, RUN_BYTES_MAX)), (63, 0, 64));
+        slabs.with(place, |slab| slab.put_back(one.memory, false)).unwrap();
+        drop(slabs);
+        drop(first);
+    }
+
+    /// One that idles is taken before one that would have to come anew, wherever it lies.
+    #[test]
+    fn what_has_memory_is_taken_first() {
+        let arena = Arena::new(options(64 * MIB, 64 * MIB, 4096));
+        let mut all: Vec<Buffer> = (0..3).map(|_| arena.copy_of(&[7; 4096])).collect();
+        let idle = all.remove(1).as_ptr();
+        drop(all.remove(0));
+        let next = arena.buffer(4096);
+        assert_eq!((next.as_ptr(), arena.idle_bytes()), (idle, 0));
+    }
+
+    #[test]
+    fn slabs_are_for_pages_that_are_no_longer_than_units() {
+        assert!(is_cut_by_pages_of(4096));
+        for page_bytes in [0, 16 << 10, 64 << 10] {
+            assert!(!is_cut_by_pages_of(page_bytes));
+        }
+    }
+
+    /// Past the first slabs, where pages come by words and go back: at the end the process has no more than is counted.
+    #[test]
+    fn threads_have_no_more_memory_than_is_counted() {
+        let (arena, first) = grown(options(64 * MIB, 64 * MIB, MIB));
+        let kept = Mutex::new(Vec::<(u8, Buffer)>::new());
+        std::thread::scope(|scope| {
+            for thread in 1..5_u8 {
+                let (arena, kept) = (&arena, &kept);
+                scope.spawn(move || {
+                    for turn in 0..3000_usize {
+                        let mut buffer = arena.zeroed(4096 << (turn * 5 % 7));
+                        assert!(buffer.iter().all(|byte| *byte == 0));
+                        buffer.fill(thread);
+                        let mut kept = kept.lock();
+                        kept.push((thread, buffer));
+                        if kept.len() > 60 {
+                            let at = turn * 7 % 60;
+                            let (thread, gone) = kept.swap_remove(at);
+                            drop(kept);
+                            assert!(gone.iter().all(|byte| *byte == thread));
+                        }
+                    }
+                });
+            }
+        });
+        drop(kept);
+        let slabs = lock_brief(&arena.inner.slabs);
+        let frugal: BTreeSet<usize> =
+            first.iter().map(|buffer| buffer.as_ptr().addr() / SLAB_BYTES).collect();
+        let others = slabs.places.iter().flatten().map(Slab::start_address);
+        let resident: usize = others
+            .filter(|start| !frugal.contains(&(start / SLAB_BYTES)))
+            .map(|start| resident_pages(start, SLAB_BYTES))
+            .sum();
+        assert!(slabs.places.len() > FRUGAL_SLABS);
+        assert!(resident <= slabs.idle, "{resident} of {}", slabs.idle);
+        assert_eq!(slabs.pledged, 0);
+        // Who populates a word and who drops a run do not wait for each other: a word or a run a thread more.
+        assert!(bytes_of_units(slabs.idle) <= MIB + 4 * 256 * 1024, "{}", slabs.idle);
+        drop(slabs);
     }
 
     #[test]

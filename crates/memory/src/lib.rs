@@ -8,10 +8,10 @@
 //! Invariants:
 //! 1. A unit of a slab belongs to one buffer, or is free. A buffer's memory is nobody else's until it is dropped.
 //! 2. All memory handed out is initialized: a slab comes zeroed from the system.
-//! 3. The process has memory for what buffers have, and for `idle_bytes_max` besides, or one buffer for each thread that drops one
-//!    more; where the system refuses to take memory back, and where it was told to give huge pages, more.
+//! 3. Slabs have memory for what buffers have, and for `idle_bytes_max` besides, or a buffer or 256 KiB more for each thread that takes
+//!    or drops one at the moment; where the system refuses to take memory back, and where it was told to give huge pages, more.
 //! 4. Slabs have `slab_bytes_max` of addresses at most; what does not fit comes from the allocator of the program, as do buffers of other
-//!    lengths than a power of two of units, and those longer than [`RUN_BYTES_MAX`].
+//!    lengths than a power of two of units, those longer than [`RUN_BYTES_MAX`], and all where the system's pages are longer than units.
 #![deny(unsafe_code)]
 
 mod arena;

@@ -32,7 +32,7 @@ pub(crate) struct Slab {
     rank: Option<usize>,
     /// Units that were taken at some time, and not given back to the system since. Others are zero.
     used: Units,
-    /// Units that the system has given memory for, or is about to be asked to. More than `used`.
+    /// Units that the system may have given memory for: all for which it has, and those of `used`.
     backed: Units,
     /// Units that are backed and free.
     idle: usize,
@@ -44,7 +44,7 @@ pub(crate) struct Taken {
     pub(crate) memory: RunMemory,
     /// Nobody had it before.
     pub(crate) is_zero: bool,
-    /// What [`RunMemory::populate()`] is to be called for.
+    /// What [`RunMemory::populate()`] is to be called for, and [`Slab::note_backed()`] behind that.
     pub(crate) bare: Option<Run>,
 }
 
@@ -104,10 +104,11 @@ impl Slab {
         self.idle
     }
 
-    /// A run of the order, if one is free; `may_idle` where memory may come for more than that. `place` is the caller's, to find the slab
-    /// again.
+    /// A run of the order, if one is free; one with memory first. `may_idle` where memory may come for more than that. `place` is the
+    /// caller's, to find the slab again.
     pub(crate) fn take(&mut self, order: usize, place: u32, may_idle: bool) -> Option<Taken> {
-        let run = self.free.find(order)?;
+        let has_memory = self.free.common(&self.backed).find(order);
+        let run = has_memory.or_else(|| self.free.find(order))?;
         assert!(run.offset_bytes() + run.len_bytes() <= SLAB_BYTES, "a run inside the slab");
         assert!(self.free.has(run), "a run that nobody has");
         let idle_before = self.idle_around(run);
@@ -119,11 +120,18 @@ impl Slab {
             if is_first && may_idle { run.word_run() } else { run }
         });
         self.used.insert(run);
-        self.backed.insert(bare.unwrap_or(run));
+        self.backed.insert(run);
         self.idle = self.idle - idle_before + self.idle_around(run);
         // SAFETY: inside the mapping, by the first assertion.
         let start = unsafe { self.start.add(run.offset_bytes()) };
         Some(Taken { memory: RunMemory { start, run, place }, is_zero, bare })
+    }
+
+    /// The system was asked for the memory of all of it. What of it was given back meanwhile may have it again.
+    pub(crate) fn note_backed(&mut self, run: Run) {
+        let idle_before = self.idle_around(run);
+        self.backed.insert(run);
+        self.idle = self.idle - idle_before + self.idle_around(run);
     }
 
     /// Takes back what was taken; `is_given_back` as [`RunMemory::give_back()`] said.
@@ -139,6 +147,17 @@ impl Slab {
             self.backed.remove(run);
         }
         self.idle = self.idle - idle_before + self.idle_around(run);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn start_address(&self) -> usize {
+        self.start.as_ptr().addr()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count_idle(&self) -> usize {
+        let idle = self.free.common(&self.backed);
+        (0..UNITS).filter(|unit| idle.has(Run::unit(*unit))).count()
     }
 
     /// Of the word that the run lies in.

@@ -40,6 +40,16 @@ impl Run {
         UNIT_BYTES << self.order
     }
 
+    /// Whether it is a whole word of units.
+    pub(crate) fn is_word(self) -> bool {
+        self.order == ORDER_OF_WORD
+    }
+
+    #[cfg(test)]
+    pub(crate) fn unit(unit: usize) -> Self {
+        Self { first: u16::try_from(unit).unwrap(), order: 0 }
+    }
+
     /// The word of units that it lies in, as a run.
     pub(crate) fn word_run(self) -> Self {
         Self { first: self.first & !63, order: ORDER_OF_WORD }
@@ -125,6 +135,11 @@ impl Units {
     /// Whether the set has all units of the run.
     pub(crate) fn has(&self, run: Run) -> bool {
         self.0[run.word()] & run.mask() == run.mask()
+    }
+
+    /// What is in both sets.
+    pub(crate) fn common(&self, other: &Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] & other.0[word]))
     }
 
     /// How many units of the word that the run lies in are in this set and in the other.

@@ -12,6 +12,7 @@ mod tree;
 mod walk;
 mod zeroing;
 
+use std::ffi::OsString;
 use std::ops::Add;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -324,8 +325,8 @@ pub(crate) struct Args {
 ///
 /// # Errors
 /// A job that does not exist or fails.
-pub fn main(arguments: &[String]) -> Result<()> {
-    let words = ["job".to_owned()].into_iter().chain(arguments.iter().cloned());
+pub fn main(arguments: &[OsString]) -> Result<()> {
+    let words = [OsString::from("job")].into_iter().chain(arguments.iter().cloned());
     let args =
         Args::try_parse_from(words).map_err(|error| Error::Input { what: error.to_string() })?;
     let outcome = run(&args)?;

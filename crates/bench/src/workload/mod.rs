@@ -189,43 +189,34 @@ pub struct Options {
 pub(crate) struct Context<'a> {
     pub(crate) options: &'a Options,
     pub(crate) scratch: &'a Scratch,
-    /// Where the tree to import is.
-    source_path: Option<PathBuf>,
     source: std::cell::OnceCell<Source>,
     /// The system call's price, printed beside in-process figures.
     pub(crate) syscall_ns: f64,
 }
 
-/// Runs workloads one after the other and hands each table to `show` as it is made. A job that fails ends the run: what was measured
-/// before is in the report, which says why it ends there. A missing kernel or `mkfs.btrfs` is no failure, but is said.
+/// Runs workloads one after the other and hands each table to `show` as it is made. A job that fails ends the run: the tables made
+/// before are in the report, which says why it ends there, and of the workload that failed what it tells
+/// ([`Error::Unfinished`]). A missing kernel or `mkfs.btrfs` is no failure, but is said.
 ///
 /// # Errors
-/// If what a workload needs is not there, before the first is run.
+/// If sources that a workload needs are not there, or have no data, before the first is run.
 pub fn run(
     workloads: &[Workload],
     options: &Options,
     mut show: impl FnMut(&Table),
 ) -> Result<Report> {
     let scratch = Scratch::new(options.scratch.as_deref())?;
-    let source_path = match &options.source {
-        Some(path) => Some(path.clone()),
-        None if workloads.iter().any(|workload| workload.needs_source()) => {
-            Some(newest_linux_source()?)
-        }
-        None => None,
-    };
-    if let Some(path) = &source_path {
-        std::fs::metadata(path).map_err(Error::io(format!("look at {}", path.display())))?;
-    }
     let mut machine = Machine::look();
     let date = now();
     let context = Context {
         options,
         scratch: &scratch,
-        source_path,
         source: std::cell::OnceCell::new(),
         syscall_ns: machine.syscall_ns,
     };
+    if workloads.iter().any(|workload| workload.needs_source()) {
+        context.source()?;
+    }
     let mut tables = Vec::new();
     let mut ended_by = None;
     for workload in workloads {
@@ -290,11 +281,16 @@ impl Context<'_> {
         if let Some(source) = self.source.get() {
             return Ok(source);
         }
-        let path = match &self.source_path {
+        let path = match &self.options.source {
             Some(path) => path.clone(),
             None => newest_linux_source()?,
         };
         let mut source = Source::open(&path, self.scratch)?;
+        if source.bytes == 0 {
+            return Err(Error::Input {
+                what: format!("{}: a source without data", path.display()),
+            });
+        }
         if self.options.scale < 1.0 {
             source = source.sample(self.options.scale, &self.scratch.path("sample"))?;
         }

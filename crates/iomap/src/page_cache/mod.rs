@@ -32,7 +32,7 @@ use lists::{DirtyFile, DirtyFiles, Listed};
 pub(crate) use errors::{ErrorMark, WritebackErrors};
 pub(crate) use lists::{DirtyOrder, ListedSlot};
 pub use pages::CacheCounts;
-pub(crate) use pages::{Blocks, FolioPart, Pages, Source, Usage};
+pub(crate) use pages::{Blocks, FolioPart, Gone, Pages, Source, Usage};
 pub(crate) use readahead::{Ahead, AheadOptions, Readahead, ReadaheadNeed};
 use service::AheadQueue;
 pub use service::ServiceEnd;
@@ -40,8 +40,8 @@ pub use service::ServiceEnd;
 /// What the cache may use, and when it writes.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// All folios together, in bytes. Beside it memory of folios that went is kept for new ones, up to an eighth of this; of it up to 8 MiB
-    /// when there are no folios at all.
+    /// All folios together, in bytes. Beside it memory of folios that went is kept for new ones, up to an eighth of this (without
+    /// [`CacheOptions::has_huge_pages`]); of it up to 8 MiB when there are no folios at all. Reads on their way have theirs besides.
     pub cached_bytes_max: u64,
     /// With more than this dirty, who writes has to write back first.
     pub dirty_bytes_max: u64,
@@ -202,7 +202,7 @@ impl PageCache {
         self.usage.cached_bytes()
     }
 
-    /// Bytes of memory that the cache has: that of all folios, and what is kept for new ones.
+    /// Bytes of memory that the cache keeps: that of all folios, and what is kept for new ones.
     pub fn memory_bytes(&self) -> u64 {
         self.usage.memory_bytes()
     }

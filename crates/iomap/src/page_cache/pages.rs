@@ -19,6 +19,9 @@ use super::{CacheOptions, DirtyOrder, ListedSlot};
 /// A stretch of blocks.
 pub(crate) type Blocks = Range<u64>;
 
+/// What was dropped, to be let go with the pages unlocked: memory may go back to the system, which takes a while.
+pub(crate) type Gone = Vec<Arc<Buffer>>;
+
 /// Memory that all files use together.
 #[derive(Debug)]
 pub(crate) struct Usage {
@@ -571,24 +574,28 @@ impl Pages {
     }
 
     /// Drops blocks, dirty ones too; none of them is under writeback.
-    pub(crate) fn drop_blocks(&mut self, blocks: &Blocks) {
+    pub(crate) fn drop_blocks(&mut self, blocks: &Blocks) -> Gone {
         self.void_reads(blocks);
+        let mut gone = Gone::new();
         for first in self.firsts(blocks) {
             let Some(folio) = self.folios.get_mut(first) else { continue };
             let bits = mask(first, FOLIO_BLOCKS_MAX, blocks);
             debug_assert!(folio.writeback & bits == 0, "dropped under writeback");
             folio.dirty &= !bits;
-            self.forget(first, bits);
+            gone.extend(self.forget(first, bits));
         }
+        gone
     }
 
     /// Drops folios in `blocks` that are neither dirty nor under writeback.
-    pub(crate) fn drop_clean(&mut self, blocks: &Blocks) {
+    pub(crate) fn drop_clean(&mut self, blocks: &Blocks) -> Gone {
+        let mut gone = Gone::new();
         for first in self.firsts(blocks) {
             if self.folios.get(first).is_some_and(Folio::is_clean) {
-                self.remove(first);
+                gone.extend(self.remove(first));
             }
         }
+        gone
     }
 
     /// Somebody may come again for these blocks.
@@ -601,7 +608,8 @@ impl Pages {
     }
 
     /// Drops clean folios that end in `blocks` and that nobody wants again.
-    pub(crate) fn drop_passed(&mut self, blocks: &Blocks) {
+    pub(crate) fn drop_passed(&mut self, blocks: &Blocks) -> Gone {
+        let mut gone = Gone::new();
         let mut at = blocks.start;
         while at < blocks.end {
             let Some((first, folio)) = self.folio(at) else {
@@ -611,14 +619,14 @@ impl Pages {
             };
             at = first + self.block_count(folio);
             if at <= blocks.end && folio.is_clean() && !folio.is_wanted {
-                self.remove(first);
+                gone.extend(self.remove(first));
             }
         }
+        gone
     }
 
-    /// Drops clean folios that were not used since the last time, until they have so many bytes; returns how many they have, and those.
-    /// They are to be dropped with the pages unlocked: memory may go back to the system, which takes a while.
-    pub(crate) fn reclaim(&mut self, wanted_bytes: u64) -> (u64, Vec<Arc<Buffer>>) {
+    /// Drops clean folios that were not used since the last time, until so many bytes are free; returns how many are.
+    pub(crate) fn reclaim(&mut self, wanted_bytes: u64) -> (u64, Gone) {
         let mut freed = 0;
         let mut gone = Vec::new();
         let (before, from) = (0..self.hand, self.hand..);
@@ -641,8 +649,7 @@ impl Pages {
             }
         }
         self.hand = hand;
-        let data = |first| self.remove(first).map(|folio| folio.data);
-        let gone = gone.into_iter().filter_map(data).collect();
+        let gone = gone.into_iter().filter_map(|first| self.remove(first)).collect();
         (freed, gone)
     }
 
@@ -679,25 +686,24 @@ impl Pages {
         self.folios.insert(first, folio);
     }
 
-    fn remove(&mut self, first: u64) -> Option<Folio> {
+    fn remove(&mut self, first: u64) -> Option<Arc<Buffer>> {
         let folio = self.folios.remove(first)?;
         self.usage.cached_bytes.fetch_sub(len_u64(&folio.data), Ordering::Relaxed);
-        Some(folio)
+        Some(folio.data)
     }
 
-    /// Blocks of a folio are not uptodate any more; bytes of such blocks are zero.
-    fn forget(&mut self, first: u64, bits: u32) {
+    /// Blocks of a folio are not uptodate any more; bytes of such blocks are zero. Returns what a folio had that goes.
+    fn forget(&mut self, first: u64, bits: u32) -> Option<Arc<Buffer>> {
         let block_bytes = index(self.block_bytes);
-        let Some(folio) = self.folios.get_mut(first) else { return };
+        let folio = self.folios.get_mut(first)?;
         // Others are zero already. To look at no more than that matters where a file is cut again and again.
         let bits = bits & folio.uptodate;
         folio.uptodate &= !bits;
         if folio.uptodate == 0 {
-            self.remove(first);
-            return;
+            return self.remove(first);
         }
         if bits == 0 {
-            return;
+            return None;
         }
         let (data, kept_bytes) = folio.bytes_mut();
         for (at, block) in data.chunks_exact_mut(block_bytes).enumerate() {
@@ -706,6 +712,7 @@ impl Pages {
             }
         }
         self.count_kept(first, kept_bytes);
+        None
     }
 }
 
@@ -748,10 +755,13 @@ mod tests {
         pages.write(0, 1 << 20, Source::Bytes(&[7; 1 << 20]));
         let before: Vec<*const u8> =
             pages.folios.values().map(|folio| folio.data.as_ptr()).collect();
-        pages.drop_blocks(&(0..256));
+        drop(pages.drop_blocks(&(0..256)));
         pages.write(1 << 16, (1 << 16) + 4096, Source::Bytes(&[1; 4096]));
         pages.write(1 << 17, (1 << 17) + (1 << 15), Source::Bytes(&[1; 1 << 15]));
         pages.write(1 << 18, (1 << 18) + 5, Source::Bytes(&[1; 5]));
+        // What goes on where dirty data ends has a folio that reaches further.
+        pages.write(3 << 17, (3 << 17) + 8192, Source::Bytes(&[1; 8192]));
+        pages.write((3 << 17) + 8192, (3 << 17) + 8193, Source::Bytes(&[1]));
         let written: Vec<usize> = pages
             .folios
             .values()
@@ -761,7 +771,9 @@ mod tests {
                 written
             })
             .collect();
-        assert_eq!(written, [4096, 1 << 15, 5]);
+        assert_eq!(written, [4096, 1 << 15, 5, 8192, 1]);
+        let last = pages.folios.values().last().unwrap();
+        assert_eq!((last.data.len(), last.uptodate), (8192, 1));
         assert!(
             pages.folios.values().any(|folio| before.contains(&folio.data.as_ptr())),
             "used again"
