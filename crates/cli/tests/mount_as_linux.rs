@@ -29,7 +29,7 @@ for kind in 'file','fifo','dev','dir','link':
             elif kind=='dir': os.mkdir(p)
             else: os.symlink('q',p)
             if kind!='link': os.chmod(p,m)
-            c=os.lstat(p).st_ctime_ns; time.sleep(0.006)
+            c=os.lstat(p).st_ctime_ns; later()
             r=e(lambda: os.chown(p,*who,follow_symlinks=False))
             out('chown',kind,oct(m),who,r,mode(p),os.lstat(p).st_ctime_ns!=c)
             os.rmdir(p) if kind=='dir' else os.unlink(p)

@@ -22,7 +22,7 @@ for p in 'file','dir','fifo','link':
         name='system.posix_acl_'+kind
         for has_one in False,True:
             if has_one: out(p,kind,'set',e(lambda: os.setxattr(p,name,LIST,follow_symlinks=False)))
-            before=os.lstat(p); time.sleep(0.006)
+            before=os.lstat(p); later()
             out(p,kind,has_one,e(lambda: os.removexattr(p,name,follow_symlinks=False)))
             after=os.lstat(p)
             # With `-o writeback` the kernel moves the time of change itself where there can be no list.
