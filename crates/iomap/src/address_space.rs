@@ -648,10 +648,13 @@ fn take_front<'a>(rest: &mut Vec<&'a mut [u8]>, len_bytes: u64) -> Vec<&'a mut [
 impl<F: FileSystem> CachedFile for AddressSpace<F> {
     fn reclaim(&self, wanted_bytes: u64) -> u64 {
         let mut freed_bytes = 0;
+        let mut round = None;
         while freed_bytes < wanted_bytes {
             let step_bytes = (wanted_bytes - freed_bytes).min(RECLAIM_STEP_BYTES);
             let Some(mut pages) = self.pages.try_lock() else { break };
-            let (bytes, gone) = pages.reclaim(step_bytes);
+            // One for all steps: what an earlier one passed over is not to be taken before who uses it had time to.
+            let round = round.get_or_insert_with(|| pages.reclaim_round());
+            let (bytes, gone) = pages.reclaim(round, step_bytes);
             if pages.is_empty()
                 && let Some(slot) = pages.listed.take()
             {

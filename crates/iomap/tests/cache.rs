@@ -149,6 +149,39 @@ fn reclaim_takes_folios_that_were_not_used_lately() {
     assert!(misses <= 20, "{misses} of 200");
 }
 
+/// A file gives memory back by steps, and the steps together are one round: once they came round to what the first of them had passed
+/// over, and took it before another file was asked.
+#[test]
+fn what_was_used_lately_stays_as_long_as_another_file_has_what_was_not() {
+    const FOLIO: u64 = 64 * 1024;
+    let fs = MemoryFs::new();
+    let options =
+        CacheOptions { folio_bytes_max: FOLIO, readahead_bytes_max: 0, ..CacheOptions::default() };
+    let cache = PageCache::new(options);
+    let new_file = || {
+        let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+        let file = space.open();
+        file.write(at(0), &vec![1; 8 << 20]).unwrap();
+        file.fsync().unwrap();
+        (space, file)
+    };
+    let files = [new_file(), new_file()];
+    let use_every_other = || {
+        for (_, file) in &files {
+            for folio in (1..8 * MIB / FOLIO).step_by(2) {
+                file.read(at(folio * FOLIO), &mut [0; 4096]).unwrap();
+            }
+        }
+    };
+    assert_eq!(cache.shrink_clean(1), FOLIO, "in a second round: both files were used lately");
+    use_every_other();
+    fs.read_count.store(0, Ordering::Relaxed);
+    // Each file has 4 MiB that was not used, or a folio less.
+    assert_eq!(cache.shrink_clean(5 * MIB), 5 * MIB);
+    use_every_other();
+    assert_eq!(fs.read_count.load(Ordering::Relaxed), 0);
+}
+
 #[test]
 fn sequential_reads_are_read_ahead_and_random_ones_are_not() {
     let fs = MemoryFs::new();

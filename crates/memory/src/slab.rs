@@ -111,17 +111,16 @@ impl Slab {
         let run = has_memory.or_else(|| self.free.find(order))?;
         assert!(run.offset_bytes() + run.len_bytes() <= SLAB_BYTES, "a run inside the slab");
         assert!(self.free.has(run), "a run that nobody has");
-        let idle_before = self.idle_around(run);
-        self.free.remove(run);
-        self.rank = self.free.rank();
         let is_zero = !self.used.meets(run);
         let bare = (self.backing == Backing::ByRuns && !self.backed.has(run)).then(|| {
             let is_first = !self.backed.meets(run.word_run());
             if is_first && may_idle { run.word_run() } else { run }
         });
-        self.used.insert(run);
-        self.backed.insert(run);
-        self.idle = self.idle - idle_before + self.idle_around(run);
+        self.change(run, |slab| {
+            slab.free.remove(run);
+            slab.used.insert(run);
+            slab.backed.insert(run);
+        });
         // SAFETY: inside the mapping, by the first assertion.
         let start = unsafe { self.start.add(run.offset_bytes()) };
         Some(Taken { memory: RunMemory { start, run, place }, is_zero, bare })
@@ -129,9 +128,7 @@ impl Slab {
 
     /// The system was asked for the memory of all of it. What of it was given back meanwhile may have it again.
     pub(crate) fn note_backed(&mut self, run: Run) {
-        let idle_before = self.idle_around(run);
-        self.backed.insert(run);
-        self.idle = self.idle - idle_before + self.idle_around(run);
+        self.change(run, |slab| slab.backed.insert(run));
     }
 
     /// Takes back what was taken; `is_given_back` as [`RunMemory::give_back()`] said.
@@ -139,14 +136,22 @@ impl Slab {
         let RunMemory { start, run, .. } = memory;
         let place = start.as_ptr().addr().wrapping_sub(self.start.as_ptr().addr());
         assert!(place == run.offset_bytes() && !self.free.meets(run), "a run of this slab");
-        let idle_before = self.idle_around(run);
-        self.free.insert(run);
+        self.change(run, |slab| {
+            slab.free.insert(run);
+            if is_given_back {
+                slab.used.remove(run);
+                slab.backed.remove(run);
+            }
+        });
+    }
+
+    /// Changes units of the word that the run lies in, and what is counted of them.
+    fn change(&mut self, run: Run, change: impl FnOnce(&mut Self)) {
+        let count = |slab: &Self| slab.free.count_common(&slab.backed, run);
+        let idle_before = count(self);
+        change(self);
+        self.idle = self.idle - idle_before + count(self);
         self.rank = self.free.rank();
-        if is_given_back {
-            self.used.remove(run);
-            self.backed.remove(run);
-        }
-        self.idle = self.idle - idle_before + self.idle_around(run);
     }
 
     #[cfg(test)]
@@ -158,11 +163,6 @@ impl Slab {
     pub(crate) fn count_idle(&self) -> usize {
         let idle = self.free.common(&self.backed);
         (0..UNITS).filter(|unit| idle.has(Run::unit(*unit))).count()
-    }
-
-    /// Of the word that the run lies in.
-    fn idle_around(&self, run: Run) -> usize {
-        self.free.count_common(&self.backed, run)
     }
 }
 

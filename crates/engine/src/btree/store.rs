@@ -107,17 +107,17 @@ impl Store {
         }
     }
 
-    /// Leaves about `dirty_bytes` of what may be kept in memory to the running transaction.
-    pub(crate) fn leave_to_dirty(&self, dirty_bytes: u64) {
+    /// Leaves about so much of what may be kept in memory to others: to the running transaction, and to files' bytes.
+    pub(crate) fn leave_to_others(&self, len_bytes: u64) {
         let step_bytes = (self.budget_bytes / BUDGET_STEPS).max(1);
-        let left_bytes = dirty_bytes.min(self.budget_bytes) / step_bytes * step_bytes;
+        let left_bytes = len_bytes.min(self.budget_bytes) / step_bytes * step_bytes;
         if self.left_bytes.swap(left_bytes, Ordering::Relaxed) != left_bytes {
             self.cache.set_capacity(self.budget_bytes - left_bytes);
         }
     }
 
     /// Most bytes of clean blocks at the moment.
-    pub(super) fn clean_bytes_max(&self) -> u64 {
+    pub(crate) fn clean_bytes_max(&self) -> u64 {
         self.budget_bytes.saturating_sub(self.left_bytes.load(Ordering::Relaxed))
     }
 

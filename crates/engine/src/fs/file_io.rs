@@ -565,7 +565,10 @@ impl FileSystem for FileIo {
     }
 
     fn read(&self, inode: &IoInode, pieces: &mut [ReadPiece<'_>]) -> Result<()> {
-        self.fs()?.read_pieces(inode, pieces)
+        let fs = self.fs()?;
+        // Who only reads begins no handle, where it is done otherwise.
+        fs.inner.core.share_memory();
+        fs.read_pieces(inode, pieces)
     }
 
     fn write_back(

@@ -454,3 +454,39 @@ fn extents_of_a_file_are_read_beside_who_walks_through_them() {
     drop(background);
     assert!(!fs.inner.core.roots.store.has_reader());
 }
+
+/// Once only who changed something had trees give way, and a commit took that back: who only read, or only committed, could come to half as
+/// much again as he allowed.
+#[test]
+fn trees_leave_memory_to_the_bytes_of_files_that_are_only_read() {
+    const CACHE: usize = 8 << 20;
+    const FILE: usize = 3 << 20;
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+    let open = |read_only| {
+        let volume = Volume::open(vec![Arc::clone(&device)], &VolumeOptions::default()).unwrap();
+        let options = OpenOptions { read_only, cache_bytes: CACHE, ..OpenOptions::default() };
+        Filesystem::open(volume, options).unwrap()
+    };
+    let left_to_files = |fs: &Filesystem| {
+        let left = CACHE as u64 - fs.inner.core.roots.store.clean_bytes_max();
+        usize::try_from(left).unwrap()
+    };
+    let runtime = Arc::new(Runtime::simulated(1));
+    drop(mkfs(vec![Arc::clone(&device)], &MkfsOptions::default(), &runtime).unwrap());
+    let fs = open(false);
+    let id = new_file(&fs, "file");
+    let file = fs.open_data(id).unwrap();
+    file.write(ubtrfs_iomap::FileOffset::ZERO, &pattern(FILE)).unwrap();
+    file.fsync().unwrap();
+    new_file(&fs, "other");
+    fs.commit().unwrap();
+    assert!(left_to_files(&fs) + (1 << 20) >= FILE, "{}", left_to_files(&fs));
+    drop((file, fs));
+    let fs = open(true);
+    assert_eq!(left_to_files(&fs), 0);
+    let file = fs.open_data(id).unwrap();
+    for at in (0..FILE as u64).step_by(4096) {
+        file.read(ubtrfs_iomap::FileOffset::new(at), &mut [0; 4096]).unwrap();
+    }
+    assert!(left_to_files(&fs) + (1 << 20) >= FILE, "{}", left_to_files(&fs));
+}

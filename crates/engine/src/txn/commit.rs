@@ -116,7 +116,7 @@ impl Core {
         volume.write_superblocks(&superblock)?;
         **self.superblock.lock() = superblock;
         self.has_new_superblock.store(false, Ordering::Relaxed);
-        self.roots.store.leave_to_dirty(0);
+        self.share_memory_with(0);
         self.retire_blocks();
         self.alloc.unpin();
         // Counted anew by who needs it next, who is told where that cannot be read: this commit is made.

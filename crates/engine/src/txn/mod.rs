@@ -175,8 +175,7 @@ impl Core {
         if !is_held && pending_bytes > self.commit_bytes {
             self.commit_unless_held()?;
         } else {
-            let data_bytes = self.flusher.get().map_or(0, |flusher| flusher.data_bytes());
-            self.roots.store.leave_to_dirty(pending_bytes.saturating_add(data_bytes));
+            self.share_memory_with(pending_bytes);
         }
         // Where nothing may commit, nothing is freed by it.
         let mut has_committed = is_held;
@@ -336,6 +335,16 @@ impl Core {
             });
         }
         Ok(pending_bytes)
+    }
+
+    /// Blocks of trees leave to files' bytes, and to the running transaction, what those take of the memory that all may have.
+    pub(crate) fn share_memory(&self) {
+        self.share_memory_with(self.pending_bytes());
+    }
+
+    fn share_memory_with(&self, pending_bytes: u64) {
+        let data_bytes = self.flusher.get().map_or(0, |flusher| flusher.data_bytes());
+        self.roots.store.leave_to_others(pending_bytes.saturating_add(data_bytes));
     }
 
     /// Whether a commit may free space, and may be made.

@@ -16,6 +16,8 @@ use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
 use super::{CacheOptions, DirtyOrder, ListedSlot};
 
+mod reclaim;
+
 /// A stretch of blocks.
 pub(crate) type Blocks = Range<u64>;
 
@@ -585,72 +587,6 @@ impl Pages {
             gone.extend(self.forget(first, bits));
         }
         gone
-    }
-
-    /// Drops folios in `blocks` that are neither dirty nor under writeback.
-    pub(crate) fn drop_clean(&mut self, blocks: &Blocks) -> Gone {
-        let mut gone = Gone::new();
-        for first in self.firsts(blocks) {
-            if self.folios.get(first).is_some_and(Folio::is_clean) {
-                gone.extend(self.remove(first));
-            }
-        }
-        gone
-    }
-
-    /// Somebody may come again for these blocks.
-    pub(crate) fn note_wanted(&mut self, blocks: &Blocks) {
-        for first in self.firsts(blocks) {
-            if let Some(folio) = self.folios.get_mut(first) {
-                folio.is_wanted = true;
-            }
-        }
-    }
-
-    /// Drops clean folios that end in `blocks` and that nobody wants again.
-    pub(crate) fn drop_passed(&mut self, blocks: &Blocks) -> Gone {
-        let mut gone = Gone::new();
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let Some((first, folio)) = self.folio(at) else {
-                let Some(next) = self.folios.next(at) else { break };
-                at = next;
-                continue;
-            };
-            at = first + self.block_count(folio);
-            if at <= blocks.end && folio.is_clean() && !folio.is_wanted {
-                gone.extend(self.remove(first));
-            }
-        }
-        gone
-    }
-
-    /// Drops clean folios that were not used since the last time, until so many bytes are free; returns how many are.
-    pub(crate) fn reclaim(&mut self, wanted_bytes: u64) -> (u64, Gone) {
-        let mut freed = 0;
-        let mut gone = Vec::new();
-        let (before, from) = (0..self.hand, self.hand..);
-        let mut hand = 0;
-        // The rest first, then from the beginning up to the hand.
-        for range in [(from.start, u64::MAX), (before.start, before.end)] {
-            for (first, folio) in self.folios.range_mut(range.0, range.1) {
-                if freed >= wanted_bytes {
-                    break;
-                }
-                hand = first + 1;
-                if !folio.is_clean() {
-                    continue;
-                }
-                if std::mem::take(&mut folio.is_referenced) {
-                    continue;
-                }
-                freed += len_u64(&folio.data);
-                gone.push(first);
-            }
-        }
-        self.hand = hand;
-        let gone = gone.into_iter().filter_map(|first| self.remove(first)).collect();
-        (freed, gone)
     }
 
     /// Notes that `blocks` are being read. `None` if somebody else reads some of them already.
