@@ -30,27 +30,27 @@ pub struct ArenaOptions {
 /// Where buffers come from. A clone is the same arena. It is there until the last buffer is dropped.
 #[derive(Clone)]
 pub struct Arena {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     options: ArenaOptions,
-    slabs: Mutex<Slabs>,
+    pub(crate) slabs: Mutex<Slabs>,
 }
 
 #[derive(Default)]
-struct Slabs {
+pub(crate) struct Slabs {
     /// In their places, which buffers name.
-    places: Vec<Option<Slab>>,
+    pub(crate) places: Vec<Option<Slab>>,
     vacant: Vec<usize>,
     /// Slabs that are being made.
     promised: usize,
     /// Places by [`Slab::rank()`]. What has nothing free is in none.
     ranked: [BTreeSet<usize>; RANK_WHOLE + 1],
     /// The sum of [`Slab::idle()`].
-    idle: usize,
+    pub(crate) idle: usize,
     /// What it may grow by when the system was asked for what it is being asked for.
-    pledged: usize,
+    pub(crate) pledged: usize,
 }
 
 /// Bytes in memory, which belong to who has this.
@@ -222,7 +222,7 @@ impl Slabs {
     }
 
     /// Also what is about to come.
-    fn idle_bytes(&self) -> u64 {
+    pub(crate) fn idle_bytes(&self) -> u64 {
         bytes_of_units(self.idle + self.pledged)
     }
 
@@ -321,7 +321,7 @@ fn bytes_of(slabs: usize) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::FileExt;
 
     use proptest::prelude::*;
@@ -335,12 +335,16 @@ mod tests {
         Arena::new(options(slab_bytes_max, free_bytes_max, 64 * MIB))
     }
 
-    fn options(slab_bytes_max: u64, free_bytes_max: u64, idle_bytes_max: u64) -> ArenaOptions {
+    pub(crate) fn options(
+        slab_bytes_max: u64,
+        free_bytes_max: u64,
+        idle_bytes_max: u64,
+    ) -> ArenaOptions {
         ArenaOptions { slab_bytes_max, free_bytes_max, idle_bytes_max, has_huge_pages: false }
     }
 
     /// An arena past the slabs whose pages come as they are touched, and what has those.
-    fn grown(options: ArenaOptions) -> (Arena, Vec<Buffer>) {
+    pub(crate) fn grown(options: ArenaOptions) -> (Arena, Vec<Buffer>) {
         let arena = Arena::new(options);
         let frugal = FRUGAL_SLABS * SLAB_BYTES / RUN_BYTES_MAX;
         let all = (0..frugal).map(|_| arena.buffer(RUN_BYTES_MAX)).collect();

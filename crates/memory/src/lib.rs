@@ -15,6 +15,8 @@
 #![deny(unsafe_code)]
 
 mod arena;
+#[cfg(all(test, ubtrfs_explore))]
+mod explore;
 mod slab;
 mod units;
 

@@ -73,6 +73,8 @@ pub(crate) struct Store {
     budget_bytes: u64,
     /// Of them, left to dirty blocks; in whole steps.
     left_bytes: AtomicU64,
+    /// Whoever changes that.
+    leaving: Mutex<()>,
     pub(super) wanted: Wanted,
     counts: Counts,
 }
@@ -90,6 +92,16 @@ struct Counts {
 /// Parts of the budget in which room is left to dirty blocks.
 const BUDGET_STEPS: u64 = 32;
 
+/// What is left to others of a budget, where it was `before` and they have `len_bytes`: whole steps, and never all, as a cache that has had
+/// no room does not know any more what comes again and again. What falls by less than a step changes nothing.
+fn left_bytes(budget_bytes: u64, before: u64, len_bytes: u64) -> u64 {
+    let step_bytes = (budget_bytes / BUDGET_STEPS).max(1);
+    if len_bytes > 0 && len_bytes < before && before - len_bytes < step_bytes {
+        return before;
+    }
+    len_bytes.min(budget_bytes.saturating_sub(step_bytes)) / step_bytes * step_bytes
+}
+
 impl Store {
     /// A store over `volume` that keeps at most `cache_bytes` of blocks, less what is left to dirty
     /// ones.
@@ -102,6 +114,7 @@ impl Store {
             cache: Cache::with_weighter(estimate, cache_bytes as u64, BlockWeighter),
             budget_bytes: cache_bytes as u64,
             left_bytes: AtomicU64::new(0),
+            leaving: Mutex::new(()),
             wanted: Wanted::default(),
             counts: Counts::default(),
         }
@@ -109,9 +122,17 @@ impl Store {
 
     /// Leaves about so much of what may be kept in memory to others: to the running transaction, and to files' bytes.
     pub(crate) fn leave_to_others(&self, len_bytes: u64) {
-        let step_bytes = (self.budget_bytes / BUDGET_STEPS).max(1);
-        let left_bytes = len_bytes.min(self.budget_bytes) / step_bytes * step_bytes;
-        if self.left_bytes.swap(left_bytes, Ordering::Relaxed) != left_bytes {
+        let next = |before| left_bytes(self.budget_bytes, before, len_bytes);
+        let before = self.left_bytes.load(Ordering::Relaxed);
+        if next(before) == before {
+            return;
+        }
+        // One at a time: the last limit that the cache is told is to be the last one here.
+        let _turn = self.leaving.lock();
+        let before = self.left_bytes.load(Ordering::Relaxed);
+        let left_bytes = next(before);
+        if left_bytes != before {
+            self.left_bytes.store(left_bytes, Ordering::Relaxed);
             self.cache.set_capacity(self.budget_bytes - left_bytes);
         }
     }
@@ -302,5 +323,28 @@ fn expect(ptr: &BlockPtr, root: RootId, first_key: Option<Key>) -> Expect {
         level: Some(ptr.level),
         first_key,
         owner: (!shares).then_some(root),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_left_whole_steps_and_never_all() {
+        const BUDGET: u64 = 3200;
+        let left = |before, len_bytes| left_bytes(BUDGET, before, len_bytes);
+        assert_eq!(
+            [99, 100, 199, 3100, 3200, u64::MAX].map(|len| left(0, len)),
+            [0, 100, 100, 3100, 3100, 3100]
+        );
+        // A step of a little less and a little more is no change.
+        assert_eq!([200, 101, 100, 1, 0].map(|len| left(200, len)), [200, 200, 100, 0, 0]);
+        assert_eq!([3099, 3001, 3000].map(|len| left(3100, len)), [3100, 3100, 3000]);
+        for small in [0, 1, 31, 33] {
+            for len in [0, 1, 31, 33] {
+                assert!(left_bytes(small, 0, len) <= small.saturating_sub(1));
+            }
+        }
     }
 }

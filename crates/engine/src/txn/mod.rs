@@ -63,6 +63,8 @@ pub(crate) struct Core {
     /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
     /// what it copies. 0 until first asked for.
     bookkeeping_bytes: AtomicU64,
+    /// Memory that the running transaction took when its last handle began.
+    pending_bytes_seen: AtomicU64,
     /// Who is told of names that change.
     pub(crate) names: NameWatch,
 }
@@ -134,6 +136,7 @@ impl Core {
             held_bytes_max: AtomicU64::new(0),
             holds_begun: AtomicU64::new(0),
             bookkeeping_bytes: AtomicU64::new(0),
+            pending_bytes_seen: AtomicU64::new(0),
             names: NameWatch::default(),
         }
     }
@@ -337,12 +340,14 @@ impl Core {
         Ok(pending_bytes)
     }
 
-    /// Blocks of trees leave to files' bytes, and to the running transaction, what those take of the memory that all may have.
+    /// Blocks of trees leave to files' bytes, and to the running transaction, what those take of the memory that all may have. Takes no lock
+    /// that anybody holds for long.
     pub(crate) fn share_memory(&self) {
-        self.share_memory_with(self.pending_bytes());
+        self.share_memory_with(self.pending_bytes_seen.load(Ordering::Relaxed));
     }
 
     fn share_memory_with(&self, pending_bytes: u64) {
+        self.pending_bytes_seen.store(pending_bytes, Ordering::Relaxed);
         let data_bytes = self.flusher.get().map_or(0, |flusher| flusher.data_bytes());
         self.roots.store.leave_to_others(pending_bytes.saturating_add(data_bytes));
     }
