@@ -4,23 +4,13 @@
 use std::sync::Weak;
 
 use shuttle::thread;
-use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, Ordering};
+use ubtrfs_rt::{Arc, AtomicU64, Condvar, Mutex, Ordering, check_orders};
 
 use crate::extent_state::{
     CachedState, Conversion, CountQuery, ExtentStates, IntervalLock, LockMode, StateBits, Want,
 };
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{CacheOptions, CachedFile, DirtyOrder, PageCache, ServiceEnd};
-
-const RANDOM_RUNS: usize = 5000;
-/// Runs in which few switches are forced at places chosen at random, which finds what needs just those.
-const PCT_RUNS: usize = 2500;
-const PCT_SWITCHES: usize = 3;
-
-fn explore(run: fn()) {
-    shuttle::check_random(run, RANDOM_RUNS);
-    shuttle::check_pct(run, PCT_RUNS, PCT_SWITCHES);
-}
 
 fn spawn_all<const N: usize>(work: [Box<dyn FnOnce() + Send>; N]) {
     for thread in work.map(thread::spawn) {
@@ -138,7 +128,7 @@ impl Shared {
 
 #[test]
 fn hint_that_threads_share_while_states_change_decides_no_answer() {
-    explore(|| {
+    check_orders(|| {
         let shared = Arc::new(Shared::new(&AT_FIRST, &STEPS));
         let [a, b, c] = std::array::from_fn(|_| Arc::clone(&shared));
         spawn_all([
@@ -151,7 +141,7 @@ fn hint_that_threads_share_while_states_change_decides_no_answer() {
 
 #[test]
 fn hint_that_threads_share_while_leaves_go_and_come_decides_no_answer() {
-    explore(|| {
+    check_orders(|| {
         let shared = Arc::new(Shared::new(&many_at_first(), &STEPS_OF_LEAVES));
         let [a, b, c] = std::array::from_fn(|_| Arc::clone(&shared));
         spawn_all([
@@ -164,7 +154,7 @@ fn hint_that_threads_share_while_leaves_go_and_come_decides_no_answer() {
 
 #[test]
 fn interval_lock_excludes_and_nobody_waits_for_ever() {
-    explore(|| {
+    check_orders(|| {
         let lock = Arc::new(IntervalLock::new());
         // Who is in each byte: readers, or a thousand for a writer.
         let inside: Arc<Vec<AtomicU64>> = Arc::new((0..4).map(|_| AtomicU64::new(0)).collect());
@@ -249,7 +239,7 @@ impl File {
 /// Here a wait ends by a wake-up alone: one that is missed is a deadlock.
 #[test]
 fn readahead_service_is_woken_for_each_request_and_for_its_end() {
-    explore(|| {
+    check_orders(|| {
         let cache = PageCache::new(CacheOptions::default());
         let end = Arc::new(ServiceEnd::default());
         let serve = || {
@@ -272,7 +262,7 @@ fn readahead_service_is_woken_for_each_request_and_for_its_end() {
 
 #[test]
 fn writeback_service_is_woken_when_too_much_is_dirty_and_for_its_end() {
-    explore(|| {
+    check_orders(|| {
         let cache = PageCache::new(CacheOptions {
             dirty_bytes_background: LIMIT_BYTES,
             ..CacheOptions::default()
@@ -346,7 +336,7 @@ impl CachedFile for Held {
 /// writeback, and then had a processor for themselves: 4 % of what it takes to write a long compressed file.
 #[test]
 fn writer_that_waits_goes_on_when_a_writeback_has_begun() {
-    explore(|| {
+    check_orders(|| {
         let cache = PageCache::new(CacheOptions {
             dirty_bytes_max: LIMIT_BYTES,
             dirty_bytes_background: LIMIT_BYTES,

@@ -30,27 +30,27 @@ pub struct ArenaOptions {
 /// Where buffers come from. A clone is the same arena. It is there until the last buffer is dropped.
 #[derive(Clone)]
 pub struct Arena {
-    pub(crate) inner: Arc<Inner>,
+    inner: Arc<Inner>,
 }
 
-pub(crate) struct Inner {
+struct Inner {
     options: ArenaOptions,
-    pub(crate) slabs: Mutex<Slabs>,
+    slabs: Mutex<Slabs>,
 }
 
 #[derive(Default)]
-pub(crate) struct Slabs {
+struct Slabs {
     /// In their places, which buffers name.
-    pub(crate) places: Vec<Option<Slab>>,
+    places: Vec<Option<Slab>>,
     vacant: Vec<usize>,
     /// Slabs that are being made.
     promised: usize,
     /// Places by [`Slab::rank()`]. What has nothing free is in none.
     ranked: [BTreeSet<usize>; RANK_WHOLE + 1],
     /// The sum of [`Slab::idle()`].
-    pub(crate) idle: usize,
+    idle: usize,
     /// What it may grow by when the system was asked for what it is being asked for.
-    pub(crate) pledged: usize,
+    pledged: usize,
 }
 
 /// Bytes in memory, which belong to who has this.
@@ -222,7 +222,7 @@ impl Slabs {
     }
 
     /// Also what is about to come.
-    pub(crate) fn idle_bytes(&self) -> u64 {
+    fn idle_bytes(&self) -> u64 {
         bytes_of_units(self.idle + self.pledged)
     }
 
@@ -320,8 +320,11 @@ fn bytes_of(slabs: usize) -> u64 {
     u64::try_from(slabs * SLAB_BYTES).unwrap_or(u64::MAX)
 }
 
+#[cfg(all(test, ubtrfs_explore))]
+mod explore;
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::os::unix::fs::FileExt;
 
     use proptest::prelude::*;
@@ -335,7 +338,7 @@ pub(crate) mod tests {
         Arena::new(options(slab_bytes_max, free_bytes_max, 64 * MIB))
     }
 
-    pub(crate) fn options(
+    pub(super) fn options(
         slab_bytes_max: u64,
         free_bytes_max: u64,
         idle_bytes_max: u64,
@@ -344,7 +347,7 @@ pub(crate) mod tests {
     }
 
     /// An arena past the slabs whose pages come as they are touched, and what has those.
-    pub(crate) fn grown(options: ArenaOptions) -> (Arena, Vec<Buffer>) {
+    pub(super) fn grown(options: ArenaOptions) -> (Arena, Vec<Buffer>) {
         let arena = Arena::new(options);
         let frugal = FRUGAL_SLABS * SLAB_BYTES / RUN_BYTES_MAX;
         let all = (0..frugal).map(|_| arena.buffer(RUN_BYTES_MAX)).collect();

@@ -15,8 +15,6 @@
 #![deny(unsafe_code)]
 
 mod arena;
-#[cfg(all(test, ubtrfs_explore))]
-mod explore;
 mod slab;
 mod units;
 

@@ -130,3 +130,18 @@ impl Condvar {
 pub fn lock_brief<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock()
 }
+
+/// Orders of a test's threads that are chosen at random.
+const RANDOM_RUNS: usize = 5000;
+/// Runs in which few switches are forced at places chosen at random, which finds what needs just those.
+const PCT_RUNS: usize = 2500;
+const PCT_SWITCHES: usize = 3;
+
+/// Runs a test in many orders of its threads, which `shuttle::thread` starts. One that fails prints the schedule that replays it.
+///
+/// # Panics
+/// If a run does, or none of its threads can go on.
+pub fn check_orders(run: fn()) {
+    shuttle::check_random(run, RANDOM_RUNS);
+    shuttle::check_pct(run, PCT_RUNS, PCT_SWITCHES);
+}

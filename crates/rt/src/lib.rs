@@ -13,6 +13,8 @@ mod sync;
 
 #[cfg(ubtrfs_explore)]
 use explore as sync;
+#[cfg(ubtrfs_explore)]
+pub use explore::check_orders;
 pub use source::{Clock, Executor, Identifiers, Runtime, Service, Time, monotonic_ns};
 
 pub use sync::{

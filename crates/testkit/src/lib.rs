@@ -29,6 +29,7 @@ mod prng;
 mod refused_log;
 mod run;
 pub mod snapshot;
+mod zeros;
 
 pub use check::{
     CheckMode, CheckOutcome, assert_checks_clean, assert_checks_clean_but_for_extended_refs,

@@ -13,6 +13,8 @@ use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
+use crate::zeros::is_zeros;
+
 pub use diff::{Compare, Differences};
 
 /// A point in time.
@@ -141,8 +143,6 @@ impl std::fmt::Debug for ContentHash {
 
 const HASH_BLOCK: usize = 4096;
 const READ_BYTES_MAX: u64 = 1 << 20;
-/// To compare with: byte by byte takes a hundred times as long in tests, which are hardly optimised.
-const ZEROS: [u8; HASH_BLOCK] = [0; HASH_BLOCK];
 
 /// The hash of a file's contents: sha256 over offset and bytes of each aligned block of 4 KiB that
 /// holds anything but zeros, the last one filled up with zeros. Reads only within `data`, the
@@ -172,7 +172,7 @@ pub fn hash_content<E>(
             read_at(at, inside)?;
             beyond.fill(0);
             for (index, block) in bytes.chunks_exact(HASH_BLOCK).enumerate() {
-                if block != ZEROS {
+                if !is_zeros(block) {
                     let offset = at + BLOCK * u64::try_from(index).expect("an index fits");
                     hasher.update(offset.to_le_bytes());
                     hasher.update(block);

@@ -71,9 +71,9 @@ pub(crate) struct Store {
     cache: Cache<LogicalAddr, Arc<Block>, BlockWeighter>,
     /// Bytes of blocks in memory, the dirty ones included.
     budget_bytes: u64,
-    /// Of them, left to dirty blocks; in whole steps.
+    /// Of them, left to others than clean blocks: dirty ones and files' bytes; in whole steps.
     left_bytes: AtomicU64,
-    /// Whoever changes that.
+    /// Held by who changes that.
     leaving: Mutex<()>,
     pub(super) wanted: Wanted,
     counts: Counts,
@@ -89,7 +89,7 @@ struct Counts {
     blocks_written: AtomicU64,
 }
 
-/// Parts of the budget in which room is left to dirty blocks.
+/// Parts of the budget in which room is left to others.
 const BUDGET_STEPS: u64 = 32;
 
 /// What is left to others of a budget, where it was `before` and they have `len_bytes`: whole steps, and never all, as a cache that has had
@@ -103,8 +103,7 @@ fn left_bytes(budget_bytes: u64, before: u64, len_bytes: u64) -> u64 {
 }
 
 impl Store {
-    /// A store over `volume` that keeps at most `cache_bytes` of blocks, less what is left to dirty
-    /// ones.
+    /// A store over `volume` that keeps at most `cache_bytes` of blocks, less what is left to others.
     pub(crate) fn new(volume: Arc<Volume>, cache_bytes: usize) -> Self {
         let geometry = volume.geometry();
         let estimate = cache_bytes / geometry.nodesize_bytes.max(1);

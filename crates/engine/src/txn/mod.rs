@@ -63,7 +63,7 @@ pub(crate) struct Core {
     /// Bytes of the trees that a commit edits by itself, as of the last commit: an upper bound for
     /// what it copies. 0 until first asked for.
     bookkeeping_bytes: AtomicU64,
-    /// Memory that the running transaction took when its last handle began.
+    /// Memory that the running transaction took when its last handle began; 0 once it is committed.
     pending_bytes_seen: AtomicU64,
     /// Who is told of names that change.
     pub(crate) names: NameWatch,
@@ -343,13 +343,14 @@ impl Core {
     /// Blocks of trees leave to files' bytes, and to the running transaction, what those take of the memory that all may have. Takes no lock
     /// that anybody holds for long.
     pub(crate) fn share_memory(&self) {
-        self.share_memory_with(self.pending_bytes_seen.load(Ordering::Relaxed));
+        let pending_bytes = self.pending_bytes_seen.load(Ordering::Relaxed);
+        let data_bytes = self.flusher.get().map_or(0, |flusher| flusher.data_bytes());
+        self.roots.store.leave_to_others(pending_bytes.saturating_add(data_bytes));
     }
 
     fn share_memory_with(&self, pending_bytes: u64) {
         self.pending_bytes_seen.store(pending_bytes, Ordering::Relaxed);
-        let data_bytes = self.flusher.get().map_or(0, |flusher| flusher.data_bytes());
-        self.roots.store.leave_to_others(pending_bytes.saturating_add(data_bytes));
+        self.share_memory();
     }
 
     /// Whether a commit may free space, and may be made.

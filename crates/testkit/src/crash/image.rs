@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use rustix::fs::{SeekFrom, seek};
 
+use crate::zeros::is_zeros;
+
 const BLOCK_BYTES: usize = 4096;
 const BLOCK: u64 = 4096;
 const GROUP_BLOCKS: u64 = 64;
@@ -78,7 +80,7 @@ impl Image {
                         Some(their) if Arc::ptr_eq(their, bytes) => true,
                         _ if !blocks.contains(*block) => true,
                         Some(their) => their == bytes,
-                        None => bytes.iter().all(|byte| *byte == 0),
+                        None => is_zeros(&bytes[..]),
                     }
                 })
             })
@@ -125,7 +127,7 @@ impl Image {
         let mut hasher = DefaultHasher::new();
         self.len_bytes.hash(&mut hasher);
         for (number, bytes) in self.groups.values().flat_map(|group| group.iter()) {
-            if bytes.iter().any(|byte| *byte != 0) {
+            if !is_zeros(&bytes[..]) {
                 (number, &bytes[..]).hash(&mut hasher);
             }
         }
@@ -157,7 +159,7 @@ impl Image {
             let bytes = &mut bytes[..rest.min(READ_BYTES)];
             file.read_exact_at(bytes, at).expect("the image can be read");
             for block in bytes.chunks(BLOCK_BYTES) {
-                if block.iter().any(|byte| *byte != 0) {
+                if !is_zeros(block) {
                     image.write(at, block);
                 }
                 at += u64::try_from(block.len()).expect("a length fits");

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::zeros::is_zeros;
+
 const BLOCK_BYTES: usize = 4096;
 const BLOCK: u64 = 4096;
 
@@ -89,7 +91,7 @@ impl PartialEq for SparseBytes {
         let covers = |one: &Self, two: &Self| {
             one.blocks.iter().all(|(block, bytes)| match two.blocks.get(block) {
                 Some(stored) => stored == bytes,
-                None => bytes.iter().all(|byte| *byte == 0),
+                None => is_zeros(&bytes[..]),
             })
         };
         self.len_bytes == other.len_bytes && covers(self, other) && covers(other, self)

@@ -1,23 +1,13 @@
 //! Threads in any order, under an explorer of interleavings. `make explore` runs these; a failure prints the schedule that replays it.
 
 use shuttle::thread;
-use ubtrfs_rt::lock_brief;
+use ubtrfs_rt::check_orders;
 
-use crate::arena::tests::{grown, options};
-use crate::arena::{Arena, Buffer};
-use crate::slab::Slab;
+use super::tests::{grown, options};
+use super::*;
 use crate::units::RUN_BYTES_MAX;
 
 const MIB: u64 = 1 << 20;
-const RANDOM_RUNS: usize = 2000;
-/// Runs in which few switches are forced at places chosen at random, which finds what needs just those.
-const PCT_RUNS: usize = 1000;
-const PCT_SWITCHES: usize = 3;
-
-fn explore(run: fn()) {
-    shuttle::check_random(run, RANDOM_RUNS);
-    shuttle::check_pct(run, PCT_RUNS, PCT_SWITCHES);
-}
 
 /// Takes and drops runs of several lengths, each marked while it is there. Returns what is left of them.
 fn take_and_drop(arena: &Arena, mark: u8) -> Vec<Buffer> {
@@ -41,7 +31,7 @@ fn take_and_drop(arena: &Arena, mark: u8) -> Vec<Buffer> {
 /// what was given back.
 #[test]
 fn takers_in_any_order() {
-    explore(|| {
+    check_orders(|| {
         let (arena, first) = grown(options(20 * MIB, 20 * MIB, MIB / 2));
         let takers = [1, 2].map(|mark| {
             let its = arena.clone();
