@@ -30,6 +30,15 @@ impl Scratch {
         self.directory.path().join(name)
     }
 
+    /// A new directory, of a name that nothing else has.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(crate) fn new_directory(&self) -> Result<PathBuf> {
+        let made = tempfile::Builder::new().tempdir_in(self.directory.path());
+        Ok(made.map_err(Error::io("make a directory"))?.keep())
+    }
+
     /// The filesystem that it lies on.
     pub(crate) fn kind(&self) -> &'static str {
         const TMPFS_MAGIC: u64 = 0x0102_1994;

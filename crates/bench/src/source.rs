@@ -29,8 +29,8 @@ impl Source {
         if path.is_dir() {
             return Self::count(path);
         }
-        let directory = scratch.path("source");
-        fs::create_dir_all(&directory).map_err(Error::io("make a directory"))?;
+        // Of a name that no job knows: one whose own directory had the same threw the sources away.
+        let directory = scratch.new_directory()?;
         child::run(Command::new("tar").arg("xf").arg(path).arg("-C").arg(&directory))?;
         Self::count(&directory)
     }
@@ -159,6 +159,23 @@ mod tests {
         let third = all.sample(1.0 / 3.0, to.path()).unwrap();
         assert!((900..=1100).contains(&third.bytes), "{third:?}");
         assert!(to.path().join("d2").is_dir());
+    }
+
+    /// Sources that were unpacked lay where a job of `sequential` had a directory of its own, and threw away what was there.
+    #[test]
+    fn sources_are_unpacked_where_no_job_has_files() {
+        let from = tempfile::tempdir().unwrap();
+        fs::write(from.path().join("file"), b"data").unwrap();
+        let tarball = tempfile::NamedTempFile::new().unwrap();
+        let mut tar = Command::new("tar");
+        child::run(tar.arg("cf").arg(tarball.path()).arg("-C").arg(from.path()).arg(".")).unwrap();
+        let scratch = Scratch::new(None).unwrap();
+        let one = Source::open(tarball.path(), &scratch).unwrap();
+        let other = Source::open(tarball.path(), &scratch).unwrap();
+        assert_eq!((one.bytes, other.bytes), (4, 4));
+        assert_ne!(one.directory, other.directory);
+        assert!(one.directory.starts_with(scratch.path("")));
+        assert_ne!(one.directory, scratch.path("source"));
     }
 
     #[test]

@@ -577,9 +577,9 @@ impl Filesystem {
     /// the call. That is a commit of all that was done.
     ///
     /// # Errors
-    /// As [`Filesystem::commit`]; `NotFound` where there is no such file.
+    /// As [`Filesystem::commit`]; `NotFound` where there is no such file; that with which data of it was lost, if nobody's fsync told.
     pub fn fsync(&self, id: InodeId) -> Result<()> {
-        if self.is_open(id) {
+        if self.is_open(id) || self.has_lost_data(id) {
             return self.open_data(id)?.fsync();
         }
         self.inode(id)?;

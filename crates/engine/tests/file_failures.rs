@@ -52,6 +52,25 @@ fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
         fails.store(false, Ordering::Relaxed);
         assert!(matches!(fs.sync(), Err(Error::Volume(_))), "{name}");
         fs.sync().unwrap();
+        // And the next fsync of who opens it, once: it was forgotten with the file before.
+        let id = fs.lookup(fs.top_level(), format!("alone {name}").as_bytes()).unwrap();
+        let alone = fs.open_data(id).unwrap();
+        fs.sync().unwrap();
+        // Again with nobody told.
+        drop(alone);
+        fs.sync().unwrap();
+        let alone = fs.open_data(id).unwrap();
+        assert!(matches!(alone.fsync(), Err(Error::Volume(_))), "{name}");
+        alone.fsync().unwrap();
+        drop(alone);
+        fs.open_data(id).unwrap().fsync().unwrap();
+        fails.store(true, Ordering::Relaxed);
+        fs.open_data(id).unwrap().write(at(0), &[7; 50_000]).unwrap();
+        fs.write_back_due(u64::MAX);
+        fails.store(false, Ordering::Relaxed);
+        assert!(matches!(fs.fsync(id), Err(Error::Volume(_))), "{name}");
+        fs.fsync(id).unwrap();
+        fs.sync().unwrap();
         file.write(at(0), &[4; 50_000]).unwrap();
         file.fsync().unwrap();
         other.write(at(0), &[5; 100_000]).unwrap();

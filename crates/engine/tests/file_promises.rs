@@ -420,13 +420,16 @@ fn refused_calls_leave_the_times_of_a_file() {
     };
     let before = times();
     let beyond = at(1 << 63);
-    let refused: [(&str, Result<(), Error>); 9] = [
+    let map = file.map(at(0), 1 << 20).unwrap();
+    let refused: [(&str, Result<(), Error>); 11] = [
         ("write", file.write(FileOffset::MAX, b"x").map(drop)),
         ("write_cached", file.write_cached(FileOffset::MAX, b"x").map(drop)),
         ("direct_write", file.direct_write(beyond, &[1; 4096]).map(drop)),
         ("truncate", file.truncate(beyond)),
         ("zero_range", file.zero_range(at(0), 0)),
         ("punch_hole", file.punch_hole(at(0), 0)),
+        ("store", map.store(at(8192), b"x")),
+        ("fault_for_write", map.fault_for_write(at(8192))),
         ("allocate", file.allocate(beyond, 1, Reach::Stays)),
         ("allocate_zeroed", file.allocate_zeroed(at(0), u64::MAX, Reach::Stays)),
         ("append", {

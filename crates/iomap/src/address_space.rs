@@ -698,8 +698,8 @@ impl<F: FileSystem> Drop for AddressSpace<F> {
         if let Some(slot) = self.pages.get_mut().listed.take() {
             self.cache.unlist(slot);
         }
-        if let Some(error) = self.errors.get_mut().take_unsynced() {
-            self.filesystem.lost(&self.inode, error);
+        if let Some(lost) = self.errors.get_mut().untold() {
+            self.filesystem.lost(&self.inode, lost);
         }
     }
 }

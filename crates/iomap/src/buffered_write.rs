@@ -23,6 +23,25 @@ impl<F: FileSystem> OpenFile<F> {
         self.space.write_locked(range, bytes)
     }
 
+    /// As [`OpenFile::write()`], but changes no byte that the file has: `None`, and nothing is written, if it reaches beyond `offset`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_behind(
+        &self,
+        offset: FileOffset,
+        bytes: &[u8],
+    ) -> Result<Option<usize>, F::Error> {
+        let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let range = AddressSpace::<F>::io_range(offset, len_bytes)?;
+        let _locked = self.space.lock_for_write(range);
+        // All behind the end is locked, if the range reaches there: it stays where it is.
+        if self.space.size() > offset {
+            return Ok(None);
+        }
+        if range.is_empty() { Ok(Some(0)) } else { self.space.write_locked(range, bytes).map(Some) }
+    }
+
     /// Writes where the file ends; returns where that was, and how many bytes, as [`OpenFile::write()`], or as far as a file can
     /// reach.
     ///

@@ -77,11 +77,10 @@ impl<F: FileSystem> AddressSpace<F> {
         self.flush_old_tail(range.end)?;
         let size = self.size().max(range.end);
         let run = WritebackRun { range, buffers: &[bytes], size };
-        let done_bytes = self.replace_locked(range, || write(&run))?;
-        let done_bytes = done_bytes.min(range.len_bytes());
-        let pages = self.pages.lock();
-        self.set_size(&pages, self.size().max(range.start.saturating_add(done_bytes)));
-        Ok(done_bytes)
+        let change = || write(&run).map(|done_bytes| done_bytes.min(range.len_bytes()));
+        self.replace_growing(range, change, |done_bytes| {
+            Some(range.start.saturating_add(*done_bytes))
+        })
     }
 
     /// Reads what mappings say. Mappings that changed while they were read are read again.

@@ -59,4 +59,4 @@ pub use mapping::{
     MappingSequence, Purpose, ReadPiece, RunFailure, StraightWrites, WritebackRun,
 };
 pub use offset::{FileOffset, FileRange};
-pub use page_cache::{CacheAblation, CacheCounts, CacheOptions, PageCache, ServiceEnd};
+pub use page_cache::{CacheAblation, CacheCounts, CacheOptions, LostData, PageCache, ServiceEnd};

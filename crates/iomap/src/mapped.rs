@@ -143,6 +143,31 @@ impl<F: FileSystem> MappedRange<'_, F> {
         synced
     }
 
+    /// Whether a load or a store would be refused now, as not all of its blocks hold a byte of the file; for who notes a change before he
+    /// makes it.
+    ///
+    /// # Errors
+    /// [`Error::BeyondEnd`].
+    pub fn check(&self, at: FileOffset, len: usize) -> Result<(), F::Error> {
+        self.check_range(self.access(at, len)?)
+    }
+
+    fn access(&self, at: FileOffset, len: usize) -> Result<FileRange, F::Error> {
+        let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);
+        let beyond = |_| Error::BeyondEnd { offset: at, size: self.file.space.size() };
+        Ok(AddressSpace::<F>::checked_range(at, len_bytes).map_err(beyond)?)
+    }
+
+    fn check_range(&self, range: FileRange) -> Result<(), F::Error> {
+        let space = &self.file.space;
+        let size = space.size();
+        let upto = size.round_up(space.block_bytes).min(self.range.end);
+        if range.start < self.range.start || range.end > upto {
+            return Err(Error::BeyondEnd { offset: range.start, size }.into());
+        }
+        Ok(())
+    }
+
     /// Locks the blocks of an access, which all hold a byte of the file.
     fn lock(
         &self,
@@ -150,17 +175,11 @@ impl<F: FileSystem> MappedRange<'_, F> {
         len: usize,
         mode: LockMode,
     ) -> Result<(FileRange, LockedRange<'_>), F::Error> {
-        let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);
+        let range = self.access(at, len)?;
         let space = &self.file.space;
-        let range = AddressSpace::<F>::checked_range(at, len_bytes)
-            .map_err(|_| Error::BeyondEnd { offset: at, size: space.size() })?;
         let locked = space.states.lock(range.round_out(space.block_bytes), mode);
         // The end does not go below the blocks as long as they are locked.
-        let size = space.size();
-        let upto = size.round_up(space.block_bytes).min(self.range.end);
-        if range.start < self.range.start || range.end > upto {
-            return Err(Error::BeyondEnd { offset: at, size }.into());
-        }
+        self.check_range(range)?;
         Ok((range, locked))
     }
 }

@@ -16,6 +16,7 @@ use ubtrfs_rt::{AtomicU64, Ordering};
 use crate::address_space::SeenEnd;
 use crate::extent_state::{CountQuery, ExtentStates, StateBits, Want};
 use crate::offset::{FileOffset, FileRange};
+use crate::page_cache::LostData;
 
 /// What a range of a file is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -316,8 +317,9 @@ pub trait FileSystem: Send + Sync + 'static {
         runs: &[WritebackRun<'_>],
     ) -> Result<(), RunFailure<Self::Error>>;
 
-    /// Data of a file was lost with an error in writeback, and the file left memory before anybody was told.
-    fn lost(&self, _inode: &Self::Inode, _error: Self::Error) {}
+    /// Data of a file was lost with an error in writeback, and the file left memory before an open file was told. Who remembers it gives
+    /// it back with [`crate::AddressSpace::restore_lost()`].
+    fn lost(&self, _inode: &Self::Inode, _lost: LostData<Self::Error>) {}
 
     /// Writes one run to the device and maps it, without a reservation before, from its front on; else as
     /// [`FileSystem::write_back()`]. Returns how many bytes, in whole blocks and at least one: fewer than all where there is no space

@@ -1,9 +1,12 @@
 //! What a filesystem does to a file by itself: whole blocks become something else, and memory must not go on to show what they were.
 
+use ubtrfs_rt::MutexGuard;
+
 use crate::address_space::AddressSpace;
 use crate::extent_state::LockMode;
 use crate::mapping::FileSystem;
 use crate::offset::{FileOffset, FileRange};
+use crate::page_cache::Pages;
 
 impl<F: FileSystem> AddressSpace<F> {
     /// Runs `change`, which gives whole blocks other contents: a clone into the file, say. Nobody reads or writes the range
@@ -59,11 +62,7 @@ impl<F: FileSystem> AddressSpace<F> {
             self.zero_old_tail(size_min)?;
         }
         self.flush_old_tail(reach.end)?;
-        let made = self.replace_locked(range, change)?;
-        if let Some(size_min) = made {
-            let pages = self.pages.lock();
-            self.set_size(&pages, self.size().max(size_min));
-        }
+        let made = self.replace_growing(range, change, |made| *made)?;
         Ok(made.is_some())
     }
 
@@ -93,10 +92,27 @@ impl<F: FileSystem> AddressSpace<F> {
         range: FileRange,
         change: impl FnOnce() -> Result<T, F::Error>,
     ) -> Result<T, F::Error> {
+        self.replace_growing(range, change, |_| None)
+    }
+
+    /// As [`AddressSpace::replace_locked()`], of a range behind which the file ends where `ends_at` says, if it did not end further on. The
+    /// caller has it locked from its end on.
+    pub(crate) fn replace_growing<T>(
+        &self,
+        range: FileRange,
+        change: impl FnOnce() -> Result<T, F::Error>,
+        ends_at: impl FnOnce(&T) -> Option<FileOffset>,
+    ) -> Result<T, F::Error> {
         self.discard(range);
         let result = change();
-        // A read ahead of another range may have brought in what was there.
-        self.discard(range);
+        // A read ahead of another range may have brought in what was there, and zeros for all that is behind the old end, though the
+        // device had what was just written. So it is dropped in one step with where the file ends.
+        let end = result.as_ref().ok().and_then(ends_at);
+        self.discard_and(range, |pages| {
+            if let Some(end) = end {
+                self.set_size(pages, self.size().max(end));
+            }
+        });
         result
     }
 
@@ -109,7 +125,13 @@ impl<F: FileSystem> AddressSpace<F> {
 
     /// Drops what memory has of whole blocks, dirty or not; the caller has them locked.
     fn discard(&self, range: FileRange) {
+        self.discard_and(range, |_| {});
+    }
+
+    /// As [`AddressSpace::discard()`], and what is to be seen together with it.
+    fn discard_and(&self, range: FileRange, then: impl FnOnce(&MutexGuard<'_, Pages>)) {
         let (pages, dropped_bytes, gone) = self.drop_range(self.pages.lock(), range);
+        then(&pages);
         drop(pages);
         drop(gone);
         if dropped_bytes > 0 {

@@ -10,7 +10,7 @@ use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
 use crate::mapping::{FileSystem, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
-use crate::page_cache::{Blocks, FolioPart, Gone, Pages};
+use crate::page_cache::{Blocks, FolioPart, Gone, LostData, Pages};
 use ubtrfs_rt::MutexGuard;
 
 /// What to do about dirty blocks of which an older version is still on its way.
@@ -125,6 +125,11 @@ impl<F: FileSystem> AddressSpace<F> {
     /// That error.
     pub fn take_unsynced_error(&self) -> Result<(), F::Error> {
         self.errors.lock().take_unsynced().map_or(Ok(()), Err)
+    }
+
+    /// What was lost of this file when it was in memory before: who has it open, and who opens it next, is told by an fsync.
+    pub fn restore_lost(&self, lost: LostData<F::Error>) {
+        self.errors.lock().restore(lost);
     }
 
     /// Waits for what is on its way to the device, and was begun before. Returns whether there was anything.

@@ -292,7 +292,7 @@ impl Context<'_> {
             });
         }
         if self.options.scale < 1.0 {
-            source = source.sample(self.options.scale, &self.scratch.path("sample"))?;
+            source = source.sample(self.options.scale, &self.scratch.new_directory()?)?;
         }
         Ok(self.source.get_or_init(|| source))
     }

@@ -18,13 +18,13 @@
 use std::sync::Weak;
 
 use ubtrfs_iomap::{
-    Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites, WritebackRun,
+    Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, LostData, Mapping, MappingFlags,
+    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites,
+    WritebackRun,
 };
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::file_extent::Compression;
-use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Time};
 
 use super::inode::{Inode, InodeId};
@@ -257,11 +257,11 @@ impl IoInode {
 
     /// Whether what is written to it is compressed where it shrinks.
     pub(super) fn compresses(&self, fs: &Filesystem) -> bool {
-        fs.compresses(self.flags.load(Ordering::Relaxed))
+        fs.compresses(self.flags())
     }
 
-    pub(super) fn is_append_only(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & flags::APPEND != 0
+    pub(super) fn flags(&self) -> u64 {
+        self.flags.load(Ordering::Relaxed)
     }
 
     /// The inode has other flags.
@@ -639,11 +639,11 @@ impl FileSystem for FileIo {
         fs.write_direct(inode, run, from)
     }
 
-    fn lost(&self, inode: &IoInode, error: Error) {
+    fn lost(&self, inode: &IoInode, lost: LostData<Error>) {
         // Of a file that was removed meanwhile nothing was to be kept.
         let is_gone = inode.is_gone.load(Ordering::Acquire);
         if !is_gone && let Ok(fs) = self.fs() {
-            *fs.inner.open_files.lost.lock() = Some(error);
+            fs.inner.open_files.note_lost(inode.id, lost);
         }
     }
 

@@ -22,6 +22,7 @@ mod held_subvolumes;
 pub(crate) mod inode;
 mod left_behind;
 pub(crate) mod log_replay;
+mod lost_data;
 pub(crate) mod make;
 pub(crate) mod make_subvolume;
 mod open_file;

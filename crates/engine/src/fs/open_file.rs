@@ -9,7 +9,8 @@ use std::sync::Weak;
 
 use rustc_hash::FxHashMap;
 use ubtrfs_iomap::{
-    AddressSpace, CacheOptions, FileOffset, FileRange, MappedRange, OpenFile, PageCache, Reach,
+    AddressSpace, CacheOptions, FileOffset, FileRange, LostData, MappedRange, OpenFile, PageCache,
+    Reach,
 };
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::inode::flags;
@@ -20,6 +21,7 @@ use super::age_clock::AgeClock;
 use super::entry::check_flags;
 use super::file_io::{FileIo, IoInode};
 use super::inode::{Inode, InodeId};
+use super::lost_data::LostFiles;
 use super::replaced::WrittenAnew;
 use super::state::FileState;
 use super::writeback::compressed::Writers;
@@ -38,8 +40,8 @@ pub(crate) struct OpenFiles {
     /// Who shares extents of files shares this, and who promises data their space has it alone: see
     /// [`super::placed`].
     pub(super) placing: RwLock<()>,
-    /// The last error with which data was lost of a file that is not open any more, and of which nobody was told.
-    pub(super) lost: Mutex<Option<Error>>,
+    /// What was lost of files that are not open any more, and of which no open file was told.
+    lost: LostFiles,
     /// Whether some of what is dirty may take less space than was promised to it.
     pub(super) may_take_less: AtomicBool,
     pub(super) written_anew: WrittenAnew,
@@ -92,7 +94,7 @@ impl OpenFiles {
             writers: Writers::default(),
             flag_changes: AtomicU64::new(0),
             age_clock: AgeClock::default(),
-            lost: Mutex::default(),
+            lost: LostFiles::default(),
         }
     }
 
@@ -133,6 +135,21 @@ impl OpenFiles {
         spaces
     }
 
+    /// A file leaves memory before an fsync told of what of it was lost.
+    pub(super) fn note_lost(&self, id: InodeId, lost: LostData<Error>) {
+        self.lost.note(id, lost);
+        // Who opened it anew in this moment looked before it was there.
+        if let Some(space) = self.find(id) {
+            self.restore_lost(&space);
+        }
+    }
+
+    fn restore_lost(&self, space: &Space) {
+        if let Some(lost) = self.lost.take(space.inode().id) {
+            space.restore_lost(lost);
+        }
+    }
+
     /// Called by the last owner of the file's space.
     pub(super) fn forget(&self, id: InodeId) {
         let mut spaces = self.spaces.lock();
@@ -155,6 +172,8 @@ impl OpenFiles {
 pub struct DataFile {
     fs: Filesystem,
     open: OpenFile<FileIo>,
+    /// When it was opened.
+    was_immutable: bool,
 }
 
 impl Deref for DataFile {
@@ -174,13 +193,17 @@ impl Filesystem {
     pub fn open_data(&self, id: InodeId) -> Result<DataFile> {
         let files = &self.inner.open_files;
         let known = files.find(id);
+        let opened = |space: &Arc<Space>| {
+            let was_immutable = space.inode().flags() & flags::IMMUTABLE != 0;
+            DataFile { fs: self.clone(), open: space.open(), was_immutable }
+        };
         let space = match known {
             Some(space) => space,
             None => {
                 // Who changes the closed file holds it, and finds it open afterwards.
                 let _lock = self.inner.files.lock_data(id);
                 if let Some(space) = files.find(id) {
-                    return Ok(DataFile { fs: self.clone(), open: space.open() });
+                    return Ok(opened(&space));
                 }
                 let changes = files.flag_change_count();
                 let inode = self.disk_inode(id)?;
@@ -205,13 +228,14 @@ impl Filesystem {
                 files.count.store(spaces.len(), Ordering::Release);
                 let changes_now = files.flag_changes.load(Ordering::Relaxed);
                 drop(spaces);
+                files.restore_lost(&space);
                 if changes_now != changes {
                     self.settle_flags(&space, inode.flags)?;
                 }
                 space
             }
         };
-        Ok(DataFile { fs: self.clone(), open: space.open() })
+        Ok(opened(&space))
     }
 
     /// Brings all that is dirty to the medium, and commits.
@@ -245,7 +269,12 @@ impl Filesystem {
                 told => told,
             });
         }
-        result.and(self.inner.open_files.lost.lock().take().map_or(Ok(()), Err))
+        result.and(self.inner.open_files.lost.tell_sync())
+    }
+
+    /// Whether data of a file that nobody has open was lost, and no fsync told.
+    pub(crate) fn has_lost_data(&self, id: InodeId) -> bool {
+        self.inner.open_files.lost.has(id)
     }
 
     /// Brings what is dirty of a file to the medium, and where it ends, and when it was written, to its inode.
@@ -438,23 +467,36 @@ impl DataFile {
     /// As [`OpenFile::write`].
     ///
     /// # Errors
-    /// As there; `ReadOnly`, `NotPermitted`, `NoSpace`.
+    /// As there; `ReadOnly`, `NoSpace`; `NotPermitted` where the file can only be appended to, or was immutable when it was opened, and
+    /// is.
     pub fn write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
         self.check_change(offset < self.open.size())?;
         Space::io_range(offset, bytes.len() as u64)?;
         self.note(bytes);
-        let written = self.open.write(offset, bytes);
+        let written = if self.is_append_only() {
+            self.write_behind(offset, bytes)
+        } else {
+            Ok(self.open.write(offset, bytes)?)
+        };
         self.fs.note_written(self.open.space());
         written
     }
 
+    /// What was behind the end when it was looked at may be in the file now, as another thread appends.
+    fn write_behind(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
+        match self.open.write_behind(offset, bytes)? {
+            Some(len) => Ok(len),
+            None => check_flags(self.id(), flags::APPEND, false).map(|()| 0),
+        }
+    }
+
     /// As [`DataFile::write`], of what was written to a cache above this one before: who wrote was allowed to, so that the file
-    /// can only be appended to does not matter any more.
+    /// is immutable, or can only be appended to, does not matter any more.
     ///
     /// # Errors
     /// As there.
     pub fn write_cached(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
-        self.check_change(false)?;
+        self.check(false, false)?;
         Space::io_range(offset, bytes.len() as u64)?;
         self.note(bytes);
         let written = self.open.write(offset, bytes);
@@ -481,6 +523,12 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn direct_write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize> {
         self.check_change(offset < self.open.size())?;
+        if self.is_append_only() {
+            // Seldom enough to go through memory.
+            let written = self.write(offset, bytes)?;
+            let _ = self.open.space().flush(FileRange::with_len(offset, written as u64));
+            return Ok(written);
+        }
         Space::io_range(offset, bytes.len() as u64)?;
         self.note(bytes);
         self.open.direct_write(offset, bytes)
@@ -518,7 +566,7 @@ impl DataFile {
     /// # Errors
     /// As there, and as [`DataFile::write`].
     pub fn zero_range(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
-        self.check_change(true)?;
+        self.check_space_change(true)?;
         Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.zero_range(offset, len_bytes)?;
@@ -530,7 +578,7 @@ impl DataFile {
     /// # Errors
     /// As there, and as [`DataFile::write`].
     pub fn punch_hole(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
-        self.check_change(true)?;
+        self.check_space_change(true)?;
         Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.punch_hole(offset, len_bytes)?;
@@ -542,7 +590,7 @@ impl DataFile {
     /// # Errors
     /// As there, and as [`DataFile::write`].
     pub fn allocate(&self, offset: FileOffset, len_bytes: u64, reach: Reach) -> Result<()> {
-        self.check_change(false)?;
+        self.check_space_change(false)?;
         Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.allocate(offset, len_bytes, reach)?;
@@ -554,7 +602,7 @@ impl DataFile {
     /// # Errors
     /// As there, and as [`DataFile::write`].
     pub fn allocate_zeroed(&self, offset: FileOffset, len_bytes: u64, reach: Reach) -> Result<()> {
-        self.check_change(true)?;
+        self.check_space_change(true)?;
         Space::space_range(offset, len_bytes)?;
         self.note_now();
         self.open.allocate_zeroed(offset, len_bytes, reach)?;
@@ -567,7 +615,7 @@ impl DataFile {
     /// As there, and as [`DataFile::write`].
     pub fn unshare(&self, offset: FileOffset, len_bytes: u64) -> Result<()> {
         // The contents stay.
-        self.check_change(false)?;
+        self.check_space_change(false)?;
         self.open.unshare(offset, len_bytes)
     }
 
@@ -579,16 +627,29 @@ impl DataFile {
         Ok(MappedFile { file: self, range: self.open.map(offset, len_bytes)? })
     }
 
-    /// Refuses a change that the filesystem, the subvolume or the inode's flags forbid.
+    fn is_append_only(&self) -> bool {
+        self.open.space().inode().flags() & flags::APPEND != 0
+    }
+
+    /// Refuses a change that the filesystem, the subvolume or the inode's flags forbid. Who has a file open when it becomes immutable may
+    /// write on, as in Linux, where an immutable one is not opened to be written.
     fn check_change(&self, changes_old: bool) -> Result<()> {
+        self.check(changes_old, self.was_immutable)
+    }
+
+    /// As [`DataFile::check_change`], of what fallocate(2) does: refused also to who had it open before.
+    fn check_space_change(&self, changes_old: bool) -> Result<()> {
+        self.check(changes_old, true)
+    }
+
+    fn check(&self, changes_old: bool, minds_immutable: bool) -> Result<()> {
         let fs = &self.fs;
         fs.inner.core.check_writable()?;
         fs.inner.files.names().check_writable(&fs.inner.core, self.id().root)?;
-        // Who has it open may write on when it becomes immutable.
-        if changes_old && self.open.space().inode().is_append_only() {
-            check_flags(self.id(), flags::APPEND, false)?;
-        }
-        fs.drop_left_behind(self.open.space().inode())
+        let inode = self.open.space().inode();
+        let minded = if minds_immutable { flags::IMMUTABLE } else { 0 };
+        check_flags(self.id(), inode.flags() & (minded | flags::APPEND), !changes_old)?;
+        fs.drop_left_behind(inode)
     }
 
     /// The file is about to be written, and the call is not refused for its arguments. Before it is: writeback may come right behind,
@@ -645,6 +706,7 @@ impl MappedFile<'_> {
     /// As there, and as [`DataFile::write`].
     pub fn store(&self, at: FileOffset, bytes: &[u8]) -> Result<()> {
         self.file.check_change(true)?;
+        self.range.check(at, bytes.len())?;
         self.file.note(bytes);
         let stored = self.range.store(at, bytes);
         self.file.fs.note_written(self.file.open.space());
@@ -665,6 +727,7 @@ impl MappedFile<'_> {
     /// As [`MappedFile::store`].
     pub fn fault_for_write(&self, at: FileOffset) -> Result<()> {
         self.file.check_change(true)?;
+        self.range.check(at, 1)?;
         self.file.note_now();
         self.range.fault_for_write(at)
     }

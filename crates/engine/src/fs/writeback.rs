@@ -372,6 +372,9 @@ impl<'f> Job<'f> {
         if self.inode.flags & (flags::PREALLOC | flags::NODATACOW) == 0 {
             return Ok(whole.collect());
         }
+        // As long as it is held no commit moves references from the queue to the tree, between which nobody sees them: what was promised
+        // its place would be given other space, of what others were promised.
+        let _handle = self.fs.begin_step(Reservation::items(0).promised())?;
         let mut split: Vec<Part<'a>> = Vec::new();
         let tree = self.fs.tree(self.io.id.root)?;
         for mut part in whole {

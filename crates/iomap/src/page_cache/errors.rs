@@ -12,6 +12,15 @@ pub(crate) struct WritebackErrors<E> {
     synced: u64,
 }
 
+/// An error with which data of a file was lost, and of which no open file was told.
+#[derive(Clone, Debug)]
+pub struct LostData<E> {
+    /// Why.
+    pub error: E,
+    /// Whether a sync of all files told.
+    pub is_synced: bool,
+}
+
 /// What an open file was told already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ErrorMark(u64);
@@ -33,6 +42,20 @@ impl<E: Clone> WritebackErrors<E> {
     /// the next open is not lost.
     pub(crate) fn mark(&self) -> ErrorMark {
         ErrorMark(if self.is_reported { self.count } else { self.count - 1 })
+    }
+
+    /// What no open file was told, for who remembers it when the file leaves memory.
+    pub(crate) fn untold(&mut self) -> Option<LostData<E>> {
+        let error = self.last.take_if(|_| !self.is_reported)?;
+        Some(LostData { error, is_synced: self.synced == self.count })
+    }
+
+    /// What nobody was told when the file was in memory before.
+    pub(crate) fn restore(&mut self, lost: LostData<E>) {
+        self.record(lost.error);
+        if lost.is_synced {
+            self.synced = self.count;
+        }
     }
 
     /// All so far.
@@ -111,5 +134,26 @@ mod tests {
         errors.record("lost");
         let mark = errors.mark();
         assert_eq!(errors.since(mark).0, Some("lost"));
+    }
+
+    /// The file was forgotten with what was lost of it; who opened it next was told of nothing.
+    #[test]
+    fn error_of_a_file_that_left_memory_is_told_to_who_opens_it_next() {
+        let mut before = WritebackErrors::default();
+        assert!(before.untold().is_none());
+        before.record("lost");
+        assert_eq!(before.take_unsynced(), Some("lost"));
+        let lost = before.untold().unwrap();
+        assert!(lost.is_synced);
+        let mut errors = WritebackErrors::default();
+        errors.restore(lost);
+        assert_eq!(errors.take_unsynced(), None);
+        let open = errors.mark();
+        assert_eq!(errors.since(open).0, Some("lost"));
+        assert!(errors.untold().is_none());
+        let later = errors.mark();
+        assert_eq!(errors.since(later).0, None);
+        errors.record("lost again");
+        assert!(!errors.untold().unwrap().is_synced);
     }
 }

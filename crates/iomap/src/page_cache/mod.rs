@@ -29,6 +29,7 @@ use crate::offset::FileRange;
 
 use lists::{DirtyFile, DirtyFiles, Listed};
 
+pub use errors::LostData;
 pub(crate) use errors::{ErrorMark, WritebackErrors};
 pub(crate) use lists::{DirtyOrder, ListedSlot};
 pub use pages::CacheCounts;
