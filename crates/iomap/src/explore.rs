@@ -1,6 +1,7 @@
 //! Threads in any order: what is shared without a lock of its own, and who wakes whom, under an explorer of interleavings.
 //! `make explore` runs these; a failure prints the schedule that replays it.
 
+mod file;
 mod io;
 
 use std::sync::Weak;

@@ -1,186 +1,191 @@
-//! Calls of one file beside each other, with the filesystem's part as small as it can be.
+//! Calls of one file beside each other: each sees all of what another did, or nothing.
+
+use std::sync::{Arc, Mutex};
 
 use shuttle::thread;
-use ubtrfs_rt::{Arc, Mutex, check_orders};
 
+use super::file::{BLOCK, Moving, Space, clone_into, contents, forget, new_file, stored};
 use super::range;
-use crate::address_space::{AddressSpace, OpenFile, SeenEnd};
-use crate::error::Error;
-use crate::mapping::{
-    Beyond, FileSystem, Mapping, MappingFlags, MappingKind, MappingSequence, Purpose, ReadPiece,
-    RunFailure, WritebackRun,
-};
-use crate::offset::{FileOffset, FileRange};
-use crate::page_cache::{CacheAblation, CacheOptions, PageCache};
+use crate::address_space::{OpenFile, Reach};
+use crate::offset::FileOffset;
+use crate::page_cache::{CacheAblation, CacheOptions, CachedFile};
 
-const BLOCK: u32 = 4096;
-const BLOCKS: usize = 4;
-const DEVICE_BYTES: usize = BLOCKS * BLOCK as usize;
+type Call = fn(&OpenFile<Moving>);
 
-/// One file, which lies on a device from its first byte on and is written in place.
-struct InPlace {
-    device: Mutex<Vec<u8>>,
+fn at(offset: u64) -> FileOffset {
+    FileOffset::new(offset)
 }
 
-fn within(range: FileRange) -> std::ops::Range<usize> {
-    let at = |offset: FileOffset| usize::try_from(offset.bytes()).unwrap().min(DEVICE_BYTES);
-    at(range.start)..at(range.end)
-}
+/// What changes a file of [`SIZE`] bytes, each by bytes of its own.
+const CHANGES: [(&str, Call); 19] = [
+    ("write inside", |file| _ = file.write(at(100), &[2; 500]).unwrap()),
+    ("write over the end", |file| _ = file.write(at(600), &[3; 700]).unwrap()),
+    ("write behind the end", |file| _ = file.write(at(1100), &[4; 30]).unwrap()),
+    ("append", |file| _ = file.append(&[5; 600]).unwrap()),
+    ("write at the end or nothing", |file| _ = file.write_behind(at(SIZE), &[6; 9]).unwrap()),
+    ("direct write inside", |file| _ = file.direct_write(at(0), &[7; 512]).unwrap()),
+    ("direct write over the end", |file| _ = file.direct_write(at(512), &[8; 1024]).unwrap()),
+    ("direct write behind the end", |file| _ = file.direct_write(at(1536), &[9; 512]).unwrap()),
+    ("cut to nothing", |file| file.truncate(at(0)).unwrap()),
+    ("cut inside", |file| file.truncate(at(300)).unwrap()),
+    ("cut in the last block", |file| file.truncate(at(700)).unwrap()),
+    ("make longer", |file| file.truncate(at(1300)).unwrap()),
+    ("punch", |file| file.punch_hole(at(400), 300).unwrap()),
+    ("punch a block", |file| file.punch_hole(at(0), 512).unwrap()),
+    ("zero", |file| file.zero_range(at(50), 600).unwrap()),
+    ("allocate zeros", |file| file.allocate_zeroed(at(200), 1200, Reach::Extends).unwrap()),
+    ("allocate", |file| file.allocate(at(512), 1000, Reach::Extends).unwrap()),
+    ("store behind the end", |file| {
+        // It may have been cut: then there is no such block.
+        let _ = file.map(at(0), 4096).unwrap().store(at(1000), &[11; 24]);
+    }),
+    ("clone", |file| clone_into(file.space(), range(512, 1536), 10)),
+];
 
-impl InPlace {
-    fn write(&self, sequence: &MappingSequence, run: &WritebackRun<'_>) {
-        let mut device = self.device.lock();
-        device[within(run.range)].copy_from_slice(&run.buffers.concat());
-        sequence.changed();
-    }
-}
+/// A file whose second block is short, as it is found on the medium.
+const SIZE: u64 = 750;
 
-impl FileSystem for InPlace {
-    type Inode = MappingSequence;
-    type Error = Error;
+/// What changes nothing that anybody may see.
+const BESIDE: [(&str, Call); 5] = [
+    ("read ahead", |file| file.space().read_ahead_of(range(0, 1024)).unwrap()),
+    ("fsync", |file| file.fsync().unwrap()),
+    ("write back and forget", |file| {
+        file.space().write_back_some(u64::MAX);
+        forget(file.space());
+    }),
+    ("unshare", |file| file.unshare(at(0), 600).unwrap()),
+    ("fault", |file| drop(file.map(at(0), 4096).unwrap().fault_for_write(at(600)))),
+];
 
-    fn block_bytes(&self) -> u32 {
-        BLOCK
-    }
-
-    fn sequence<'a>(&self, sequence: &'a MappingSequence) -> &'a MappingSequence {
-        sequence
-    }
-
-    fn map(
-        &self,
-        sequence: &MappingSequence,
-        _: FileRange,
-        _: Purpose<'_, '_>,
-    ) -> Result<Mapping, Error> {
-        let _device = self.device.lock();
-        Ok(Mapping {
-            range: range(0, DEVICE_BYTES as u64),
-            kind: MappingKind::Mapped,
-            flags: MappingFlags::default(),
-            cookie: sequence.cookie(),
-            address: None,
-            token: 0,
-        })
-    }
-
-    fn read(&self, _: &MappingSequence, pieces: &mut [ReadPiece<'_>]) -> Result<(), Error> {
-        let device = self.device.lock();
-        for piece in pieces {
-            let mut at = within(FileRange::from(piece.start)).start;
-            for buffer in &mut piece.buffers {
-                buffer.copy_from_slice(&device[at..at + buffer.len()]);
-                at += buffer.len();
-            }
-        }
-        Ok(())
-    }
-
-    fn write_back(
-        &self,
-        sequence: &MappingSequence,
-        runs: &[WritebackRun<'_>],
-    ) -> Result<(), RunFailure<Error>> {
-        runs.iter().for_each(|run| self.write(sequence, run));
-        Ok(())
-    }
-
-    fn write_direct(
-        &self,
-        sequence: &MappingSequence,
-        run: &WritebackRun<'_>,
-    ) -> Result<u64, Error> {
-        self.write(sequence, run);
-        Ok(run.range.len_bytes())
-    }
-
-    fn unreserve(&self, _: &MappingSequence, _: u64) {}
-
-    fn stored_size(&self, _: &MappingSequence) -> Result<Option<FileOffset>, Error> {
-        Ok(Some(FileOffset::ZERO))
-    }
-
-    fn set_size(&self, _: &MappingSequence, _: FileOffset, _: Beyond) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn punch(&self, sequence: &MappingSequence, range: FileRange) -> Result<(), Error> {
-        self.device.lock()[within(range)].fill(0);
-        sequence.changed();
-        Ok(())
-    }
-
-    fn allocate(&self, _: &MappingSequence, _: FileRange) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn check_space(&self, _: &MappingSequence, _: u64) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn sync(&self, _: &MappingSequence, _: SeenEnd) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-const SIZE: usize = 6000;
-
-/// A file of [`SIZE`] bytes, all of them 1, of which memory has nothing.
-fn new_file() -> Arc<AddressSpace<InPlace>> {
-    let mut device = vec![0; DEVICE_BYTES];
-    device[..SIZE].fill(1);
-    let fs = InPlace { device: Mutex::new(device) };
+fn options() -> [CacheOptions; 3] {
     let ablation = CacheAblation { without_slabs: true, ..CacheAblation::default() };
-    let cache = PageCache::new(CacheOptions { ablation, ..CacheOptions::default() });
-    AddressSpace::new(Arc::new(fs), MappingSequence::new(), FileOffset::new(SIZE as u64), cache)
+    let usual = CacheOptions { ablation, ..CacheOptions::default() };
+    [
+        CacheOptions { keeps_clean: false, ..usual.clone() },
+        CacheOptions { straight_bytes_min: BLOCK, ..usual.clone() },
+        usual,
+    ]
 }
 
-fn contents(file: &OpenFile<InPlace>) -> Vec<u8> {
-    let mut bytes = vec![9; DEVICE_BYTES];
-    let len = file.read(FileOffset::ZERO, &mut bytes).unwrap();
-    bytes.truncate(len);
+fn new(options: &CacheOptions) -> Arc<Space> {
+    new_file(options.clone(), &[1; SIZE as usize])
+}
+
+/// What the file has after calls, one after the other, of which each changes the file.
+fn after(options: &CacheOptions, calls: &[Call]) -> Vec<u8> {
+    let file = new(options).open();
+    calls.iter().for_each(|call| call(&file));
+    let bytes = contents(&file);
+    // A cache has what is dirty, and that has its cache.
+    file.space().cache().forget_dirty();
     bytes
 }
 
-/// Somebody reads ahead while `change` makes the file longer, from its second block on, by bytes that are 2.
-fn read_ahead_beside(change: fn(&Arc<AddressSpace<InPlace>>)) {
-    let space = new_file();
-    let beside = Arc::clone(&space);
-    let changer = thread::spawn(move || change(&beside));
-    space.read_ahead_of(range(0, 2 * u64::from(BLOCK))).unwrap();
-    changer.join().unwrap();
-    let block = BLOCK as usize;
-    let expect = [vec![1; block], vec![2; 2 * block]].concat();
-    assert!(contents(&space.open()) == expect);
-    assert!(space.filesystem.device.lock()[..3 * block] == expect);
+/// Bytes, and how many of each.
+fn shown(bytes: &[u8]) -> Vec<(u8, usize)> {
+    bytes.chunk_by(|one, other| one == other).map(|run| (run[0], run.len())).collect()
 }
 
-/// The file's end was moved behind the moment when memory forgot what was there: who read ahead between them found the new bytes on the
-/// device, and zeroed those behind the old end. Reads then gave zeros, and a write beside them brought the zeros to the device.
-#[test]
-fn direct_write_beyond_the_end_is_seen_whatever_is_read_ahead() {
-    check_orders(|| {
-        read_ahead_beside(|space| {
-            let bytes = vec![2; 2 * BLOCK as usize];
-            let written = space.open().direct_write(FileOffset::new(u64::from(BLOCK)), &bytes);
-            assert_eq!(written, Ok(bytes.len()));
-        });
-    });
+/// Calls beside each other.
+struct Case {
+    options: CacheOptions,
+    name: String,
+    calls: Vec<Call>,
+    /// What a reader may see, besides what the file has in the end.
+    moments: Vec<Vec<u8>>,
+    /// What the file may have in the end.
+    ends: Vec<Vec<u8>>,
 }
 
-/// The same of what a filesystem does by itself.
-#[test]
-fn clone_beyond_the_end_is_seen_whatever_is_read_ahead() {
-    check_orders(|| {
-        read_ahead_beside(|space| {
-            let block = u64::from(BLOCK);
-            let (to, end) = (range(block, 3 * block), FileOffset::new(3 * block));
-            let change = || {
-                space.filesystem.device.lock()[within(to)].fill(2);
-                space.inode.changed();
-                Ok(Some(end))
-            };
-            assert_eq!(space.replace_flushed_range(to, None, end, change), Ok(true));
-        });
-    });
+impl Case {
+    /// Two changes.
+    fn of_two(options: &CacheOptions, [one, other]: [(&str, Call); 2]) -> Self {
+        let after = |calls: &[Call]| after(options, calls);
+        Self {
+            options: options.clone(),
+            name: format!("{} and {}", one.0, other.0),
+            calls: vec![one.1, other.1],
+            moments: vec![after(&[]), after(&[one.1]), after(&[other.1])],
+            ends: vec![after(&[one.1, other.1]), after(&[other.1, one.1])],
+        }
+    }
+
+    /// A change, and what changes nothing.
+    fn beside(options: &CacheOptions, one: (&str, Call), beside: (&str, Call)) -> Self {
+        Self {
+            options: options.clone(),
+            name: format!("{} beside {}", one.0, beside.0),
+            calls: vec![one.1, beside.1],
+            moments: vec![after(options, &[])],
+            ends: vec![after(options, &[one.1])],
+        }
+    }
+
+    fn run(&self) {
+        let name = &self.name;
+        let space = new(&self.options);
+        let mut threads = Vec::new();
+        for call in self.calls.iter().copied() {
+            let file = space.open();
+            threads.push(thread::spawn(move || call(&file)));
+        }
+        let seen = contents(&space.open());
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let may_see = self.moments.contains(&seen) || self.ends.contains(&seen);
+        assert!(may_see, "{name}: {:?} was seen", shown(&seen));
+        let file = space.open();
+        let end = contents(&file);
+        assert!(self.ends.contains(&end), "{name}: {:?} in the end", shown(&end));
+        file.fsync().unwrap();
+        assert!(stored(&space) == end, "{name}: {:?} is stored", shown(&stored(&space)));
+        forget(&space);
+        assert!(contents(&file) == end, "{name}: after it was forgotten");
+    }
+
+    fn explore(self) {
+        let case = Arc::new(self);
+        let same = Arc::clone(&case);
+        shuttle::check_random(move || case.run(), RUNS);
+        shuttle::check_pct(move || same.run(), RUNS, 3);
+    }
 }
+
+/// What is made there, where locks are those of the explorer.
+fn made<T: Send + 'static>(make: impl Fn() -> T + Send + Sync + 'static) -> T {
+    let made = Arc::new(Mutex::new(None));
+    let put = Arc::clone(&made);
+    shuttle::check_random(move || *put.lock().unwrap() = Some(make()), 1);
+    made.lock().unwrap().take().unwrap()
+}
+
+/// The file's end was moved behind the moment when memory forgot what was there, by a direct write and by a clone: who read ahead between
+/// them found the new bytes on the device, and zeroed those behind the old end. Reads then gave zeros, and a write beside them brought the
+/// zeros to the medium.
+#[test]
+fn change_is_seen_whatever_is_done_beside() {
+    for options in options() {
+        for one in CHANGES {
+            for beside in BESIDE {
+                let options = options.clone();
+                made(move || Case::beside(&options, one, beside)).explore();
+            }
+        }
+    }
+}
+
+#[test]
+fn any_two_changes_are_seen_one_after_the_other() {
+    for options in options() {
+        for (index, one) in CHANGES.into_iter().enumerate() {
+            for other in CHANGES.into_iter().skip(index) {
+                let options = options.clone();
+                made(move || Case::of_two(&options, [one, other])).explore();
+            }
+        }
+    }
+}
+
+/// Orders of the threads, of each case, chosen in each of two ways.
+const RUNS: usize = 100;
