@@ -70,9 +70,15 @@ fn extents_of_kernel_written_files_are_told_as_the_kernel_tells_them() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    for (options, round) in [("", 0), ("compress-force=zstd", 1)] {
+    let kinds = [
+        ("", ""),
+        ("compress-force=zstd", ""),
+        ("compress-force=lzo", "--nodesize 4096"),
+        ("compress-force=zlib", "--nodesize 65536"),
+    ];
+    for (round, (options, of_mkfs)) in kinds.into_iter().enumerate() {
         let image = dir.path().join(format!("image {round}"));
-        MkfsBtrfs::new().size_bytes(512 << 20).make(&image);
+        MkfsBtrfs::new().options(of_mkfs).size_bytes(512 << 20).make(&image);
         let mount = KernelMount::read_write(&image, options);
         shell(
             "

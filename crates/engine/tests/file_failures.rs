@@ -68,8 +68,20 @@ fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
         fs.open_data(id).unwrap().write(at(0), &[7; 50_000]).unwrap();
         fs.write_back_due(u64::MAX);
         fails.store(false, Ordering::Relaxed);
+        // Who writes what is well is not refused for it, and does not use it up.
+        let reader = fs.open_data(id).unwrap();
+        fs.write(id, ubtrfs_ondisk::FileOffset(0), &[8; 100]).unwrap();
+        drop(reader);
         assert!(matches!(fs.fsync(id), Err(Error::Volume(_))), "{name}");
         fs.fsync(id).unwrap();
+        // Of one that is removed nothing was to be kept.
+        let gone = create(&fs, "gone", bits).unwrap();
+        fails.store(true, Ordering::Relaxed);
+        gone.write(at(0), &[6; 50_000]).unwrap();
+        drop(gone);
+        fs.write_back_due(u64::MAX);
+        fails.store(false, Ordering::Relaxed);
+        fs.unlink(fs.top_level(), b"gone").unwrap();
         fs.sync().unwrap();
         file.write(at(0), &[4; 50_000]).unwrap();
         file.fsync().unwrap();

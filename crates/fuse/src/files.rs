@@ -11,7 +11,7 @@ use crate::message;
 
 /// Files that stay open, if nothing was written to them since their last fsync.
 const OPEN_MAX: usize = 1024;
-/// Files that stay open at most. Of one that is closed in between, an fsync is not told of an error before it.
+/// Files that stay open at most.
 const WRITTEN_MAX: usize = 1 << 16;
 
 /// A file in use.
@@ -128,6 +128,8 @@ impl Files {
             return Ok(file);
         }
         let (data, of_filesystem) = (fs.open_data(id)?, fs.open_data(id)?);
+        // Who syncs the filesystem hears of that from it.
+        of_filesystem.skip_errors();
         let inode = data.inode()?;
         let new = Arc::new(UsedFile {
             data,

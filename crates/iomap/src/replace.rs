@@ -129,7 +129,7 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     /// As [`AddressSpace::discard()`], and what is to be seen together with it.
-    fn discard_and(&self, range: FileRange, then: impl FnOnce(&MutexGuard<'_, Pages>)) {
+    pub(crate) fn discard_and(&self, range: FileRange, then: impl FnOnce(&MutexGuard<'_, Pages>)) {
         let (pages, dropped_bytes, gone) = self.drop_range(self.pages.lock(), range);
         then(&pages);
         drop(pages);

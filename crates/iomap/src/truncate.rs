@@ -85,7 +85,10 @@ impl<F: FileSystem> AddressSpace<F> {
         if let Err(error) = &result {
             // The medium may end anywhere up to the old end. Were memory to end before it, what lies there would come to light as the file
             // grows, and fsync promise an end that is not there.
-            self.end_not_before(old);
+            self.discard_and(FileRange::from(kept), |pages| {
+                // Together: who read ahead since the cut found zeros there.
+                self.set_size(pages, self.size().max(old));
+            });
             if dropped_bytes > 0 || has_dropped {
                 self.errors.lock().record(error.clone());
             }

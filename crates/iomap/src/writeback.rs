@@ -59,6 +59,11 @@ impl<F: FileSystem> OpenFile<F> {
         synced
     }
 
+    /// This open file does not tell what was lost before, of which nobody counts as told.
+    pub fn skip_errors(&self) {
+        *self.errors_seen.lock() = self.space.errors.lock().now();
+    }
+
     /// The error of writeback that this open file was not told of yet, for who does not make the file
     /// durable by [`OpenFile::fsync()`].
     ///

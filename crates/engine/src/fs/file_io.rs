@@ -463,7 +463,7 @@ impl FileIo {
         let (at, len_bytes) = (range.start.bytes(), range.len_bytes());
         let is_full = matches!(error, Error::NoSpace { .. });
         // Who shares the file's extents is not waited for in vain.
-        if !is_full || !inode.has_space_at(fs, at)? {
+        if !is_full || !inode.may_have_space_at(fs, at)? {
             return Err(error);
         }
         let _alone = fs.lock_placing();

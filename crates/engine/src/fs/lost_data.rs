@@ -42,6 +42,11 @@ impl LostFiles {
         self.state.lock().files.remove(&id)
     }
 
+    /// What was lost of files that are no more is nobody's concern.
+    pub(super) fn forget(&self, is_gone: impl Fn(InodeId) -> bool) {
+        self.state.lock().files.retain(|id, _| !is_gone(*id));
+    }
+
     /// Whether who opens the file is told of something.
     pub(crate) fn has(&self, id: InodeId) -> bool {
         self.state.lock().files.contains_key(&id)

@@ -41,7 +41,7 @@ pub(crate) struct OpenFiles {
     /// [`super::placed`].
     pub(super) placing: RwLock<()>,
     /// What was lost of files that are not open any more, and of which no open file was told.
-    lost: LostFiles,
+    pub(super) lost: LostFiles,
     /// Whether some of what is dirty may take less space than was promised to it.
     pub(super) may_take_less: AtomicBool,
     pub(super) written_anew: WrittenAnew,
@@ -318,10 +318,9 @@ impl Filesystem {
     /// yet to the inode.
     pub(super) fn flush_file(&self, id: InodeId) -> Result<Option<Arc<Space>>> {
         let Some(space) = self.inner.open_files.find(id) else { return Ok(None) };
-        let open = space.open();
         let end = space.see_end();
-        space.flush(FileRange::from(FileOffset::ZERO))?;
-        open.take_error()?;
+        // What was lost before is told by who syncs the file.
+        space.flush_told(FileRange::from(FileOffset::ZERO))?;
         self.record_file(space.inode(), end)?;
         Ok(Some(space))
     }
@@ -348,6 +347,7 @@ impl Filesystem {
     /// No file of the subvolume that is open can be read or written any more. Called by who deletes
     /// it, before anything of it is freed. Returns them: what memory has of them is to be thrown away.
     pub(super) fn end_files_of(&self, root: RootId) -> Vec<Arc<Space>> {
+        self.inner.open_files.lost.forget(|id| id.root == root);
         let spaces = self.inner.open_files.of_subvolume(root);
         for space in &spaces {
             space.inode().end();
@@ -418,8 +418,7 @@ impl Filesystem {
             let at = offset.saturating_add(done as u64);
             done += file.write(at, &bytes[done..])?;
         }
-        file.space().flush(range)?;
-        file.take_error()
+        file.space().flush_told(range)
     }
 
     /// [`Filesystem::truncate`] of a file that is open.
@@ -427,8 +426,7 @@ impl Filesystem {
         let file = self.open_data(id)?;
         check_flags(id, self.disk_inode(id)?.flags, false)?;
         file.truncate(FileOffset::new(size_bytes))?;
-        self.flush_space(file.space())?;
-        file.take_error()
+        self.flush_file(id).map(drop)
     }
 
     /// Bytes that what is in memory only, or on its way to the medium, adds to what a file takes by its inode: what lies over
@@ -517,7 +515,7 @@ impl DataFile {
         appended
     }
 
-    /// As [`OpenFile::direct_write`].
+    /// As [`OpenFile::direct_write`]; to a file for appends alone as of what is not whole blocks.
     ///
     /// # Errors
     /// As there, and as [`DataFile::write`].

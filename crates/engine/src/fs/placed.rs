@@ -12,6 +12,7 @@ use ubtrfs_rt::{Ordering, RwLockReadGuard, RwLockWriteGuard};
 
 use super::file_io::IoInode;
 use super::inode::InodeId;
+use super::writeback::has_own_space;
 use crate::data::file_extent::ExtentWalk;
 use crate::error::Result;
 use crate::filesystem::Filesystem;
@@ -63,7 +64,7 @@ impl Filesystem {
         io: &IoInode,
         range: FileRange,
     ) -> Result<Option<(RwLockWriteGuard<'_, ()>, FileRange)>> {
-        if !io.has_space_at(self, range.start.bytes())? {
+        if !io.may_have_space_at(self, range.start.bytes())? {
             return Ok(None);
         }
         let alone = self.lock_placing();
@@ -89,7 +90,17 @@ impl IoInode {
         }
     }
 
-    /// Whether data at `at` is written where the file has its space.
+    /// As [`IoInode::has_space_at`], for who holds no handle: without one a commit may move references from the queue to the tree, between
+    /// which nobody sees them.
+    pub(super) fn may_have_space_at(&self, fs: &Filesystem, at: u64) -> Result<bool> {
+        if !has_own_space(&fs.disk_inode(self.id)?) {
+            return Ok(false);
+        }
+        let _handle = fs.begin_step(Reservation::items(0).promised())?;
+        self.has_space_at(fs, at)
+    }
+
+    /// Whether data at `at` is written where the file has its space. The caller has a handle.
     pub(super) fn has_space_at(&self, fs: &Filesystem, at: u64) -> Result<bool> {
         Ok(self.space_from(fs, at)? > at)
     }

@@ -96,6 +96,7 @@ impl Filesystem {
             drop(lock);
             space.throw_away();
         }
+        let _ = self.inner.open_files.lost.take(id);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 //! written, and others may commit; what has space and no file extent yet is lost with a crash, and
 //! free again.
 
+use std::iter;
 use std::ops::Range;
 
 use ubtrfs_iomap::{AddressSpace, FileRange, WritebackRun};
@@ -97,6 +98,11 @@ struct Job<'a> {
     _csums: CsumsFixed<'a>,
 }
 
+/// Whether a file may have space into which its data is written.
+pub(super) fn has_own_space(inode: &Inode) -> bool {
+    inode.flags & (flags::PREALLOC | flags::NODATACOW) != 0
+}
+
 impl Filesystem {
     /// Writes runs of one file from memory, ascending, and maps them. Space is promised for them, and is not any more for what is
     /// `stored` when it returns.
@@ -186,7 +192,7 @@ impl Filesystem {
         mapping: &Mapping,
     ) -> Result<bool> {
         let is_candidate = match mapping.kind {
-            MappingKind::Prealloc => inode.flags & (flags::PREALLOC | flags::NODATACOW) != 0,
+            MappingKind::Prealloc => has_own_space(inode),
             MappingKind::Data => inode.flags & flags::NODATACOW != 0 && !inode.has_csums(),
             MappingKind::Hole | MappingKind::Inline => false,
         };
@@ -361,7 +367,7 @@ impl<'f> Job<'f> {
         runs: &[WritebackRun<'a>],
         stored: &Stored,
     ) -> Result<Vec<Part<'a>>> {
-        let whole = runs.iter().flat_map(|run| {
+        let mut whole = runs.iter().flat_map(|run| {
             stored.missing_in(run.range).into_iter().map(|missing| {
                 let skipped = missing.start.bytes_since(run.range.start);
                 let (_, behind) = split_buffers(run.buffers, skipped);
@@ -369,15 +375,17 @@ impl<'f> Job<'f> {
                 Part { offset: missing.start.bytes(), buffers, stays: false }
             })
         });
-        if self.inode.flags & (flags::PREALLOC | flags::NODATACOW) == 0 {
+        if !has_own_space(&self.inode) {
             return Ok(whole.collect());
         }
+        // What is stored by now needs no handle, for which there may be no room.
+        let Some(first) = whole.next() else { return Ok(Vec::new()) };
         // As long as it is held no commit moves references from the queue to the tree, between which nobody sees them: what was promised
         // its place would be given other space, of what others were promised.
         let _handle = self.fs.begin_step(Reservation::items(0).promised())?;
         let mut split: Vec<Part<'a>> = Vec::new();
         let tree = self.fs.tree(self.io.id.root)?;
-        for mut part in whole {
+        for mut part in iter::once(first).chain(whole) {
             let end = part.range().end;
             let mut walk = ExtentWalk::new(&tree, self.io.of(self.fs), FileOffset(part.offset));
             while part.offset < end {

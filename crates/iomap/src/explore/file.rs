@@ -38,6 +38,8 @@ struct State {
 #[derive(Default)]
 pub(super) struct Moving {
     state: Mutex<State>,
+    /// Data is written over data, and mappings stay.
+    is_in_place: bool,
 }
 
 pub(super) type Space = AddressSpace<Moving>;
@@ -64,18 +66,29 @@ impl State {
         sequence.changed();
     }
 
-    fn write(&mut self, sequence: &MappingSequence, run: &WritebackRun<'_>) {
+    fn write(&mut self, sequence: &MappingSequence, run: &WritebackRun<'_>, is_in_place: bool) {
         let bytes = run.buffers.concat();
         let in_file = run.size.bytes().saturating_sub(run.range.start.bytes());
         let is_zeros = bytes.iter().skip(usize::try_from(in_file).unwrap()).all(|byte| *byte == 0);
         assert!(is_zeros, "bytes behind the end are written");
+        let mut is_mapped_anew = false;
         for (block, bytes) in blocks(run.range).zip(bytes.chunks(BLOCK_LEN)) {
+            if let Some(place) = self.places[block]
+                && is_in_place
+                && !place.is_unwritten
+            {
+                self.written[place.number].copy_from_slice(bytes);
+                continue;
+            }
+            is_mapped_anew = true;
             let new = self.place(bytes.try_into().unwrap(), false);
             self.drop_place(block);
             self.places[block] = Some(new);
         }
         self.size = self.size.max(run.size.bytes().min(run.range.end.bytes()));
-        sequence.changed();
+        if is_mapped_anew {
+            sequence.changed();
+        }
     }
 }
 
@@ -146,7 +159,7 @@ impl FileSystem for Moving {
         runs: &[WritebackRun<'_>],
     ) -> Result<(), RunFailure<Error>> {
         for run in runs {
-            self.state.lock().write(sequence, run);
+            self.state.lock().write(sequence, run, self.is_in_place);
             self.unreserve(sequence, run.range.len_bytes());
         }
         Ok(())
@@ -157,7 +170,7 @@ impl FileSystem for Moving {
         sequence: &MappingSequence,
         run: &WritebackRun<'_>,
     ) -> Result<u64, Error> {
-        self.state.lock().write(sequence, run);
+        self.state.lock().write(sequence, run, self.is_in_place);
         Ok(run.range.len_bytes())
     }
 
@@ -210,9 +223,9 @@ impl FileSystem for Moving {
 }
 
 /// A file on the medium, of which memory has nothing.
-pub(super) fn new_file(options: CacheOptions, bytes: &[u8]) -> Arc<Space> {
+pub(super) fn new_file(options: CacheOptions, is_in_place: bool, bytes: &[u8]) -> Arc<Space> {
     let space = AddressSpace::new(
-        Arc::new(Moving::default()),
+        Arc::new(Moving { is_in_place, ..Moving::default() }),
         MappingSequence::new(),
         FileOffset::ZERO,
         PageCache::new(options),
@@ -234,7 +247,7 @@ pub(super) fn clone_into(space: &Space, to: FileRange, byte: u8) {
     let change = || {
         let bytes = vec![byte; usize::try_from(to.len_bytes()).unwrap()];
         let run = WritebackRun { range: to, buffers: &[&bytes], size: to.end };
-        space.filesystem.state.lock().write(&space.inode, &run);
+        space.filesystem.state.lock().write(&space.inode, &run, false);
         Ok(Some(to.end))
     };
     assert_eq!(space.replace_flushed_range(to, None, to.end, change), Ok(true));

@@ -57,22 +57,26 @@ const BESIDE: [(&str, Call); 5] = [
     ("fault", |file| drop(file.map(at(0), 4096).unwrap().fault_for_write(at(600)))),
 ];
 
-fn options() -> [CacheOptions; 3] {
+/// How memory is used, and whether data is written over data.
+type Options = (CacheOptions, bool);
+
+fn options() -> [Options; 4] {
     let ablation = CacheAblation { without_slabs: true, ..CacheAblation::default() };
     let usual = CacheOptions { ablation, ..CacheOptions::default() };
     [
-        CacheOptions { keeps_clean: false, ..usual.clone() },
-        CacheOptions { straight_bytes_min: BLOCK, ..usual.clone() },
-        usual,
+        (CacheOptions { keeps_clean: false, ..usual.clone() }, false),
+        (CacheOptions { straight_bytes_min: BLOCK, ..usual.clone() }, false),
+        (usual.clone(), true),
+        (usual, false),
     ]
 }
 
-fn new(options: &CacheOptions) -> Arc<Space> {
-    new_file(options.clone(), &[1; SIZE as usize])
+fn new((cache, is_in_place): &Options) -> Arc<Space> {
+    new_file(cache.clone(), *is_in_place, &[1; SIZE as usize])
 }
 
 /// What the file has after calls, one after the other, of which each changes the file.
-fn after(options: &CacheOptions, calls: &[Call]) -> Vec<u8> {
+fn after(options: &Options, calls: &[Call]) -> Vec<u8> {
     let file = new(options).open();
     calls.iter().for_each(|call| call(&file));
     let bytes = contents(&file);
@@ -88,7 +92,7 @@ fn shown(bytes: &[u8]) -> Vec<(u8, usize)> {
 
 /// Calls beside each other.
 struct Case {
-    options: CacheOptions,
+    options: Options,
     name: String,
     calls: Vec<Call>,
     /// What a reader may see, besides what the file has in the end.
@@ -98,20 +102,20 @@ struct Case {
 }
 
 impl Case {
-    /// Two changes.
-    fn of_two(options: &CacheOptions, [one, other]: [(&str, Call); 2]) -> Self {
+    /// Two changes, and somebody who reads ahead.
+    fn of_two(options: &Options, [one, other]: [(&str, Call); 2]) -> Self {
         let after = |calls: &[Call]| after(options, calls);
         Self {
             options: options.clone(),
             name: format!("{} and {}", one.0, other.0),
-            calls: vec![one.1, other.1],
+            calls: vec![one.1, other.1, BESIDE[0].1],
             moments: vec![after(&[]), after(&[one.1]), after(&[other.1])],
             ends: vec![after(&[one.1, other.1]), after(&[other.1, one.1])],
         }
     }
 
     /// A change, and what changes nothing.
-    fn beside(options: &CacheOptions, one: (&str, Call), beside: (&str, Call)) -> Self {
+    fn beside(options: &Options, one: (&str, Call), beside: (&str, Call)) -> Self {
         Self {
             options: options.clone(),
             name: format!("{} beside {}", one.0, beside.0),

@@ -52,6 +52,10 @@ impl<E: Clone> WritebackErrors<E> {
 
     /// What nobody was told when the file was in memory before.
     pub(crate) fn restore(&mut self, lost: LostData<E>) {
+        if !self.is_reported {
+            // A newer one is told in its place.
+            return;
+        }
         self.record(lost.error);
         if lost.is_synced {
             self.synced = self.count;

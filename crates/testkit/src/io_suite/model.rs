@@ -35,6 +35,8 @@ struct Past {
     grown: Vec<Range<u64>>,
     /// Each change may have found any of the earlier ones lost.
     loses: bool,
+    /// Where it ended on the medium since then.
+    ends: BTreeSet<u64>,
 }
 
 pub(super) fn index(offset: u64) -> usize {
@@ -114,6 +116,12 @@ impl Model {
     /// From now on until the next sync a change may be lost before the next one is made.
     pub(super) fn begin_losing(&mut self) {
         self.past.loses = true;
+        self.past.ends.insert(self.size());
+    }
+
+    /// A call failed that was to cut the file off at `size`.
+    pub(super) fn was_not_cut_at(&mut self, size: u64) {
+        self.past.ends.remove(&size);
     }
 
     /// Whether what was written may be lost by now.
@@ -166,6 +174,9 @@ impl Model {
         self.space.retain(|kept| kept * block < size);
         self.bytes.truncate(index(size));
         self.past.sizes.insert(size);
+        if self.past.loses {
+            self.past.ends.insert(size);
+        }
         self.changed(size, old);
     }
 
@@ -271,9 +282,9 @@ impl Model {
     /// How much of a block is judged. Where the device may have failed the zeros behind the end that the file had on it, what was cut off
     /// there before can be shown again: the error said that something is lost.
     fn judged_bytes(&self, number: u64) -> usize {
-        let end = self.past.sizes.first().copied().unwrap_or(0);
-        let holds_end = end / self.block == number && !end.is_multiple_of(self.block);
-        index(if self.past.loses && holds_end { end % self.block } else { self.block })
+        let ends = self.past.ends.iter().filter(|end| *end / self.block == number);
+        let first = ends.map(|end| end % self.block).find(|inside| *inside > 0);
+        index(first.unwrap_or(self.block))
     }
 
     /// That each block is what that block was at some moment since the last sync.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ubtrfs_iomap::{Error, FiemapExtent, FiemapFlags, FiemapSync, FileOffset, FileRange};
+use ubtrfs_iomap::{Error, FiemapExtent, FiemapFlags, FiemapSync, FileOffset, FileRange, Reach};
 
 use super::content::assert_same;
 use super::counts::{Count, count};
@@ -85,7 +85,7 @@ impl<H: Harness> Run<H> {
         self.subjects[chosen].model.begin_losing();
         for _ in 0..self.random.below(4) + 1 {
             let (start, len) = self.range();
-            match self.random.below(6) {
+            match self.random.below(8) {
                 0 => {
                     self.now_ms += 40_000;
                     self.harness.background_pass(self.now_ms);
@@ -93,6 +93,7 @@ impl<H: Harness> Run<H> {
                 // What fsync tells in any case.
                 1 => _ = self.subjects[chosen].file().flush(range(start, start + len)),
                 2 => self.store_mapped(chosen, start, len),
+                3 | 4 => self.change_failing(chosen, start, len.max(1)),
                 _ => self.write(chosen, start, len),
             }
         }
@@ -119,6 +120,37 @@ impl<H: Harness> Run<H> {
         }
         self.subjects[chosen].model.synced();
         (0..self.subjects.len()).for_each(|index| self.check(index));
+    }
+
+    /// A call that fails where what it needs on the device first does not get there. It then has changed each block, or has not.
+    fn change_failing(&mut self, chosen: usize, start: u64, len: u64) {
+        let kind = self.random.below(4);
+        let file = self.subjects[chosen].file();
+        let result = match kind {
+            0 => file.truncate(at(start)),
+            1 => file.zero_range(at(start), len),
+            2 => file.punch_hole(at(start), len),
+            _ => file.allocate_zeroed(at(start), len, Reach::Stays),
+        };
+        let size = file.size().bytes();
+        let result = self.refused(result);
+        let model = &mut self.subjects[chosen].model;
+        match kind {
+            0 => model.truncate(start),
+            1 => model.zero(start, start + len),
+            2 => model.punch(start, len),
+            _ => {
+                model.drop_data(start, len);
+                model.allocate(start, len, Reach::Stays);
+            }
+        }
+        if result.is_err() {
+            assert_eq!(result, Err(Refusal::Io));
+            if kind == 0 && size != start {
+                model.was_not_cut_at(start);
+            }
+            model.truncate(size);
+        }
     }
 
     /// All that is seen of a file is as the model says.
