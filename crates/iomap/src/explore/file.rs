@@ -16,6 +16,17 @@ use crate::page_cache::{CacheOptions, PageCache};
 pub(super) const BLOCK: u64 = 512;
 /// Of a file; what is asked for beyond is a hole.
 pub(super) const BLOCKS_MAX: u64 = 8;
+const fn blocks_from(first: u64, end: u64) -> FileRange {
+    FileRange { start: FileOffset::new(first * BLOCK), end: FileOffset::new(end * BLOCK) }
+}
+
+/// What just this range is asked for fails.
+pub(super) const DIRECT_REFUSED: FileRange = blocks_from(0, 2);
+pub(super) const PUNCH_REFUSED: FileRange = blocks_from(1, 2);
+/// Of this, one block is written.
+pub(super) const DIRECT_ENDS_EARLY: FileRange = blocks_from(2, 4);
+/// That a file ends there cannot be recorded.
+pub(super) const SIZE_REFUSED: u64 = 333;
 const BLOCK_LEN: usize = BLOCK as usize;
 const GARBAGE: u8 = 0xDB;
 
@@ -170,8 +181,16 @@ impl FileSystem for Moving {
         sequence: &MappingSequence,
         run: &WritebackRun<'_>,
     ) -> Result<u64, Error> {
-        self.state.lock().write(sequence, run, self.is_in_place);
-        Ok(run.range.len_bytes())
+        if run.range == DIRECT_REFUSED {
+            return Err(Error::NoData { offset: run.range.start });
+        }
+        let bytes = run.buffers.concat();
+        let is_cut = run.range == DIRECT_ENDS_EARLY;
+        let len = if is_cut { BLOCK_LEN } else { bytes.len() };
+        let range = FileRange::with_len(run.range.start, len as u64);
+        let front = WritebackRun { range, buffers: &[&bytes[..len]], size: run.size };
+        self.state.lock().write(sequence, &front, self.is_in_place);
+        Ok(len as u64)
     }
 
     fn unreserve(&self, _: &MappingSequence, len_bytes: u64) {
@@ -188,6 +207,9 @@ impl FileSystem for Moving {
         size: FileOffset,
         beyond: Beyond,
     ) -> Result<(), Error> {
+        if size.bytes() == SIZE_REFUSED {
+            return Err(Error::NoData { offset: size });
+        }
         let mut state = self.state.lock();
         if beyond == Beyond::Dropped {
             state.drop_range(sequence, FileRange::from(size.round_up(BLOCK)));
@@ -197,6 +219,9 @@ impl FileSystem for Moving {
     }
 
     fn punch(&self, sequence: &MappingSequence, range: FileRange) -> Result<(), Error> {
+        if range == PUNCH_REFUSED {
+            return Err(Error::NoData { offset: range.start });
+        }
         self.state.lock().drop_range(sequence, range);
         Ok(())
     }

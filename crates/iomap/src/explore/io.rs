@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use shuttle::thread;
 
-use super::file::{BLOCK, Moving, Space, clone_into, contents, forget, new_file, stored};
+use super::file::{
+    BLOCK, DIRECT_ENDS_EARLY, DIRECT_REFUSED, Moving, PUNCH_REFUSED, SIZE_REFUSED, Space,
+    clone_into, contents, forget, new_file, stored,
+};
 use super::range;
 use crate::address_space::{OpenFile, Reach};
 use crate::offset::FileOffset;
@@ -17,7 +20,7 @@ fn at(offset: u64) -> FileOffset {
 }
 
 /// What changes a file of [`SIZE`] bytes, each by bytes of its own.
-const CHANGES: [(&str, Call); 19] = [
+const CHANGES: [(&str, Call); 23] = [
     ("write inside", |file| _ = file.write(at(100), &[2; 500]).unwrap()),
     ("write over the end", |file| _ = file.write(at(600), &[3; 700]).unwrap()),
     ("write behind the end", |file| _ = file.write(at(1100), &[4; 30]).unwrap()),
@@ -26,14 +29,24 @@ const CHANGES: [(&str, Call); 19] = [
     ("direct write inside", |file| _ = file.direct_write(at(0), &[7; 512]).unwrap()),
     ("direct write over the end", |file| _ = file.direct_write(at(512), &[8; 1024]).unwrap()),
     ("direct write behind the end", |file| _ = file.direct_write(at(1536), &[9; 512]).unwrap()),
+    ("direct write that fails", |file| {
+        assert!(file.direct_write(DIRECT_REFUSED.start, &[12; 1024]).is_err());
+    }),
+    ("direct write that ends early", |file| {
+        assert_eq!(file.direct_write(DIRECT_ENDS_EARLY.start, &[13; 1024]), Ok(512));
+    }),
+    ("punch that fails", |file| {
+        assert!(file.punch_hole(PUNCH_REFUSED.start, BLOCK).is_err());
+    }),
     ("cut to nothing", |file| file.truncate(at(0)).unwrap()),
     ("cut inside", |file| file.truncate(at(300)).unwrap()),
+    ("cut that fails", |file| assert!(file.truncate(at(SIZE_REFUSED)).is_err())),
     ("cut in the last block", |file| file.truncate(at(700)).unwrap()),
     ("make longer", |file| file.truncate(at(1300)).unwrap()),
     ("punch", |file| file.punch_hole(at(400), 300).unwrap()),
     ("punch a block", |file| file.punch_hole(at(0), 512).unwrap()),
     ("zero", |file| file.zero_range(at(50), 600).unwrap()),
-    ("allocate zeros", |file| file.allocate_zeroed(at(200), 1200, Reach::Extends).unwrap()),
+    ("allocate zeros", |file| file.allocate_zeroed(at(200), 1500, Reach::Extends).unwrap()),
     ("allocate", |file| file.allocate(at(512), 1000, Reach::Extends).unwrap()),
     ("store behind the end", |file| {
         // It may have been cut: then there is no such block.
@@ -48,7 +61,7 @@ const SIZE: u64 = 750;
 /// What changes nothing that anybody may see.
 const BESIDE: [(&str, Call); 5] = [
     ("read ahead", |file| file.space().read_ahead_of(range(0, 1024)).unwrap()),
-    ("fsync", |file| file.fsync().unwrap()),
+    ("fsync", |file| _ = file.fsync()),
     ("write back and forget", |file| {
         file.space().write_back_some(u64::MAX);
         forget(file.space());
@@ -142,6 +155,8 @@ impl Case {
         let file = space.open();
         let end = contents(&file);
         assert!(self.ends.contains(&end), "{name}: {:?} in the end", shown(&end));
+        // What was lost by a call that failed is told, once.
+        let _ = file.fsync();
         file.fsync().unwrap();
         assert!(stored(&space) == end, "{name}: {:?} is stored", shown(&stored(&space)));
         forget(&space);
