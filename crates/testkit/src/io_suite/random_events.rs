@@ -83,6 +83,8 @@ impl<H: Harness> Run<H> {
             return;
         }
         self.subjects[chosen].model.begin_losing();
+        // Of the writes that fail, those of calls that said so.
+        let mut told = 0;
         for _ in 0..self.random.below(4) + 1 {
             let (start, len) = self.range();
             match self.random.below(8) {
@@ -93,7 +95,7 @@ impl<H: Harness> Run<H> {
                 // What fsync tells in any case.
                 1 => _ = self.subjects[chosen].file().flush(range(start, start + len)),
                 2 => self.store_mapped(chosen, start, len),
-                3 | 4 => self.change_failing(chosen, start, len.max(1)),
+                3 | 4 => told += self.change_failing(chosen, start, len.max(1)),
                 _ => self.write(chosen, start, len),
             }
         }
@@ -102,11 +104,15 @@ impl<H: Harness> Run<H> {
         let failed = self.harness.failures() - failures;
         self.failures += failed;
         count(Count::FailuresInjected, failed);
-        assert_eq!(result.is_err(), failed > 0, "{failed} writes failed, and fsync: {result:?}");
-        if result.is_err() {
+        let what = || format!("{failed} writes failed, {told} told, and fsync: {result:?}");
+        assert!(failed > 0 || result.is_ok(), "{}", what());
+        assert!(failed == told || result.is_err(), "{}", what());
+        if failed > 0 {
             count(Count::FailuresTold, 1);
-            assert_eq!(self.refused(result), Err(Refusal::Io));
-            assert!(self.subjects[chosen].file().fsync().is_ok(), "said once only");
+            if result.is_err() {
+                assert_eq!(self.refused(result), Err(Refusal::Io));
+                assert!(self.subjects[chosen].file().fsync().is_ok(), "said once only");
+            }
             let shown = contents(self.subjects[chosen].file());
             let model = &self.subjects[chosen].model;
             assert_eq!(shown.len(), model.bytes.len(), "where it ends is not data");
@@ -122,9 +128,11 @@ impl<H: Harness> Run<H> {
         (0..self.subjects.len()).for_each(|index| self.check(index));
     }
 
-    /// A call that fails where what it needs on the device first does not get there. It then has changed each block, or has not.
-    fn change_failing(&mut self, chosen: usize, start: u64, len: u64) {
+    /// A call that fails where what it needs on the device first does not get there. It then has changed each block, or has not. Returns how
+    /// many writes failed of a call that said so: of what stays as it was, as of inline data that cannot be moved, fsync tells nothing.
+    fn change_failing(&mut self, chosen: usize, start: u64, len: u64) -> u64 {
         let kind = self.random.below(4);
+        let failures = self.harness.failures();
         let file = self.subjects[chosen].file();
         let result = match kind {
             0 => file.truncate(at(start)),
@@ -144,13 +152,15 @@ impl<H: Harness> Run<H> {
                 model.allocate(start, len, Reach::Stays);
             }
         }
-        if result.is_err() {
-            assert_eq!(result, Err(Refusal::Io));
-            if kind == 0 && size != start {
-                model.was_not_cut_at(start);
-            }
-            model.truncate(size);
+        if result.is_ok() {
+            return 0;
         }
+        assert_eq!(result, Err(Refusal::Io));
+        if kind == 0 && size != start {
+            model.was_not_cut_at(start);
+        }
+        model.truncate(size);
+        self.harness.failures() - failures
     }
 
     /// All that is seen of a file is as the model says.
