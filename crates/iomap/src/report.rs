@@ -54,6 +54,7 @@ impl<W> Segment<W> {
 
 impl<F: FileSystem> OpenFile<F> {
     /// What the file is from `at` on, at most up to `end`, which is after it; `piece_at` says what the filesystem does.
+    #[inline(always)]
     pub(crate) fn segment<W>(
         &self,
         at: FileOffset,

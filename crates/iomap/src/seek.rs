@@ -2,6 +2,8 @@
 //!
 //! No range is locked: each step looks at what the filesystem said and at the states under it, at one moment. Threads that
 //! share an open file share its window; who finds it taken asks for himself.
+//!
+//! What each seek goes through is inlined by order: left to the compiler it was calls in some builds, a third more for a seek.
 
 use crate::address_space::OpenFile;
 use crate::error::Error;
@@ -62,6 +64,7 @@ impl<F: FileSystem> OpenFile<F> {
         })
     }
 
+    #[inline(always)]
     fn with_seek_window<T>(&self, seek: impl FnOnce(&mut SeekWindow) -> T) -> T {
         match self.seek_window.try_lock() {
             Some(mut window) => seek(&mut window),
@@ -70,17 +73,27 @@ impl<F: FileSystem> OpenFile<F> {
     }
 
     /// What the filesystem says of a place: it said so before, and it is current, or it is asked, for what lies in front of `end`.
+    #[inline(always)]
     fn piece_at(
         &self,
         window: &mut SeekWindow,
         at: FileOffset,
         end: FileOffset,
     ) -> Result<Piece<()>, F::Error> {
-        if let Some(piece) = window.find(at)
-            && self.space.is_current(piece.cookie)
-        {
-            return Ok(piece);
+        match window.find(at) {
+            Some(piece) if self.space.is_current(piece.cookie) => Ok(piece),
+            _ => self.asked_piece_at(window, at, end),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn asked_piece_at(
+        &self,
+        window: &mut SeekWindow,
+        at: FileOffset,
+        end: FileOffset,
+    ) -> Result<Piece<()>, F::Error> {
         let range = FileRange::new(at, end);
         window
             .refill(at, |count_max, mappings| self.space.ask_ahead(range, count_max, mappings))?;

@@ -31,6 +31,7 @@ struct Run {
 
 impl SeekWindow {
     /// What lies at `at`, if the stretch holds that, whether it is current or not.
+    #[inline(always)]
     pub(crate) fn find(&mut self, at: FileOffset) -> Option<Piece<()>> {
         let cookie = self.cookie?;
         let is_here = |index: usize| self.start_of(index) <= at && at < self.runs[index].end;
