@@ -18,10 +18,11 @@ def e(f,*a):
     except OSError as x: return errno.errorcode[x.errno]
 def mode(p): return oct(os.lstat(p).st_mode&0o7777)
 out=lambda *a: print(*a)
-# Until the clock that files get their times from is past what it was: beside much else a tick may take longer than it should.
+# Until the clock that the kernel gives files their times by is past what a server's said, which has no ticks: beside much else a tick may take
+# longer than it should, and the kernel's clock is behind by more than one.
 def later():
-    t=time.clock_gettime_ns(5)
-    while time.clock_gettime_ns(5)==t: time.sleep(0.002)
+    t=time.clock_gettime_ns(0)
+    while time.clock_gettime_ns(5)<=t: time.sleep(0.002)
 def setfl(p,bits):
     fd=os.open(p,os.O_RDONLY|os.O_NONBLOCK)
     try:
