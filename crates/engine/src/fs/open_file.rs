@@ -410,6 +410,8 @@ impl Filesystem {
         bytes: &[u8],
     ) -> Result<()> {
         let file = self.open_data(id)?;
+        // Not of what was lost before, but of all since: the background may be quicker than the flush.
+        file.skip_errors();
         let offset = FileOffset::new(offset.0);
         check_flags(id, self.disk_inode(id)?.flags, offset >= file.size())?;
         let range = FileRange::with_len(offset, bytes.len() as u64);
@@ -418,15 +420,18 @@ impl Filesystem {
             let at = offset.saturating_add(done as u64);
             done += file.write(at, &bytes[done..])?;
         }
-        file.space().flush_told(range)
+        file.space().flush(range)?;
+        file.take_error()
     }
 
     /// [`Filesystem::truncate`] of a file that is open.
     pub(super) fn truncate_open(&self, id: InodeId, size_bytes: u64) -> Result<()> {
         let file = self.open_data(id)?;
+        file.skip_errors();
         check_flags(id, self.disk_inode(id)?.flags, false)?;
         file.truncate(FileOffset::new(size_bytes))?;
-        self.flush_file(id).map(drop)
+        self.flush_space(file.space())?;
+        file.take_error()
     }
 
     /// Bytes that what is in memory only, or on its way to the medium, adds to what a file takes by its inode: what lies over
