@@ -15,8 +15,11 @@ test:
 	scripts/setup test
 	scripts/run-tests
 
-# Orders of threads, chosen by an explorer of interleavings; a part of `make test`.
+# Orders of threads, chosen by an explorer of interleavings; a part of `make test`. EXPLORE_RUNS is how many of each case of the engine's
+# calls it tries, in each of two ways.
 .PHONY: explore
+EXPLORE_RUNS ?= 1
+explore: export UBTRFS_EXPLORE_RUNS = $(EXPLORE_RUNS)
 explore:
 	scripts/setup build
 	scripts/explore

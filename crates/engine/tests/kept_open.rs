@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ubtrfs_engine::{
     Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData, RenameMode,
@@ -438,4 +438,74 @@ fn subvolume_that_is_held_just_when_it_is_deleted_is_whole_or_gone() {
     assert!(fs.subvolumes().unwrap().iter().all(|info| info.id == top.root));
     drop(fs);
     common::judge(&image);
+}
+
+/// Who looked a name up while something else took it over, or changed places with another, could find that there was none.
+#[test]
+fn name_that_is_replaced_is_always_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let top = fs.top_level();
+    create(&fs, top, b"file");
+    create(&fs, top, b"other");
+    let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(fs.lookup(top, b"file").is_ok(), "something always has the name");
+                looks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        // Until it was looked at beside them, however processors are given.
+        let has_looked = || looks.load(Ordering::Relaxed) >= 3000 || looking.is_finished();
+        let enough = |turn| turn >= 3000 && has_looked();
+        for turn in (0..).take_while(|turn| !enough(*turn)) {
+            let mode = if turn % 2 == 0 { RenameMode::Replace } else { RenameMode::Exchange };
+            fs.rename(top, b"other", top, b"file", mode).unwrap();
+            if mode == RenameMode::Replace {
+                create(&fs, top, b"other");
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    fs.commit().unwrap();
+}
+
+/// What of a file that went was removed already was read as zeros by who had it open.
+#[test]
+fn file_that_goes_is_read_as_it_was_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let top = fs.top_level();
+    let (mut refused, len) = (0, 16_usize << 20);
+    for round in 0..20 {
+        let id = create(&fs, top, b"file");
+        // Of many extents, so that it goes in many steps.
+        for at in (0..len as u64).step_by(8192) {
+            fs.write(id, FileOffset(at), &[1; 4096]).unwrap();
+        }
+        fs.sync().unwrap();
+        fs.drop_clean_data();
+        let file = fs.open_data(id).unwrap();
+        std::thread::scope(|scope| {
+            let going = scope.spawn(|| fs.unlink(top, b"file").unwrap());
+            let mut bytes = vec![9; 4096];
+            // From whichever end it goes.
+            for at in [0, len as u64 - 8192].into_iter().cycle() {
+                match file.read(ubtrfs_iomap::FileOffset::new(at), &mut bytes) {
+                    Ok(read) => {
+                        assert!(read == 4096 && bytes.iter().all(|byte| *byte == 1), "at {at}");
+                    }
+                    Err(error) => {
+                        assert!(matches!(error, Error::NotFound { .. }), "{round}: {error}");
+                        refused += 1;
+                        break;
+                    }
+                }
+                fs.drop_clean_data();
+            }
+            going.join().unwrap();
+        });
+    }
+    assert_eq!(refused, 20);
 }

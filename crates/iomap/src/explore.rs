@@ -3,6 +3,7 @@
 
 mod file;
 mod io;
+mod moments;
 
 use std::sync::Weak;
 

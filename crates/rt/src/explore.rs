@@ -44,6 +44,11 @@ impl<T> Mutex<T> {
         Some(MutexGuard { mutex: self, guard: Some(guard) })
     }
 
+    /// What it guarded.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner().expect(POISONED)
+    }
+
     /// Without locking: nobody else has it.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().expect(POISONED)
@@ -90,6 +95,11 @@ impl<T> RwLock<T> {
     /// Waits until nobody else has it.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().expect(POISONED)
+    }
+
+    /// Without locking: nobody else has it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().expect(POISONED)
     }
 }
 

@@ -142,9 +142,8 @@ impl IoInode {
         place
     }
 
-    /// The file is no more: nothing is mapped from now on.
-    pub(super) fn end(&self) {
-        let _place = self.change_mappings();
+    /// The file is no more, or will not be: nothing is mapped from now on.
+    pub(super) fn end(&self, _: &MutexGuard<'_, Place>) {
         self.is_gone.store(true, Ordering::Release);
     }
 

@@ -350,7 +350,7 @@ impl Filesystem {
         self.inner.open_files.lost.forget(|id| id.root == root);
         let spaces = self.inner.open_files.of_subvolume(root);
         for space in &spaces {
-            space.inode().end();
+            space.inode().end(&space.inode().change_mappings());
         }
         spaces
     }

@@ -85,14 +85,19 @@ impl Filesystem {
                 self.begin_step(Reservation::removals(2 * count))
             })?;
             let place = space.as_ref().map(|space| space.inode().change_mappings());
-            match handle.remove_items(id, count)? {
-                Removed::All => break,
-                Removed::NothingOfNamed => return Ok(()),
-                Removed::Some => drop(place),
+            let removed = handle.remove_items(id, count)?;
+            if let Removed::NothingOfNamed = removed {
+                return Ok(());
+            }
+            // What is gone is no hole: whoever has it open reads nothing more of it.
+            if let (Some(space), Some(place)) = (&space, &place) {
+                space.inode().end(place);
+            }
+            if let Removed::All = removed {
+                break;
             }
         }
         if let Some(space) = space {
-            space.inode().end();
             drop(lock);
             space.throw_away();
         }

@@ -149,6 +149,7 @@ impl Handle<'_> {
         }
 
         let mut orphan = None;
+        let _replacement = files.replace_name(&mut names);
         if let Some(target) = target {
             self.detach(new.dir, new.name, &target)?;
             self.uncount(&mut names, new.dir, new.name)?;
@@ -191,6 +192,7 @@ impl Handle<'_> {
         for dir in [new.dir, old.dir] {
             names.hold(core, dir)?.next_index(core, dir)?;
         }
+        let _replacement = self.fs.inner.files.replace_name(names);
         for (place, named) in both {
             self.detach(place.dir, place.name, &named).map_err(|error| self.txn.abort(error))?;
             self.uncount(names, place.dir, place.name)?;

@@ -57,6 +57,8 @@ pub(crate) struct FileState {
     /// `names` knows subvolumes with orphans; read without its lock.
     has_uncleaned: Arc<AtomicBool>,
     /// Who changes a file's data holds the lock of its number.
+    /// Odd while a name is being replaced; more after each time.
+    replacements: AtomicU64,
     data_locks: [Mutex<()>; DATA_LOCK_COUNT],
     /// Odd while the extents of a file of that number are being replaced; more after each time.
     data_changes: Box<[AtomicU64]>,
@@ -94,6 +96,7 @@ impl Default for FileState {
             names: Mutex::new(names),
             dirty_count: AtomicUsize::default(),
             has_uncleaned,
+            replacements: AtomicU64::new(0),
             data_locks: std::array::from_fn(|_| Mutex::new(())),
             data_changes: (0..DATA_CHANGE_COUNT).map(|_| AtomicU64::new(0)).collect(),
             csums: Arc::default(),
@@ -111,6 +114,15 @@ struct SubvolumeState {
     is_read_only: bool,
 }
 
+/// While it lives, a name may be missing that is there before and after.
+pub(super) struct Replacement<'a>(&'a AtomicU64);
+
+impl Drop for Replacement<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
 /// An inode in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldInode {
@@ -123,6 +135,28 @@ pub(crate) struct HeldInode {
 impl FileState {
     pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
         lock_brief(&self.names)
+    }
+
+    /// A name is about to be taken away that something else gets, by the holder of the names.
+    pub(super) fn replace_name(&self, _: &mut Names) -> Replacement<'_> {
+        self.replacements.fetch_add(1, Ordering::AcqRel);
+        Replacement(&self.replacements)
+    }
+
+    /// What there is of something that a name tells; where there is nothing, it is looked for once more behind whoever was replacing a name
+    /// meanwhile. The thread does not hold the names.
+    ///
+    /// # Errors
+    /// That of `find`.
+    pub(super) fn find_named<T>(&self, find: impl Fn() -> Result<Option<T>>) -> Result<Option<T>> {
+        let before = self.replacements.load(Ordering::Acquire);
+        let found = find()?;
+        let is_now = self.replacements.load(Ordering::Acquire);
+        if found.is_some() || is_now == before && is_now.is_multiple_of(2) {
+            return Ok(found);
+        }
+        let _names = self.names();
+        find()
     }
 
     /// Subvolumes whose orphans are to be cleaned, once each.

@@ -247,7 +247,7 @@ impl FileSystem for Moving {
     }
 }
 
-/// A file on the medium, of which memory has nothing.
+/// A file that is in memory only.
 pub(super) fn new_file(options: CacheOptions, is_in_place: bool, bytes: &[u8]) -> Arc<Space> {
     let space = AddressSpace::new(
         Arc::new(Moving { is_in_place, ..Moving::default() }),
@@ -255,10 +255,7 @@ pub(super) fn new_file(options: CacheOptions, is_in_place: bool, bytes: &[u8]) -
         FileOffset::ZERO,
         PageCache::new(options),
     );
-    let file = space.open();
-    file.write(FileOffset::ZERO, bytes).unwrap();
-    file.fsync().unwrap();
-    forget(&space);
+    space.open().write(FileOffset::ZERO, bytes).unwrap();
     space
 }
 

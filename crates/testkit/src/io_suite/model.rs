@@ -119,9 +119,14 @@ impl Model {
         self.past.ends.insert(self.size());
     }
 
-    /// A call failed that was to cut the file off at `size`.
-    pub(super) fn was_not_cut_at(&mut self, size: u64) {
-        self.past.ends.remove(&size);
+    /// Where the file ended on the medium since it began to lose, for [`Model::was_not_cut()`].
+    pub(super) fn ends(&self) -> BTreeSet<u64> {
+        self.past.ends.clone()
+    }
+
+    /// A call failed that was to cut the file off, at a moment when its ends were these.
+    pub(super) fn was_not_cut(&mut self, ends: BTreeSet<u64>) {
+        self.past.ends = ends;
     }
 
     /// Whether what was written may be lost by now.

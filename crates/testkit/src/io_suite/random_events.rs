@@ -143,6 +143,7 @@ impl<H: Harness> Run<H> {
         let size = file.size().bytes();
         let result = self.refused(result);
         let model = &mut self.subjects[chosen].model;
+        let ends = model.ends();
         match kind {
             0 => model.truncate(start),
             1 => model.zero(start, start + len),
@@ -157,7 +158,7 @@ impl<H: Harness> Run<H> {
         }
         assert_eq!(result, Err(Refusal::Io));
         if kind == 0 && size != start {
-            model.was_not_cut_at(start);
+            model.was_not_cut(ends);
         }
         model.truncate(size);
         self.harness.failures() - failures

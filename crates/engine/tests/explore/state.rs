@@ -1,0 +1,82 @@
+//! What is seen of a filesystem of two files and a snapshot.
+
+use std::fmt;
+
+use ubtrfs_engine::{Filesystem, InodeId, Result};
+use ubtrfs_iomap::FileOffset;
+
+/// What the names lead to.
+#[derive(Clone, PartialEq, Eq)]
+pub struct State {
+    pub one: Option<Vec<u8>>,
+    pub other: Option<Vec<u8>>,
+    /// What the two were when the snapshot was taken, if it was.
+    pub snapshot: Option<[Option<Vec<u8>>; 2]>,
+}
+
+impl State {
+    pub fn of(fs: &Filesystem) -> Self {
+        let [one, other] = files(fs, fs.top_level());
+        let snapshot = fs.lookup(fs.top_level(), b"snapshot").ok();
+        Self { one, other, snapshot: snapshot.map(|root| files(fs, root)) }
+    }
+
+    pub fn files(&self) -> [Option<&Vec<u8>>; 2] {
+        [self.one.as_ref(), self.other.as_ref()]
+    }
+
+    /// Whether all is the same but for what the snapshot has.
+    pub fn has_same_files(&self, other: &Self) -> bool {
+        self.files() == other.files() && self.snapshot.is_some() == other.snapshot.is_some()
+    }
+
+    pub fn of_one(fs: &Filesystem) -> Option<Vec<u8>> {
+        contents(fs, fs.top_level(), b"one")
+    }
+}
+
+fn files(fs: &Filesystem, dir: InodeId) -> [Option<Vec<u8>>; 2] {
+    [contents(fs, dir, b"one"), contents(fs, dir, b"other")]
+}
+
+/// `None` if there is no such file.
+fn contents(fs: &Filesystem, dir: InodeId, name: &[u8]) -> Option<Vec<u8>> {
+    loop {
+        let id = fs.lookup(dir, name).ok()?;
+        // It may have lost its name, and be no more, by now: then another may have it.
+        if let Ok(bytes) = read(fs, id) {
+            return Some(bytes);
+        }
+    }
+}
+
+fn read(fs: &Filesystem, id: InodeId) -> Result<Vec<u8>> {
+    let file = fs.open_data(id)?;
+    let mut bytes = vec![9; 1 << 16];
+    let len = file.read(FileOffset::ZERO, &mut bytes)?;
+    bytes.truncate(len);
+    // Of what went meanwhile memory may have a part.
+    file.inode()?;
+    Ok(bytes)
+}
+
+/// Bytes, and how many of each.
+pub fn shown(bytes: Option<&[u8]>) -> Option<Vec<(u8, usize)>> {
+    let runs = |bytes: &[u8]| {
+        bytes.chunk_by(|one, other| one == other).map(|run| (run[0], run.len())).collect()
+    };
+    bytes.map(runs)
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let files = |[one, other]: [&Option<Vec<u8>>; 2]| {
+            format!("one {:?}, other {:?}", shown(one.as_deref()), shown(other.as_deref()))
+        };
+        f.write_str(&files([&self.one, &self.other]))?;
+        match &self.snapshot {
+            Some(snapshot) => write!(f, ", snapshot: {}", files(snapshot.each_ref())),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! A filesystem of two files on a device in memory.
+
+use std::sync::Arc;
+
+use shuttle::rand::{Rng, RngCore};
+use ubtrfs_engine::{
+    Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, Reservation, mkfs,
+};
+use ubtrfs_iomap::{FileOffset, Reach};
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_rt::{Executor, Runtime, Time};
+use ubtrfs_testkit::Prng;
+use ubtrfs_testkit::crash::{Image, SimDevice};
+use ubtrfs_volume::{Device, Volume, VolumeOptions};
+
+pub struct World {
+    device: Arc<SimDevice>,
+    pub fs: Filesystem,
+    /// What the names lead to at first.
+    pub one: InodeId,
+    pub other: InodeId,
+}
+
+/// What the two files are at first.
+pub struct Shape {
+    name: &'static str,
+    compression: Option<Compression>,
+    fill: fn(&World),
+    /// It is in memory only when a case begins.
+    is_dirty: bool,
+}
+
+/// A filesystem as it lies on its device before a case begins.
+#[derive(Clone)]
+pub struct Start {
+    pub name: &'static str,
+    pub compression: Option<Compression>,
+    image: Image,
+    /// What is in memory only.
+    dirty: Option<fn(&World)>,
+}
+
+fn at(offset: u64) -> FileOffset {
+    FileOffset::new(offset)
+}
+
+const USUAL: Shape = Shape {
+    name: "extents",
+    compression: None,
+    fill: |world| world.write_both(9000, 9000),
+    is_dirty: false,
+};
+
+pub const SHAPES: [Shape; 6] = [
+    USUAL,
+    Shape { name: "inline", fill: |world| world.write_both(750, 5000), ..USUAL },
+    Shape {
+        name: "shared",
+        fill: |world| {
+            world.write_both(9000, 1);
+            world.fs.clone_file(world.one, world.other).unwrap();
+        },
+        ..USUAL
+    },
+    Shape {
+        name: "allocated ahead",
+        fill: |world| {
+            for id in [world.one, world.other] {
+                let file = world.fs.open_data(id).unwrap();
+                file.allocate(at(0), 12_288, Reach::Extends).unwrap();
+                file.write(at(4096), &[1; 1000]).unwrap();
+            }
+        },
+        ..USUAL
+    },
+    Shape { name: "compressed", compression: Some(Compression::Zstd), ..USUAL },
+    Shape { name: "dirty", is_dirty: true, ..USUAL },
+];
+
+impl Shape {
+    pub fn start(&self) -> Start {
+        let &Self { name, compression, fill, is_dirty } = self;
+        let image = super::made(move || {
+            let device = Arc::new(SimDevice::new(256 << 20));
+            let options = MkfsOptions {
+                nodesize_bytes: 4096,
+                metadata_profile: Some(BlockGroupFlags::default()),
+                ..MkfsOptions::default()
+            };
+            let runtime = Arc::new(Runtime::simulated(1));
+            drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
+            let Opened { device, fs } = Opened::on(device, compression);
+            let [one, other] = [&b"one"[..], b"other"].map(|name| create(&fs, name));
+            let world = World { device, fs, one, other };
+            if !is_dirty {
+                fill(&world);
+            }
+            Opened { device: world.device, fs: world.fs }.close()
+        });
+        Start { name, compression, image, dirty: is_dirty.then_some(fill) }
+    }
+}
+
+/// A filesystem, and the device that it lies on.
+pub struct Opened {
+    device: Arc<SimDevice>,
+    pub fs: Filesystem,
+}
+
+impl Opened {
+    pub fn of_image(image: Image, compression: Option<Compression>) -> Self {
+        Self::on(Arc::new(SimDevice::of_image(image)), compression)
+    }
+
+    fn on(device: Arc<SimDevice>, compression: Option<Compression>) -> Self {
+        let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+        let volume = Volume::open(devices, &VolumeOptions::default()).unwrap();
+        let options = OpenOptions {
+            runtime: Arc::new(Runtime::simulated(1)),
+            compression: compression.map(Method::with_default_level),
+            ..OpenOptions::default()
+        };
+        Self { device, fs: Filesystem::open(volume, options).unwrap() }
+    }
+
+    /// What the device has once the filesystem is closed.
+    pub fn close(self) -> Image {
+        self.fs.sync().unwrap();
+        drop(self.fs);
+        self.device.image()
+    }
+}
+
+impl World {
+    pub fn open(start: &Start) -> Self {
+        let Opened { device, fs } = Opened::of_image(start.image.clone(), start.compression);
+        let [one, other] =
+            [&b"one"[..], b"other"].map(|name| fs.lookup(fs.top_level(), name).unwrap());
+        let world = Self { device, fs, one, other };
+        if let Some(fill) = start.dirty {
+            fill(&world);
+        }
+        world
+    }
+
+    fn write_both(&self, one: usize, other: usize) {
+        for (id, len, byte) in [(self.one, one, 1), (self.other, other, 31)] {
+            let file = self.fs.open_data(id).unwrap();
+            assert_eq!(file.write(at(0), &vec![byte; len]).unwrap(), len);
+        }
+    }
+
+    /// Returns whether there is a file of that name.
+    pub fn fsync_one(&self) -> bool {
+        let found = self.fs.lookup(self.fs.top_level(), b"one").ok();
+        found.map(|id| self.fs.fsync(id).unwrap()).is_some()
+    }
+
+    pub fn image(&self) -> Image {
+        self.device.image()
+    }
+
+    /// What a power cut leaves that comes at any moment since it was opened.
+    pub fn cut(&self) -> Image {
+        let recording = self.device.recording();
+        let mut random = shuttle::rand::thread_rng();
+        let after = random.gen_range(0..=recording.event_count());
+        recording.torn_after(after, &mut Prng::new(random.next_u64())).image()
+    }
+}
+
+fn create(fs: &Filesystem, name: &[u8]) -> InodeId {
+    let new = NewInode::new(0o100_644, Time { sec: 1_700_000_000, nsec: 0 });
+    let mut handle = fs.begin(Reservation::create(0)).unwrap();
+    handle.create(fs.top_level(), name, &new).unwrap()
+}
+
+/// The checker that shares no code with the engine finds nothing.
+pub fn check(image: &Image, what: &str) {
+    let device = Arc::new(SimDevice::of_image(image.clone()));
+    let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+    let volume = Volume::open(vec![device], &options).unwrap();
+    let executor = Executor::Inline;
+    let options = ubtrfs_check::CheckOptions { data: true, executor, ..Default::default() };
+    let report = ubtrfs_check::check(&volume, &options).unwrap();
+    let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+    assert!(report.is_clean(), "{what}: {errors:#?}");
+}
