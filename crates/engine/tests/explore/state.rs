@@ -21,8 +21,15 @@ impl State {
         Self { one, other, snapshot: snapshot.map(|root| files(fs, root)) }
     }
 
-    pub fn files(&self) -> [Option<&Vec<u8>>; 2] {
+    fn files(&self) -> [Option<&Vec<u8>>; 2] {
         [self.one.as_ref(), self.other.as_ref()]
+    }
+
+    /// Those that there are, in the snapshot too, each with its number.
+    pub fn all_files(&self) -> impl Iterator<Item = (usize, &Vec<u8>)> {
+        let snapshot = self.snapshot.iter().flat_map(|files| files.each_ref().map(Option::as_ref));
+        let numbered = self.files().into_iter().chain(snapshot).enumerate();
+        numbered.filter_map(|(number, file)| Some((number % 2, file?)))
     }
 
     /// Whether all is the same but for what the snapshot has.
@@ -61,8 +68,8 @@ fn read(fs: &Filesystem, id: InodeId) -> Result<Vec<u8>> {
 }
 
 /// Bytes, and how many of each.
-pub fn shown(bytes: Option<&[u8]>) -> Option<Vec<(u8, usize)>> {
-    let runs = |bytes: &[u8]| {
+pub fn shown(bytes: Option<&Vec<u8>>) -> Option<Vec<(u8, usize)>> {
+    let runs = |bytes: &Vec<u8>| {
         bytes.chunk_by(|one, other| one == other).map(|run| (run[0], run.len())).collect()
     };
     bytes.map(runs)
@@ -71,7 +78,7 @@ pub fn shown(bytes: Option<&[u8]>) -> Option<Vec<(u8, usize)>> {
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let files = |[one, other]: [&Option<Vec<u8>>; 2]| {
-            format!("one {:?}, other {:?}", shown(one.as_deref()), shown(other.as_deref()))
+            format!("one {:?}, other {:?}", shown(one.as_ref()), shown(other.as_ref()))
         };
         f.write_str(&files([&self.one, &self.other]))?;
         match &self.snapshot {

@@ -11,7 +11,7 @@ use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_rt::{Executor, Runtime, Time};
 use ubtrfs_testkit::Prng;
-use ubtrfs_testkit::crash::{Image, SimDevice};
+use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimDevice};
 use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
 pub struct World {
@@ -155,6 +155,19 @@ impl World {
     pub fn fsync_one(&self) -> bool {
         let found = self.fs.lookup(self.fs.top_level(), b"one").ok();
         found.map(|id| self.fs.fsync(id).unwrap()).is_some()
+    }
+
+    /// From a moment on that chance chooses, a write fails, or all do.
+    pub fn plan_fault(&self) {
+        let mut random = shuttle::rand::thread_rng();
+        let effect = match random.next_u64() % 3 {
+            0 => Effect::Tear { sectors: 1 },
+            _ => Effect::Fail,
+        };
+        let stays = random.next_u64() % 4 == 0;
+        let after = random.next_u64() % 24;
+        let request = Request::Write;
+        self.device.plan(Fault { device: None, request, after, effect, stays });
     }
 
     pub fn image(&self) -> Image {
