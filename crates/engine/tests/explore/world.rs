@@ -164,7 +164,7 @@ impl World {
             0 => Effect::Tear { sectors: 1 },
             _ => Effect::Fail,
         };
-        let stays = random.next_u64() % 4 == 0;
+        let stays = random.next_u64().is_multiple_of(4);
         let after = random.next_u64() % 24;
         let request = Request::Write;
         self.device.plan(Fault { device: None, request, after, effect, stays });
