@@ -51,8 +51,20 @@ impl<F: FileSystem> OpenFile<F> {
     /// [`crate::Error::Invalid`]; what the filesystem said when the first byte could not be read. Where a later one cannot, the read ends
     /// before its block.
     pub fn read(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
+        self.read_telling(offset, buffer).0
+    }
+
+    /// As [`OpenFile::read`]; tells besides whether something could not be read: only then it may end before the file does.
+    fn read_telling(
+        &self,
+        offset: FileOffset,
+        buffer: &mut [u8],
+    ) -> (Result<usize, F::Error>, bool) {
         let len_bytes = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
-        let range = AddressSpace::<F>::io_range(offset, len_bytes)?;
+        let range = match AddressSpace::<F>::io_range(offset, len_bytes) {
+            Ok(range) => range,
+            Err(error) => return (Err(error), false),
+        };
         let options = self.space.cache.options();
         // What is read ahead would go at once where nothing clean is kept.
         let window_max = if options.keeps_clean { options.readahead_bytes_max } else { 0 };
@@ -92,7 +104,7 @@ impl<F: FileSystem> OpenFile<F> {
             // Or each read that comes near would try the bad block again.
             self.readahead.lock().stop();
         }
-        result
+        (result, met_error)
     }
 
     /// Whether nobody else has read the file since this one was read last.
@@ -110,14 +122,21 @@ impl<F: FileSystem> OpenFile<F> {
     /// # Errors
     /// As there, also where a later byte cannot be read.
     pub fn read_whole(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
-        let mut done = self.read(offset, buffer)?;
-        while 0 < done && done < buffer.len() {
+        let (result, mut met_error) = self.read_telling(offset, buffer);
+        let mut done = result?;
+        // Where it ended with the file it ends, however much longer that is by now: or it would show what was before a cut and what came
+        // behind it.
+        while met_error && 0 < done && done < buffer.len() {
             let at = offset.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
-            let more = if at < self.size() { self.read(at, &mut buffer[done..])? } else { 0 };
-            if more == 0 {
+            if at >= self.size() {
                 break;
             }
-            done += more;
+            let (more, met_another) = self.read_telling(at, &mut buffer[done..]);
+            met_error = met_another;
+            done += match more? {
+                0 => break,
+                more => more,
+            };
         }
         Ok(done)
     }

@@ -95,11 +95,14 @@ impl Filesystem {
     /// and finds its place again where the last call ended. The file's size is that of now.
     ///
     /// # Errors
-    /// As [`Filesystem::read`].
+    /// As [`Filesystem::read`]; `NotFound` once what has no name any more is being removed.
     pub fn open_file(&self, id: InodeId) -> Result<File> {
         // Before anything is looked at: a change after this is seen by it.
         let count = self.inner.files.data_count(id);
         let inode = self.disk_inode(id)?;
+        if inode.nlink == 0 {
+            self.inner.files.names().check_is_whole(id)?;
+        }
         let tree = self.tree(id.root)?;
         let source = self.data_source()?;
         let of = self.extents_of(&inode)?;

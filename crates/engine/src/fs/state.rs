@@ -79,6 +79,8 @@ pub(crate) struct Names {
     next_root: Option<u64>,
     /// Inodes without a name that this session made so: no clean-up takes them.
     live_orphans: FxHashSet<InodeId>,
+    /// Inodes that are being removed, or of which a part was when that failed.
+    going: FxHashSet<InodeId>,
     /// Subvolumes that were first looked at by who changes them, and hold older orphans.
     uncleaned: Vec<RootId>,
     /// Subvolumes with inodes that should have gone and found no room to.
@@ -279,6 +281,7 @@ impl FileState {
 
     /// Drops an inode that is no more.
     pub(crate) fn forget(&self, names: &mut Names, id: InodeId) {
+        names.going.remove(&id);
         let removed = names.held.remove(&id);
         if removed.is_some_and(|held| held.is_dirty) {
             self.dirty_count.fetch_sub(1, Ordering::Release);
@@ -398,6 +401,7 @@ impl Names {
         self.kept.remove(&root);
         self.uncleaned.retain(|known| *known != root);
         self.live_orphans.retain(|id| id.root != root);
+        self.going.retain(|id| id.root != root);
     }
 
     fn subvolume(&mut self, core: &Core, root: RootId) -> Result<&mut SubvolumeState> {
@@ -464,6 +468,15 @@ impl Names {
     /// From now on nobody can give the inode a name.
     pub(crate) fn begin_eviction(&mut self, id: InodeId) {
         self.live_orphans.remove(&id);
+        self.going.insert(id);
+    }
+
+    /// Refuses to read an inode of which a part may have been removed.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(crate) fn check_is_whole(&self, id: InodeId) -> Result<()> {
+        if self.going.contains(&id) { Err(Error::not_found(id)) } else { Ok(()) }
     }
 
     /// The number that the next inode of a subvolume gets; [`Names::take_inode`] takes it.

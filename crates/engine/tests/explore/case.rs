@@ -51,6 +51,7 @@ impl Case {
     }
 
     pub fn explore(self, device: Device) {
+        let _told = ToldOfPanic(self.name.clone());
         let case = Arc::new(self);
         let same = Arc::clone(&case);
         Runner::new(RandomScheduler::new(runs()), config()).run(move || case.run(device));
@@ -145,6 +146,17 @@ impl Case {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Threads that wait for each other, or spin, have no name of a case.
+struct ToldOfPanic(String);
+
+impl Drop for ToldOfPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("in the case {}", self.0);
         }
     }
 }

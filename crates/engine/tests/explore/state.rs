@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use ubtrfs_engine::{Filesystem, InodeId, Result};
+use shuttle::rand::RngCore;
+use ubtrfs_engine::{Error, Filesystem, InodeId, Result};
 use ubtrfs_iomap::FileOffset;
+use ubtrfs_ondisk::FileOffset as DiskOffset;
 
 /// What the names lead to.
 #[derive(Clone, PartialEq, Eq)]
@@ -50,20 +52,25 @@ fn files(fs: &Filesystem, dir: InodeId) -> [Option<Vec<u8>>; 2] {
 fn contents(fs: &Filesystem, dir: InodeId, name: &[u8]) -> Option<Vec<u8>> {
     loop {
         let id = fs.lookup(dir, name).ok()?;
-        // It may have lost its name, and be no more, by now: then another may have it.
-        if let Ok(bytes) = read(fs, id) {
-            return Some(bytes);
+        match read(fs, id) {
+            Ok(bytes) => return Some(bytes),
+            // It lost its name, and is no more: then another may have it.
+            Err(Error::NotFound { .. }) => {}
+            Err(error) => panic!("{error}"),
         }
     }
 }
 
+/// Of an open file, or by its number, as chance says.
 fn read(fs: &Filesystem, id: InodeId) -> Result<Vec<u8>> {
-    let file = fs.open_data(id)?;
     let mut bytes = vec![9; 1 << 16];
-    let len = file.read(FileOffset::ZERO, &mut bytes)?;
+    let len = match shuttle::rand::thread_rng().next_u64().is_multiple_of(2) {
+        true => fs.open_data(id)?.read(FileOffset::ZERO, &mut bytes)?,
+        false => fs.read(id, DiskOffset(0), &mut bytes)?,
+    };
     bytes.truncate(len);
     // Of what went meanwhile memory may have a part.
-    file.inode()?;
+    fs.inode(id)?;
     Ok(bytes)
 }
 

@@ -277,7 +277,7 @@ pub(super) fn clone_into(space: &Space, to: FileRange, byte: u8) {
 
 pub(super) fn contents(file: &OpenFile<Moving>) -> Vec<u8> {
     let mut bytes = vec![9; (BLOCK * BLOCKS_MAX) as usize];
-    let len = file.read(FileOffset::ZERO, &mut bytes).unwrap();
+    let len = file.read_whole(FileOffset::ZERO, &mut bytes).unwrap();
     bytes.truncate(len);
     bytes
 }
