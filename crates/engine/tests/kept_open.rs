@@ -450,6 +450,7 @@ fn name_that_is_replaced_is_always_there() {
     create(&fs, top, b"other");
     let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let _over = Over(&is_over);
         let looking = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 assert!(fs.lookup(top, b"file").is_ok(), "something always has the name");
@@ -466,9 +467,47 @@ fn name_that_is_replaced_is_always_there() {
                 create(&fs, top, b"other");
             }
         }
-        is_over.store(true, Ordering::Relaxed);
     });
     fs.commit().unwrap();
+}
+
+/// In that moment the name of a subvolume led to the empty directory that stands for one which is elsewhere.
+#[test]
+fn subvolumes_that_change_places_are_always_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = make(&dir.path().join("image"));
+    let top = fs.top_level();
+    for name in [&b"one"[..], b"other"] {
+        let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+        let new = NewInode::new(0o40_755, Time::default());
+        let root = handle.create_subvolume(top, name, &new).unwrap();
+        drop(handle);
+        create(&fs, root, b"file");
+    }
+    let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        let looking = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(fs.resolve(top, b"one/file").is_ok(), "both have such a file");
+                looks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let has_looked = || looks.load(Ordering::Relaxed) >= 3000 || looking.is_finished();
+        for _ in (0..).take_while(|turn| *turn < 3000 || !has_looked()) {
+            fs.rename(top, b"other", top, b"one", RenameMode::Exchange).unwrap();
+        }
+    });
+    fs.commit().unwrap();
+}
+
+/// Ends whoever goes on until then, also where a thread panics.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// What of a file that went was removed already was read as zeros, by who had it open and by its number.
@@ -496,8 +535,10 @@ fn file_that_goes_is_read_as_it_was_or_not_at_all() {
             let mut bytes = vec![9; 4096];
             // From whichever end it goes.
             for at in [0, len - 8192].into_iter().cycle() {
+                let is_gone = going.is_finished();
                 match read(at, &mut bytes) {
                     Ok(read) => {
+                        assert!(!is_gone, "it is read when it is gone");
                         assert!(read == 4096 && bytes.iter().all(|byte| *byte == 1), "at {at}");
                     }
                     Err(error) => {

@@ -54,7 +54,7 @@ impl<F: FileSystem> OpenFile<F> {
         self.read_telling(offset, buffer).0
     }
 
-    /// As [`OpenFile::read`]; tells besides whether something could not be read: only then it may end before the file does.
+    /// As [`OpenFile::read`]; tells besides whether it ended before both the file and the buffer did, as a byte could not be read.
     fn read_telling(
         &self,
         offset: FileOffset,
@@ -104,7 +104,12 @@ impl<F: FileSystem> OpenFile<F> {
             // Or each read that comes near would try the bad block again.
             self.readahead.lock().stop();
         }
-        (result, met_error)
+        // As long as the range is locked, the file does not grow into it.
+        let is_early = result.as_ref().is_ok_and(|done| {
+            let at = start.saturating_add(u64::try_from(*done).unwrap_or(u64::MAX));
+            at < end.min(self.space.size().bytes())
+        });
+        (result, is_early)
     }
 
     /// Whether nobody else has read the file since this one was read last.
@@ -122,17 +127,14 @@ impl<F: FileSystem> OpenFile<F> {
     /// # Errors
     /// As there, also where a later byte cannot be read.
     pub fn read_whole(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
-        let (result, mut met_error) = self.read_telling(offset, buffer);
+        let (result, mut is_early) = self.read_telling(offset, buffer);
         let mut done = result?;
-        // Where it ended with the file it ends, however much longer that is by now: or it would show what was before a cut and what came
-        // behind it.
-        while met_error && 0 < done && done < buffer.len() {
+        // Where it ended with the file it ends, however much longer that is by now: or it would show what was before a write and what came
+        // with it.
+        while is_early && done > 0 {
             let at = offset.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
-            if at >= self.size() {
-                break;
-            }
-            let (more, met_another) = self.read_telling(at, &mut buffer[done..]);
-            met_error = met_another;
+            let (more, is_still) = self.read_telling(at, &mut buffer[done..]);
+            is_early = is_still;
             done += match more? {
                 0 => break,
                 more => more,

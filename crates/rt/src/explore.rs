@@ -145,7 +145,8 @@ pub fn lock_brief<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const RANDOM_RUNS: usize = 5000;
 /// Runs in which few switches are forced at places chosen at random, which finds what needs just those.
 const PCT_RUNS: usize = 2500;
-const PCT_SWITCHES: usize = 3;
+/// One more than the switches.
+const PCT_DEPTH: usize = 3;
 
 /// Runs a test in many orders of its threads, which `shuttle::thread` starts. One that fails prints the schedule that replays it.
 ///
@@ -153,5 +154,5 @@ const PCT_SWITCHES: usize = 3;
 /// If a run does, or none of its threads can go on.
 pub fn check_orders(run: fn()) {
     shuttle::check_random(run, RANDOM_RUNS);
-    shuttle::check_pct(run, PCT_RUNS, PCT_SWITCHES);
+    shuttle::check_pct(run, PCT_RUNS, PCT_DEPTH);
 }

@@ -39,16 +39,16 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such name, `NotDirectory` when `dir` is none.
     pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<InodeId> {
-        let found = self.inner.files.find_named(|| self.find_entry(dir, name))?;
-        if let Some((target, _)) = found {
+        let find = || Ok(self.find_entry(dir, name)?.map(|(target, _)| target));
+        if let Some(target) = self.inner.files.find_named(find)? {
             return Ok(target);
         }
         self.directory(dir)?;
         Err(Error::not_found(format!("{:?} in {dir}", String::from_utf8_lossy(name))))
     }
 
-    /// As [`Filesystem::lookup`], with the entry's type, and `None` when there is no such name, or it is being replaced: by others than who
-    /// holds the names.
+    /// As [`Filesystem::lookup`], with the entry's type, and `None` when there is no such name. While others replace it, there may be none, or it
+    /// leads to a stand-in.
     pub(crate) fn find_entry(
         &self,
         dir: InodeId,

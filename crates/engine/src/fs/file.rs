@@ -26,6 +26,8 @@ pub struct FileExtents {
     id: InodeId,
     walk: ExtentWalk,
     done: bool,
+    /// Of changes, when it was there whole.
+    count: u64,
 }
 
 impl FileExtents {
@@ -41,6 +43,11 @@ impl FileExtents {
             }
             // Between what goes and what comes in its place, there is a hole.
             if files.data_count(self.id) == Some(before) {
+                // And there is where the file goes.
+                if before != self.count {
+                    self.fs.check_is_whole(&self.fs.disk_inode(self.id)?)?;
+                    self.count = before;
+                }
                 return next;
             }
             self.walk.go_back(place);
@@ -100,9 +107,6 @@ impl Filesystem {
         // Before anything is looked at: a change after this is seen by it.
         let count = self.inner.files.data_count(id);
         let inode = self.disk_inode(id)?;
-        if inode.nlink == 0 {
-            self.inner.files.names().check_is_whole(id)?;
-        }
         let tree = self.tree(id.root)?;
         let source = self.data_source()?;
         let of = self.extents_of(&inode)?;
@@ -114,12 +118,14 @@ impl Filesystem {
     /// not in them.
     ///
     /// # Errors
-    /// As [`Filesystem::read`]; later damage comes out of the iterator, and `Limit` where others change the file without end.
+    /// As [`Filesystem::read`]; later damage comes out of the iterator, `NotFound` where the file goes, and `Limit` where others change it
+    /// without end.
     pub fn file_extents(&self, id: InodeId, from: FileOffset) -> Result<FileExtents> {
+        let count = self.inner.files.quiet_data_count(id);
         let inode = self.disk_inode(id)?;
         let of = self.extents_of(&inode)?;
         let walk = ExtentWalk::new(&self.tree(id.root)?, of, from);
-        Ok(FileExtents { fs: self.clone(), id, walk, done: false })
+        Ok(FileExtents { fs: self.clone(), id, walk, done: false, count })
     }
 
     /// The target of a symbolic link.
@@ -158,7 +164,20 @@ impl Filesystem {
         })
     }
 
+    /// Refuses what is being removed: a part of it may be gone.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(super) fn check_is_whole(&self, inode: &Inode) -> Result<()> {
+        if inode.nlink > 0 {
+            return Ok(());
+        }
+        self.inner.files.names().check_is_whole(inode.id)
+    }
+
+    /// Where the extents of a file are looked for, all of which are there.
     fn extents_of(&self, inode: &Inode) -> Result<ExtentsOf> {
+        self.check_is_whole(inode)?;
         match inode.file_type() {
             FileType::Regular | FileType::Symlink => Ok(ExtentsOf {
                 root: inode.id.root,

@@ -85,15 +85,18 @@ impl Filesystem {
                 self.begin_step(Reservation::removals(2 * count))
             })?;
             let place = space.as_ref().map(|space| space.inode().change_mappings());
-            let removed = handle.remove_items(id, count)?;
-            if let Removed::NothingOfNamed = removed {
-                return Ok(());
-            }
-            // What is gone is no hole: whoever has it open reads nothing more of it.
-            if let (Some(space), Some(place)) = (&space, &place) {
+            let removed = handle.remove_items(id, count);
+            let is_going = match removed {
+                Ok(Removed::All | Removed::Some) => true,
+                Ok(Removed::NothingOfNamed) => return Ok(()),
+                // Some may have gone.
+                Err(_) => self.inner.files.names().check_is_whole(id).is_err(),
+            };
+            // What is gone is no hole: who has it open reads only what memory has of it.
+            if let (true, Some(space), Some(place)) = (is_going, &space, &place) {
                 space.inode().end(place);
             }
-            if let Removed::All = removed {
+            if let Removed::All = removed? {
                 break;
             }
         }
@@ -290,7 +293,7 @@ impl Handle<'_> {
         if names.hold(core, id)?.item.nlink.get() > 0 {
             return Ok(Removed::NothingOfNamed);
         }
-        names.begin_eviction(id);
+        names.begin_removal(id);
         let _change = files.change_data(id);
         for _ in 0..count {
             let last = {

@@ -56,9 +56,9 @@ pub(crate) struct FileState {
     dirty_count: AtomicUsize,
     /// `names` knows subvolumes with orphans; read without its lock.
     has_uncleaned: Arc<AtomicBool>,
-    /// Who changes a file's data holds the lock of its number.
     /// Odd while a name is being replaced; more after each time.
     replacements: AtomicU64,
+    /// Who changes a file's data holds the lock of its number.
     data_locks: [Mutex<()>; DATA_LOCK_COUNT],
     /// Odd while the extents of a file of that number are being replaced; more after each time.
     data_changes: Box<[AtomicU64]>,
@@ -79,7 +79,7 @@ pub(crate) struct Names {
     next_root: Option<u64>,
     /// Inodes without a name that this session made so: no clean-up takes them.
     live_orphans: FxHashSet<InodeId>,
-    /// Inodes that are being removed, or of which a part was when that failed.
+    /// Inodes of which a part is removed, and the rest will be.
     going: FxHashSet<InodeId>,
     /// Subvolumes that were first looked at by who changes them, and hold older orphans.
     uncleaned: Vec<RootId>,
@@ -116,7 +116,7 @@ struct SubvolumeState {
     is_read_only: bool,
 }
 
-/// While it lives, a name may be missing that is there before and after.
+/// While it lives, a name may be missing, or lead to a stand-in, that leads to something before and after.
 pub(super) struct Replacement<'a>(&'a AtomicU64);
 
 impl Drop for Replacement<'_> {
@@ -145,16 +145,20 @@ impl FileState {
         Replacement(&self.replacements)
     }
 
-    /// What there is of something that a name tells; where there is nothing, it is looked for once more behind whoever was replacing a name
-    /// meanwhile. The thread does not hold the names.
+    /// What a name leads to. Where it leads nowhere, or to a stand-in, it is looked for once more behind whoever was replacing a name meanwhile.
+    /// The thread does not hold the names.
     ///
     /// # Errors
     /// That of `find`.
-    pub(super) fn find_named<T>(&self, find: impl Fn() -> Result<Option<T>>) -> Result<Option<T>> {
+    pub(super) fn find_named(
+        &self,
+        find: impl Fn() -> Result<Option<InodeId>>,
+    ) -> Result<Option<InodeId>> {
         let before = self.replacements.load(Ordering::Acquire);
         let found = find()?;
         let is_now = self.replacements.load(Ordering::Acquire);
-        if found.is_some() || is_now == before && is_now.is_multiple_of(2) {
+        let is_sure = found.is_some_and(|id| !id.is_stand_in());
+        if is_sure || is_now == before && is_now.is_multiple_of(2) {
             return Ok(found);
         }
         let _names = self.names();
@@ -468,6 +472,11 @@ impl Names {
     /// From now on nobody can give the inode a name.
     pub(crate) fn begin_eviction(&mut self, id: InodeId) {
         self.live_orphans.remove(&id);
+    }
+
+    /// Something of what it holds is about to be removed. [`FileState::forget`] ends that, with the inode.
+    pub(crate) fn begin_removal(&mut self, id: InodeId) {
+        self.begin_eviction(id);
         self.going.insert(id);
     }
 

@@ -173,6 +173,7 @@ impl<'a> Locked<'a> {
     pub(super) fn of_open(fs: &'a Filesystem, id: InodeId) -> Result<Self> {
         let csums = fs.inner.files.fixed_csums.fix(id);
         let inode = fs.disk_inode(id)?;
+        fs.check_is_whole(&inode)?;
         let target = Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() };
         let space = fs.inner.open_files.find(id);
         Ok(Self {

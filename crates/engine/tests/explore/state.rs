@@ -27,6 +27,16 @@ impl State {
         [self.one.as_ref(), self.other.as_ref()]
     }
 
+    /// Which of them there are; where there is a snapshot, of it too.
+    pub fn names(&self) -> [bool; 4] {
+        let is_there = |files: [Option<&Vec<u8>>; 2]| files.map(|file| file.is_some());
+        let [one, other] = is_there(self.files());
+        let snapshot = self.snapshot.as_ref();
+        let [its_one, its_other] =
+            snapshot.map_or([false; 2], |files| is_there(files.each_ref().map(Option::as_ref)));
+        [one, other, its_one, its_other]
+    }
+
     /// Those that there are, in the snapshot too, each with its number.
     pub fn all_files(&self) -> impl Iterator<Item = (usize, &Vec<u8>)> {
         let snapshot = self.snapshot.iter().flat_map(|files| files.each_ref().map(Option::as_ref));

@@ -14,6 +14,8 @@ use ubtrfs_testkit::Prng;
 use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimDevice};
 use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
+use super::state::State;
+
 pub struct World {
     device: Arc<SimDevice>,
     pub fs: Filesystem,
@@ -39,6 +41,8 @@ pub struct Start {
     image: Image,
     /// What is in memory only.
     dirty: Option<fn(&World)>,
+    /// Then, what is not.
+    pub stored: Option<State>,
 }
 
 fn at(offset: u64) -> FileOffset {
@@ -98,7 +102,12 @@ impl Shape {
             }
             Opened { device: world.device, fs: world.fs }.close()
         });
-        Start { name, compression, image, dirty: is_dirty.then_some(fill) }
+        let dirty = is_dirty.then_some(fill);
+        let stored = is_dirty.then(|| {
+            let image = image.clone();
+            super::made(move || State::of(&Opened::of_image(image.clone(), compression).fs))
+        });
+        Start { name, compression, image, dirty, stored }
     }
 }
 
@@ -176,10 +185,18 @@ impl World {
 
     /// What a power cut leaves that comes at any moment since it was opened.
     pub fn cut(&self) -> Image {
-        let recording = self.device.recording();
-        let mut random = shuttle::rand::thread_rng();
-        let after = random.gen_range(0..=recording.event_count());
-        recording.torn_after(after, &mut Prng::new(random.next_u64())).image()
+        let event_count = self.device.recording().event_count();
+        self.cut_after(shuttle::rand::thread_rng().gen_range(0..=event_count))
+    }
+
+    /// What a power cut leaves that comes now.
+    pub fn cut_now(&self) -> Image {
+        self.cut_after(self.device.recording().event_count())
+    }
+
+    fn cut_after(&self, events: usize) -> Image {
+        let mut random = Prng::new(shuttle::rand::thread_rng().next_u64());
+        self.device.recording().torn_after(events, &mut random).image()
     }
 }
 
