@@ -30,6 +30,14 @@ pub enum Device {
     Fails,
 }
 
+/// When what is found was stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    Now,
+    /// Or before, as it was when the case began.
+    AtAnyTime,
+}
+
 impl Case {
     pub fn new(start: &Start, [one, other]: [(&str, Call); 2], beside: Option<Call>) -> Self {
         let after = |calls: &[Call]| {
@@ -39,9 +47,7 @@ impl Case {
         };
         let ends = vec![after(&[one.1, other.1]), after(&[other.1, one.1])];
         let before = [after(&[]), after(&[one.1]), after(&[other.1])];
-        let mut moments: Vec<_> = before.into_iter().chain(ends.iter().cloned()).collect();
-        // Of what is in memory only.
-        moments.extend(start.stored.clone());
+        let moments = before.into_iter().chain(ends.iter().cloned()).collect();
         Self {
             start: start.clone(),
             name: format!("{}: {} and {}", start.name, one.0, other.0),
@@ -116,7 +122,7 @@ impl Case {
         let again = Opened::of_image(world.image(), self.start.compression);
         let found = State::of(&again.fs);
         if is_told {
-            self.judge_part(&found, "behind a failure");
+            self.judge_part(&found, Stored::AtAnyTime, "behind a failure");
         } else {
             self.assert_end(&found, "though nobody was told of a failure");
         }
@@ -126,7 +132,7 @@ impl Case {
     fn assert_end(&self, found: &State, what: &str) {
         let is_end = self.ends.iter().any(|end| end.has_same_files(found));
         assert!(is_end, "{}: {found:?} {what}, not {:?}", self.name, self.ends);
-        self.judge_part(found, what);
+        self.judge_part(found, Stored::Now, what);
     }
 
     /// A power cut at some moment leaves a filesystem that is whole, and of the files what they were.
@@ -134,20 +140,23 @@ impl Case {
         let image = world.cut();
         world::check(&image, &self.name);
         let cut = Opened::of_image(image, self.start.compression);
-        self.judge_part(&State::of(&cut.fs), "behind a power cut");
+        self.judge_part(&State::of(&cut.fs), Stored::AtAnyTime, "behind a power cut");
         world::check(&cut.close(), &self.name);
     }
 
     /// Of a call that nobody waited for there may be a part: each byte is what it was at some moment, or zero where the file did not reach at
     /// some moment. There are the files that there were at some moment.
-    fn judge_part(&self, found: &State, what: &str) {
+    fn judge_part(&self, found: &State, stored: Stored, what: &str) {
+        // What was in memory only may be lost.
+        let before = self.start.stored.iter().filter(|_| stored == Stored::AtAnyTime);
+        let moments = || self.moments.iter().chain(before.clone());
         let had = |moment: &State| moment.names() == found.names();
         let name = &self.name;
-        assert!(self.moments.iter().any(had), "{name}: {found:?} {what}");
+        assert!(moments().any(had), "{name}: {found:?} {what}");
         for (number, file) in found.all_files() {
             let mut is_so = vec![false; file.len()];
             for (_, was) in
-                self.moments.iter().flat_map(State::all_files).filter(|(other, _)| *other == number)
+                moments().flat_map(State::all_files).filter(|(other, _)| *other == number)
             {
                 let padded = was.iter().chain(std::iter::repeat(&0));
                 for ((is_so, byte), was) in is_so.iter_mut().zip(file).zip(padded) {
