@@ -440,6 +440,23 @@ fn subvolume_that_is_held_just_when_it_is_deleted_is_whole_or_gone() {
     common::judge(&image);
 }
 
+/// Changes something in turns while a thread looks, until both were done often, however processors are given.
+fn change_beside(look: impl Fn() + Sync, change: impl Fn(u64)) {
+    const TIMES: u64 = 3000;
+    let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        let looking = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                look();
+                looks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let has_looked = || looks.load(Ordering::Relaxed) >= TIMES || looking.is_finished();
+        (0..).take_while(|turn| *turn < TIMES || !has_looked()).for_each(change);
+    });
+}
+
 /// Who looked a name up while something else took it over, or changed places with another, could find that there was none.
 #[test]
 fn name_that_is_replaced_is_always_there() {
@@ -448,24 +465,12 @@ fn name_that_is_replaced_is_always_there() {
     let top = fs.top_level();
     create(&fs, top, b"file");
     create(&fs, top, b"other");
-    let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let _over = Over(&is_over);
-        let looking = scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                assert!(fs.lookup(top, b"file").is_ok(), "something always has the name");
-                looks.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        // Until it was looked at beside them, however processors are given.
-        let has_looked = || looks.load(Ordering::Relaxed) >= 3000 || looking.is_finished();
-        let enough = |turn| turn >= 3000 && has_looked();
-        for turn in (0..).take_while(|turn| !enough(*turn)) {
-            let mode = if turn % 2 == 0 { RenameMode::Replace } else { RenameMode::Exchange };
-            fs.rename(top, b"other", top, b"file", mode).unwrap();
-            if mode == RenameMode::Replace {
-                create(&fs, top, b"other");
-            }
+    let has_name = || assert!(fs.lookup(top, b"file").is_ok(), "something always has the name");
+    change_beside(has_name, |turn| {
+        let mode = if turn % 2 == 0 { RenameMode::Replace } else { RenameMode::Exchange };
+        fs.rename(top, b"other", top, b"file", mode).unwrap();
+        if mode == RenameMode::Replace {
+            create(&fs, top, b"other");
         }
     });
     fs.commit().unwrap();
@@ -484,19 +489,9 @@ fn subvolumes_that_change_places_are_always_there() {
         drop(handle);
         create(&fs, root, b"file");
     }
-    let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let _over = Over(&is_over);
-        let looking = scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                assert!(fs.resolve(top, b"one/file").is_ok(), "both have such a file");
-                looks.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        let has_looked = || looks.load(Ordering::Relaxed) >= 3000 || looking.is_finished();
-        for _ in (0..).take_while(|turn| *turn < 3000 || !has_looked()) {
-            fs.rename(top, b"other", top, b"one", RenameMode::Exchange).unwrap();
-        }
+    let has_file = || assert!(fs.resolve(top, b"one/file").is_ok(), "both have such a file");
+    change_beside(has_file, |_| {
+        fs.rename(top, b"other", top, b"one", RenameMode::Exchange).unwrap();
     });
     fs.commit().unwrap();
 }
