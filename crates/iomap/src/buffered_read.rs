@@ -43,6 +43,23 @@ pub(crate) enum End {
     LastBlock,
 }
 
+/// What became of a read.
+#[derive(Debug)]
+pub(crate) struct Read<E> {
+    pub(crate) len: usize,
+    /// Why it ended before both the file and the buffer did.
+    pub(crate) error: Option<E>,
+    /// Whether anything on the way could not be read, if only what nobody asked for.
+    met_error: bool,
+}
+
+impl<E> Read<E> {
+    /// How much was read, if that was all that there is.
+    pub(crate) fn whole(self) -> Result<usize, E> {
+        self.error.map_or(Ok(self.len), Err)
+    }
+}
+
 impl<F: FileSystem> OpenFile<F> {
     /// Reads from `offset` on, up to the end of the file or of the buffer; returns how many bytes. What another call writes
     /// meanwhile is read in whole or not at all. Behind these bytes the buffer may hold anything.
@@ -51,20 +68,25 @@ impl<F: FileSystem> OpenFile<F> {
     /// [`crate::Error::Invalid`]; what the filesystem said when the first byte could not be read. Where a later one cannot, the read ends
     /// before its block.
     pub fn read(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
-        self.read_telling(offset, buffer).0
+        let read = self.read_as_far_as_it_goes(offset, buffer)?;
+        if read.len == 0 { read.whole() } else { Ok(read.len) }
     }
 
-    /// As [`OpenFile::read`]; tells besides whether it ended before both the file and the buffer did, as a byte could not be read.
-    fn read_telling(
+    /// As [`OpenFile::read`], but no shorter than the file: for who takes a short answer for its end.
+    ///
+    /// # Errors
+    /// As there, also where a later byte cannot be read.
+    pub fn read_whole(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
+        self.read_as_far_as_it_goes(offset, buffer)?.whole()
+    }
+
+    fn read_as_far_as_it_goes(
         &self,
         offset: FileOffset,
         buffer: &mut [u8],
-    ) -> (Result<usize, F::Error>, bool) {
+    ) -> Result<Read<F::Error>, F::Error> {
         let len_bytes = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
-        let range = match AddressSpace::<F>::io_range(offset, len_bytes) {
-            Ok(range) => range,
-            Err(error) => return (Err(error), false),
-        };
+        let range = AddressSpace::<F>::io_range(offset, len_bytes)?;
         let options = self.space.cache.options();
         // What is read ahead would go at once where nothing clean is kept.
         let window_max = if options.keeps_clean { options.readahead_bytes_max } else { 0 };
@@ -95,21 +117,16 @@ impl<F: FileSystem> OpenFile<F> {
         let whole = range.round_out(self.space.block_bytes);
         let _locked = self.space.states.lock(whole, LockMode::Shared);
         let passes = through_from.is_some();
-        let (result, met_error) = self.space.read_range(offset, buffer, misses, End::File, passes);
-        if let (Some(from), Ok(done)) = (through_from, &result) {
-            let done = u64::try_from(*done).unwrap_or(u64::MAX);
+        let read = self.space.read_range(offset, buffer, misses, End::File, passes);
+        if let Some(from) = through_from {
+            let done = u64::try_from(read.len).unwrap_or(u64::MAX);
             self.space.drop_passed(from, start.saturating_add(done), &self.passed);
         }
-        if met_error {
+        if read.met_error {
             // Or each read that comes near would try the bad block again.
             self.readahead.lock().stop();
         }
-        // As long as the range is locked, the file does not grow into it.
-        let is_early = result.as_ref().is_ok_and(|done| {
-            let at = start.saturating_add(u64::try_from(*done).unwrap_or(u64::MAX));
-            at < end.min(self.space.size().bytes())
-        });
-        (result, is_early)
+        Ok(read)
     }
 
     /// Whether nobody else has read the file since this one was read last.
@@ -120,27 +137,6 @@ impl<F: FileSystem> OpenFile<F> {
             last_reader.store(self.number, Ordering::Relaxed);
         }
         is_alone
-    }
-
-    /// As [`OpenFile::read`], but no shorter than the file: for who takes a short answer for its end.
-    ///
-    /// # Errors
-    /// As there, also where a later byte cannot be read.
-    pub fn read_whole(&self, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, F::Error> {
-        let (result, mut is_early) = self.read_telling(offset, buffer);
-        let mut done = result?;
-        // Where it ended with the file it ends, however much longer that is by now: or it would show what was before a write and what came
-        // with it.
-        while is_early && done > 0 {
-            let at = offset.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
-            let (more, is_still) = self.read_telling(at, &mut buffer[done..]);
-            is_early = is_still;
-            done += match more? {
-                0 => break,
-                more => more,
-            };
-        }
-        Ok(done)
     }
 }
 
@@ -213,8 +209,7 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(())
     }
 
-    /// Reads from `offset` on, where the caller has the range locked, and `passes` if he is not likely to come again; also, whether anything on
-    /// the way could not be read.
+    /// Reads from `offset` on, where the caller has the range locked, and `passes` if he is not likely to come again.
     pub(crate) fn read_range(
         &self,
         offset: FileOffset,
@@ -222,7 +217,7 @@ impl<F: FileSystem> AddressSpace<F> {
         misses: Misses,
         limit: End,
         passes: bool,
-    ) -> (Result<usize, F::Error>, bool) {
+    ) -> Read<F::Error> {
         // Up to here one block at a time, so that what is wanted and whole is had: something there could not be read.
         let mut careful_until = None;
         let fill_bytes_max = self.step_bytes(FILL_BYTES_MAX);
@@ -230,7 +225,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let mut was_in_vain = false;
         let mut pages = self.pages.lock();
         let mut done = 0;
-        let result = loop {
+        let error = loop {
             let size = match limit {
                 End::File => self.size(),
                 End::LastBlock => self.size().round_up(self.block_bytes),
@@ -239,7 +234,7 @@ impl<F: FileSystem> AddressSpace<F> {
             let at = offset.saturating_add(u64::try_from(done).unwrap_or(u64::MAX));
             let rest = FileRange::new(at, left.end.min(size));
             if rest.is_empty() {
-                break Ok(done);
+                break None;
             }
             let len = usize::try_from(rest.len_bytes()).unwrap_or(usize::MAX).min(COPY_STEP_BYTES);
             let copied = pages.copy_out(at.bytes(), &mut buffer[done..done + len], passes);
@@ -293,14 +288,9 @@ impl<F: FileSystem> AddressSpace<F> {
             match result {
                 Ok(read) => done += read,
                 Err(_) if !is_one => careful_until = Some(end),
-                // The next read, from there on, is told.
-                Err(_) if done > 0 && limit == End::File => {
-                    careful_until = Some(end);
-                    break Ok(done);
-                }
                 Err(error) => {
                     careful_until = Some(end);
-                    break Err(error);
+                    break Some(error);
                 }
             }
         };
@@ -314,6 +304,6 @@ impl<F: FileSystem> AddressSpace<F> {
             drop(pages);
             drop(gone);
         }
-        (result, careful_until.is_some())
+        Read { len: done, error, met_error: careful_until.is_some() }
     }
 }

@@ -101,8 +101,7 @@ impl<F: FileSystem> MappedRange<'_, F> {
     pub fn load(&self, at: FileOffset, buffer: &mut [u8]) -> Result<(), F::Error> {
         let (range, _locked) = self.lock(at, buffer.len(), LockMode::Shared)?;
         let misses = Misses::Cached { ahead_bytes: 0 };
-        let (len, _) = self.file.space.read_range(at, buffer, misses, End::LastBlock, false);
-        let len = len?;
+        let len = self.file.space.read_range(at, buffer, misses, End::LastBlock, false).whole()?;
         debug_assert_eq!(len, buffer.len(), "{range} lies in the file's blocks");
         Ok(())
     }

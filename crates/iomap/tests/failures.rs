@@ -275,6 +275,24 @@ fn read_beside_a_block_that_cannot_be_read_gives_what_can() {
     }
 }
 
+/// It went on from there once, as if that had been one read, without the range locked in between: what another wrote meanwhile was seen in
+/// part.
+#[test]
+fn whole_read_that_met_an_error_is_not_gone_on_with() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &[1; 16 * 4096]).unwrap();
+    file.fsync().unwrap();
+    space.cache().shrink_clean(u64::MAX);
+    // With others, then alone.
+    fs.spoil_for(space.inode(), 7, 2);
+    let mut buffer = vec![0; 16 * 4096];
+    assert_eq!(file.read_whole(at(0), &mut buffer), Err(Failure::Io));
+    assert_eq!(file.read_whole(at(0), &mut buffer), Ok(16 * 4096));
+    assert!(buffer == [1; 16 * 4096]);
+}
+
 #[test]
 fn write_without_space_is_short_then_refused_and_space_comes_back() {
     let fs = MemoryFs::with_capacity(10);

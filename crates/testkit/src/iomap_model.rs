@@ -3,7 +3,7 @@
 
 mod durable;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -97,8 +97,8 @@ struct Extents {
 struct Disk {
     blocks: HashMap<u64, Arc<Vec<u8>>>,
     references: HashMap<u64, u32>,
-    /// Addresses that cannot be read.
-    bad: HashSet<u64>,
+    /// Addresses that cannot be read, and how often.
+    bad: HashMap<u64, u64>,
     next_address: u64,
     used_blocks: u64,
     reserved_blocks: u64,
@@ -264,8 +264,16 @@ impl MemoryFs {
     /// # Panics
     /// If the file has none there.
     pub fn spoil(&self, inode: &MemoryInode, block: u64) {
+        self.spoil_for(inode, block, u64::MAX);
+    }
+
+    /// As [`MemoryFs::spoil`], but for so many reads of it.
+    ///
+    /// # Panics
+    /// If the file has none there.
+    pub fn spoil_for(&self, inode: &MemoryInode, block: u64, reads: u64) {
         let place = inode.extents.lock().expect(UNPOISONED).places[&block];
-        self.disk.lock().expect(UNPOISONED).bad.insert(place.address);
+        self.disk.lock().expect(UNPOISONED).bad.insert(place.address, reads);
     }
 
     /// Moves all data of a file elsewhere, as balance does.
@@ -567,8 +575,9 @@ impl FileSystem for MemoryFs {
                 let block = at.bytes_since(mapping.range.start) / BLOCK;
                 let from = usize::try_from(at.bytes() % BLOCK).expect(IN_MEMORY);
                 assert!(from + part.len() <= 4096);
-                let disk = self.disk.lock().expect(UNPOISONED);
-                if disk.bad.contains(&(mapping.token + block)) {
+                let mut disk = self.disk.lock().expect(UNPOISONED);
+                if let Some(left @ 1..) = disk.bad.get_mut(&(mapping.token + block)) {
+                    *left -= 1;
                     return Err(Failure::Io);
                 }
                 match disk.blocks.get(&(mapping.token + block)) {

@@ -282,6 +282,7 @@ impl Handle<'_> {
             self.fs.tree(root)?;
         }
         files.write_inodes(&mut names, &mut self.txn)?;
+        let _replacement = files.replace_name(&mut names);
         let txn = &mut self.txn;
         if is_held {
             names.keep(root);

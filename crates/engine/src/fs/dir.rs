@@ -39,12 +39,19 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such name, `NotDirectory` when `dir` is none.
     pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<InodeId> {
-        let find = || Ok(self.find_entry(dir, name)?.map(|(target, _)| target));
-        if let Some(target) = self.inner.files.find_named(find)? {
+        if let Some((target, _)) = self.find_settled(dir, name)? {
             return Ok(target);
         }
         self.directory(dir)?;
         Err(Error::not_found(format!("{:?} in {dir}", String::from_utf8_lossy(name))))
+    }
+
+    /// As [`Filesystem::find_entry`], but as it is before or after others replace the name.
+    fn find_settled(&self, dir: InodeId, name: &[u8]) -> Result<Option<(InodeId, FileType)>> {
+        let is_sure = |found: &Option<(InodeId, FileType)>| {
+            found.is_some_and(|(target, _)| !target.is_stand_in())
+        };
+        self.inner.files.settled(|| self.find_entry(dir, name), is_sure)
     }
 
     /// As [`Filesystem::lookup`], with the entry's type, and `None` when there is no such name. While others replace it, there may be none, or it
@@ -131,19 +138,28 @@ impl Filesystem {
 
 impl ReadDir {
     fn step(&mut self) -> Result<Option<DirEntry>> {
-        let Some((key, data)) = self.cursor.current()? else {
-            return Ok(None);
-        };
-        let Key { objectid, ty, offset: index } = key;
-        if objectid != self.dir.inode.object_id() || ty != KeyType::DIR_INDEX {
-            return Ok(None);
+        loop {
+            let Some((key, data)) = self.cursor.current()? else {
+                return Ok(None);
+            };
+            let Key { objectid, ty, offset: index } = key;
+            if objectid != self.dir.inode.object_id() || ty != KeyType::DIR_INDEX {
+                return Ok(None);
+            }
+            let (entry, _) =
+                DiskEntry::split(data).map_err(|error| error.in_root(self.dir.root))?;
+            let (name, file_type) = (entry.name.to_vec(), entry.file_type());
+            let target = self.filesystem.target_of(self.dir, &entry)?;
+            let found = match target.is_stand_in() {
+                true => self.filesystem.find_settled(self.dir, &name)?,
+                false => Some((target, file_type)),
+            };
+            self.cursor.next()?;
+            // Or it went meanwhile.
+            if let Some((target, file_type)) = found {
+                return Ok(Some(DirEntry { name, index, target, file_type }));
+            }
         }
-        let (entry, _) = DiskEntry::split(data).map_err(|error| error.in_root(self.dir.root))?;
-        let target = self.filesystem.target_of(self.dir, &entry)?;
-        let entry =
-            DirEntry { name: entry.name.to_vec(), index, target, file_type: entry.file_type() };
-        self.cursor.next()?;
-        Ok(Some(entry))
     }
 }
 

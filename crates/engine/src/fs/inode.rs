@@ -226,6 +226,10 @@ impl Filesystem {
     /// # Errors
     /// Damaged items, or the device's error.
     pub fn links(&self, id: InodeId) -> Result<Vec<Link>> {
+        self.inner.files.settled(|| self.find_links(id), |_| false)
+    }
+
+    fn find_links(&self, id: InodeId) -> Result<Vec<Link>> {
         let mut links = Vec::new();
         if id.is_stand_in() {
             return Ok(links);

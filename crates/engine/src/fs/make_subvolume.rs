@@ -53,6 +53,7 @@ impl Handle<'_> {
         let root = names.take_root(core)?;
         let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);
         let entry = EntryBytes::new(location, transid, FileType::Directory, name);
+        let _replacement = files.replace_name(&mut names);
         insert_name(&mut self.txn, dir, name, index, &entry)?;
 
         let uuid = Uuid(core.runtime.identifiers.uuid());

@@ -159,6 +159,10 @@ impl Filesystem {
 
     /// Where a subvolume is linked; `None` for the top level and for deleted ones.
     pub(crate) fn name_of_subvolume(&self, root: RootId) -> Result<Option<Link>> {
+        self.inner.files.settled(|| self.find_name_of_subvolume(root), Option::is_some)
+    }
+
+    fn find_name_of_subvolume(&self, root: RootId) -> Result<Option<Link>> {
         let mut cursor = self.tree(RootId::ROOT_TREE)?.cursor();
         cursor.seek(&Key::new(root.object_id(), KeyType::ROOT_BACKREF, 0))?;
         match cursor.current()? {

@@ -116,7 +116,8 @@ struct SubvolumeState {
     is_read_only: bool,
 }
 
-/// While it lives, a name may be missing, or lead to a stand-in, that leads to something before and after.
+/// While it lives, a name may be missing, or lead to a stand-in, that leads to something before or after, and what has a name then may have
+/// none.
 pub(super) struct Replacement<'a>(&'a AtomicU64);
 
 impl Drop for Replacement<'_> {
@@ -139,26 +140,26 @@ impl FileState {
         lock_brief(&self.names)
     }
 
-    /// A name is about to be taken away that something else gets, by the holder of the names.
+    /// A name is about to be taken away that something else gets, or a subvolume made or deleted, by the holder of the names.
     pub(super) fn replace_name(&self, _: &mut Names) -> Replacement<'_> {
         self.replacements.fetch_add(1, Ordering::AcqRel);
         Replacement(&self.replacements)
     }
 
-    /// What a name leads to. Where it leads nowhere, or to a stand-in, it is looked for once more behind whoever was replacing a name meanwhile.
-    /// The thread does not hold the names.
+    /// What is found of names. Where it may be of a moment within a replacement, and `is_sure` does not say that it is none, it is looked for
+    /// once more behind whoever was replacing a name meanwhile: the thread does not hold the names while it replaces one.
     ///
     /// # Errors
     /// That of `find`.
-    pub(super) fn find_named(
+    pub(super) fn settled<T>(
         &self,
-        find: impl Fn() -> Result<Option<InodeId>>,
-    ) -> Result<Option<InodeId>> {
+        find: impl Fn() -> Result<T>,
+        is_sure: impl FnOnce(&T) -> bool,
+    ) -> Result<T> {
         let before = self.replacements.load(Ordering::Acquire);
         let found = find()?;
         let is_now = self.replacements.load(Ordering::Acquire);
-        let is_sure = found.is_some_and(|id| !id.is_stand_in());
-        if is_sure || is_now == before && is_now.is_multiple_of(2) {
+        if is_now == before && is_now.is_multiple_of(2) || is_sure(&found) {
             return Ok(found);
         }
         let _names = self.names();

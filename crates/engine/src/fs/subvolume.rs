@@ -95,11 +95,15 @@ impl Filesystem {
         Ok(RootId::FS_TREE)
     }
 
-    /// All subvolumes in the order of their numbers, the top level first.
+    /// All subvolumes in the order of their numbers, the top level first, with the names of one moment.
     ///
     /// # Errors
     /// Damaged items, or the device's error.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        self.inner.files.settled(|| self.find_subvolumes(), |_| false)
+    }
+
+    fn find_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let mut found = Vec::new();
         let mut told = SubvolumePaths::default();
         let mut cursor = self.tree(RootId::ROOT_TREE)?.cursor();
@@ -135,8 +139,11 @@ impl Filesystem {
         if !root.is_subvolume() {
             return Err(missing());
         }
-        let (_, item) = self.root_item(root)?.ok_or_else(missing)?;
-        self.subvolume_info(root, &item, &mut SubvolumePaths::default())
+        let find = || {
+            let (_, item) = self.root_item(root)?.ok_or_else(missing)?;
+            self.subvolume_info(root, &item, &mut SubvolumePaths::default())
+        };
+        self.inner.files.settled(find, |_| false)
     }
 
     fn subvolume_info(

@@ -8,7 +8,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use super::calls::{Call, Failure};
 use super::state::{self, State};
 use super::world::{self, Opened, Start, World};
-use super::{config, runs};
+use super::{ToldOfPanic, config, runs};
 
 pub struct Case {
     start: Start,
@@ -165,17 +165,6 @@ impl Case {
             }
             let is_all = is_so.iter().all(|is_so| *is_so);
             assert!(is_all, "{name}: file {number} {what}: {:?}", state::shown(Some(file)));
-        }
-    }
-}
-
-/// Threads that wait for each other, or spin, have no name of a case.
-struct ToldOfPanic(String);
-
-impl Drop for ToldOfPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("in the case {}", self.0);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod calls;
 mod case;
+mod names;
 mod state;
 mod world;
 
@@ -38,17 +39,11 @@ fn made<T: Send + 'static>(make: impl Fn() -> T + Send + Sync + 'static) -> T {
 }
 
 /// As many threads take cases as there are processors.
-fn explore_each(calls: Vec<[(&'static str, Call); 2]>, beside: Option<Call>, device: Device) {
-    let starts: Vec<Start> = SHAPES.iter().map(Shape::start).collect();
-    let cases: Vec<_> =
-        starts.iter().flat_map(|start| calls.iter().map(move |calls| (start, *calls))).collect();
+fn each<T: Copy + Sync>(cases: Vec<T>, explore: impl Fn(T) + Sync) {
     let next = std::sync::atomic::AtomicUsize::new(0);
     let take = || {
-        while let Some((start, calls)) =
-            cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
-        {
-            let (start, calls) = ((*start).clone(), *calls);
-            made(move || Case::new(&start, calls, beside)).explore(device);
+        while let Some(case) = cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            explore(*case);
         }
     };
     std::thread::scope(|scope| {
@@ -56,6 +51,26 @@ fn explore_each(calls: Vec<[(&'static str, Call); 2]>, beside: Option<Call>, dev
         (0..count).for_each(|_| _ = scope.spawn(take));
     });
     println!("{} cases", cases.len());
+}
+
+/// Threads that wait for each other, or spin, have no name of a case.
+struct ToldOfPanic(String);
+
+impl Drop for ToldOfPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("in the case {}", self.0);
+        }
+    }
+}
+
+fn explore_each(calls: Vec<[(&'static str, Call); 2]>, beside: Option<Call>, device: Device) {
+    let starts: Vec<Start> = SHAPES.iter().map(Shape::start).collect();
+    let cases = starts.iter().flat_map(|start| calls.iter().map(move |calls| (start, *calls)));
+    each(cases.collect(), |(start, calls)| {
+        let start = start.clone();
+        made(move || Case::new(&start, calls, beside)).explore(device);
+    });
 }
 
 fn any_two_changes() -> Vec<[(&'static str, Call); 2]> {

@@ -1,5 +1,6 @@
-//! A filesystem of two files on a device in memory.
+//! A filesystem on a device in memory, and one of two files.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use shuttle::rand::{Rng, RngCore};
@@ -17,8 +18,7 @@ use ubtrfs_volume::{Device, Volume, VolumeOptions};
 use super::state::State;
 
 pub struct World {
-    device: Arc<SimDevice>,
-    pub fs: Filesystem,
+    opened: Opened,
     /// What the names lead to at first.
     pub one: InodeId,
     pub other: InodeId,
@@ -86,21 +86,13 @@ impl Shape {
     pub fn start(&self) -> Start {
         let &Self { name, compression, fill, is_dirty } = self;
         let image = super::made(move || {
-            let device = Arc::new(SimDevice::new(256 << 20));
-            let options = MkfsOptions {
-                nodesize_bytes: 4096,
-                metadata_profile: Some(BlockGroupFlags::default()),
-                ..MkfsOptions::default()
-            };
-            let runtime = Arc::new(Runtime::simulated(1));
-            drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
-            let Opened { device, fs } = Opened::on(device, compression);
-            let [one, other] = [&b"one"[..], b"other"].map(|name| create(&fs, name));
-            let world = World { device, fs, one, other };
+            let opened = Opened::new(compression);
+            let [one, other] = [&b"one"[..], b"other"].map(|name| create(&opened.fs, name));
+            let world = World { opened, one, other };
             if !is_dirty {
                 fill(&world);
             }
-            Opened { device: world.device, fs: world.fs }.close()
+            world.opened.close()
         });
         let dirty = is_dirty.then_some(fill);
         let stored = is_dirty.then(|| {
@@ -118,6 +110,19 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// A new one.
+    pub fn new(compression: Option<Compression>) -> Self {
+        let device = Arc::new(SimDevice::new(256 << 20));
+        let options = MkfsOptions {
+            nodesize_bytes: 4096,
+            metadata_profile: Some(BlockGroupFlags::default()),
+            ..MkfsOptions::default()
+        };
+        let runtime = Arc::new(Runtime::simulated(1));
+        drop(mkfs(vec![Arc::clone(&device) as Arc<dyn Device>], &options, &runtime).unwrap());
+        Self::on(device, compression)
+    }
+
     pub fn of_image(image: Image, compression: Option<Compression>) -> Self {
         Self::on(Arc::new(SimDevice::of_image(image)), compression)
     }
@@ -139,14 +144,43 @@ impl Opened {
         drop(self.fs);
         self.device.image()
     }
+
+    pub fn image(&self) -> Image {
+        self.device.image()
+    }
+
+    /// What a power cut leaves that comes at any moment since it was opened.
+    pub fn cut(&self) -> Image {
+        let event_count = self.device.recording().event_count();
+        self.cut_after(shuttle::rand::thread_rng().gen_range(0..=event_count))
+    }
+
+    /// What a power cut leaves that comes now.
+    pub fn cut_now(&self) -> Image {
+        self.cut_after(self.device.recording().event_count())
+    }
+
+    fn cut_after(&self, events: usize) -> Image {
+        let mut random = Prng::new(shuttle::rand::thread_rng().next_u64());
+        self.device.recording().torn_after(events, &mut random).image()
+    }
+}
+
+impl Deref for World {
+    type Target = Opened;
+
+    fn deref(&self) -> &Opened {
+        &self.opened
+    }
 }
 
 impl World {
     pub fn open(start: &Start) -> Self {
-        let Opened { device, fs } = Opened::of_image(start.image.clone(), start.compression);
+        let opened = Opened::of_image(start.image.clone(), start.compression);
+        let fs = &opened.fs;
         let [one, other] =
             [&b"one"[..], b"other"].map(|name| fs.lookup(fs.top_level(), name).unwrap());
-        let world = Self { device, fs, one, other };
+        let world = Self { opened, one, other };
         if let Some(fill) = start.dirty {
             fill(&world);
         }
@@ -177,26 +211,6 @@ impl World {
         let after = random.next_u64() % 24;
         let request = Request::Write;
         self.device.plan(Fault { device: None, request, after, effect, stays });
-    }
-
-    pub fn image(&self) -> Image {
-        self.device.image()
-    }
-
-    /// What a power cut leaves that comes at any moment since it was opened.
-    pub fn cut(&self) -> Image {
-        let event_count = self.device.recording().event_count();
-        self.cut_after(shuttle::rand::thread_rng().gen_range(0..=event_count))
-    }
-
-    /// What a power cut leaves that comes now.
-    pub fn cut_now(&self) -> Image {
-        self.cut_after(self.device.recording().event_count())
-    }
-
-    fn cut_after(&self, events: usize) -> Image {
-        let mut random = Prng::new(shuttle::rand::thread_rng().next_u64());
-        self.device.recording().torn_after(events, &mut random).image()
     }
 }
 
