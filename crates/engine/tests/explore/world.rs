@@ -145,6 +145,19 @@ impl Opened {
         self.device.image()
     }
 
+    /// From a moment on that chance chooses, a write fails, or all do.
+    pub fn plan_fault(&self) {
+        let mut random = shuttle::rand::thread_rng();
+        let effect = match random.next_u64() % 3 {
+            0 => Effect::Tear { sectors: 1 },
+            _ => Effect::Fail,
+        };
+        let stays = random.next_u64().is_multiple_of(4);
+        let after = random.next_u64() % 24;
+        let request = Request::Write;
+        self.device.plan(Fault { device: None, request, after, effect, stays });
+    }
+
     pub fn image(&self) -> Image {
         self.device.image()
     }
@@ -198,19 +211,6 @@ impl World {
     pub fn fsync_one(&self) -> bool {
         let found = self.fs.lookup(self.fs.top_level(), b"one").ok();
         found.map(|id| self.fs.fsync(id).unwrap()).is_some()
-    }
-
-    /// From a moment on that chance chooses, a write fails, or all do.
-    pub fn plan_fault(&self) {
-        let mut random = shuttle::rand::thread_rng();
-        let effect = match random.next_u64() % 3 {
-            0 => Effect::Tear { sectors: 1 },
-            _ => Effect::Fail,
-        };
-        let stays = random.next_u64().is_multiple_of(4);
-        let after = random.next_u64() % 24;
-        let request = Request::Write;
-        self.device.plan(Fault { device: None, request, after, effect, stays });
     }
 }
 

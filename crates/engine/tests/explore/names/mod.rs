@@ -15,7 +15,7 @@ use ubtrfs_testkit::crash::Image;
 
 use self::changes::{CHANGES, Change};
 use self::looks::{LOOKS, listed};
-use self::world::{Names, Tree, answer, tree_of};
+use self::world::{Names, Tree, answer_if_any, tree_of};
 use crate::world::{Opened, check};
 use crate::{ToldOfPanic, config, each, runs};
 
@@ -29,12 +29,13 @@ fn explore(runs: usize, run: impl Fn() + Send + Sync + 'static) {
     Runner::new(PctScheduler::new(3, runs + 1), config()).run(move || same());
 }
 
-fn done(names: &Names, change: Change) -> String {
-    answer(change(names), |()| "done".to_owned())
+/// `None` if something failed.
+fn done(names: &Names, change: Change) -> Option<String> {
+    answer_if_any(change(names), |()| "done".to_owned())
 }
 
 /// What is there after these, one behind the other, and what each of them answered.
-fn after(start: &Image, changes: &[Change]) -> (Vec<String>, Tree) {
+fn after(start: &Image, changes: &[Change]) -> (Vec<Option<String>>, Tree) {
     let names = Names::open(start);
     let answers = changes.iter().map(|change| done(&names, *change)).collect();
     (answers, tree_of(&names.fs))
@@ -44,7 +45,7 @@ struct Case {
     start: Image,
     name: String,
     changes: [Change; 2],
-    ends: [(Vec<String>, Tree); 2],
+    ends: [(Vec<Option<String>>, Tree); 2],
     moments: Vec<Tree>,
 }
 
@@ -64,17 +65,23 @@ impl Case {
         }
     }
 
+    /// Does both beside a commit; what they answered, and whether it did.
+    fn change(&self, names: &Arc<Names>) -> (Vec<Option<String>>, bool) {
+        let threads = self.changes.map(|change| {
+            let names = Arc::clone(names);
+            shuttle::thread::spawn(move || done(&names, change))
+        });
+        let committing = Arc::clone(names);
+        let committed = shuttle::thread::spawn(move || committing.fs.commit());
+        let answers = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        (answers, committed.join().unwrap().is_ok())
+    }
+
     fn run(&self) {
         let name = &self.name;
         let names = Arc::new(Names::open(&self.start));
-        let threads = self.changes.map(|change| {
-            let names = Arc::clone(&names);
-            shuttle::thread::spawn(move || done(&names, change))
-        });
-        let committing = Arc::clone(&names);
-        let committed = shuttle::thread::spawn(move || committing.fs.commit());
-        let answers: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        committed.join().unwrap().unwrap();
+        let (answers, is_committed) = self.change(&names);
+        assert!(is_committed, "{name}");
         let found = (answers, tree_of(&names.fs));
         assert!(self.ends.contains(&found), "{name}: {found:#?}, not {:#?}", self.ends);
 
@@ -90,6 +97,24 @@ impl Case {
         check(&image, name);
         let again = tree_of(&Opened::of_image(image, None).fs);
         assert_eq!(again, found.1, "{name}: opened again");
+    }
+
+    /// A write fails, or all do from one on: what was done then is lost in whole, and whoever wants it durable is told.
+    fn run_failing(&self) {
+        let name = &self.name;
+        let names = Arc::new(Names::open(&self.start));
+        names.plan_fault();
+        let (answers, is_committed) = self.change(&names);
+        let is_told = names.fs.sync().is_err() || !is_committed || answers.contains(&None);
+        let again = Opened::of_image(names.image(), None);
+        let left = tree_of(&again.fs);
+        if is_told {
+            assert!(self.moments.contains(&left), "{name}: behind a failure {left:#?}");
+        } else {
+            let found = (answers, left);
+            assert!(self.ends.contains(&found), "{name}: {found:#?}, though nobody was told");
+        }
+        check(&again.close(), name);
     }
 }
 
@@ -181,6 +206,8 @@ fn any_two_changes_of_names_are_one_after_the_other() {
         let _told = ToldOfPanic(format!("{} beside {}", pair[0].0, pair[1].0));
         let start = start.clone();
         let case = Arc::new(crate::made(move || Case::new(&start, pair)));
+        let same = Arc::clone(&case);
         explore(runs(), move || case.run());
+        explore(runs(), move || same.run_failing());
     });
 }

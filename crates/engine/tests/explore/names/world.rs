@@ -149,10 +149,10 @@ fn walk(
     Ok(())
 }
 
-/// What a call answers, whichever numbers it names.
-pub fn answer<T>(result: Result<T>, shown: impl FnOnce(T) -> String) -> String {
+/// What a call answers, whichever numbers it names; `None` if something failed.
+pub fn answer_if_any<T>(result: Result<T>, shown: impl FnOnce(T) -> String) -> Option<String> {
     match result {
-        Ok(found) => shown(found),
+        Ok(found) => Some(shown(found)),
         Err(
             error @ (Error::NotFound { .. }
             | Error::Exists { .. }
@@ -164,8 +164,13 @@ pub fn answer<T>(result: Result<T>, shown: impl FnOnce(T) -> String) -> String {
             | Error::ReadOnly { .. }),
         ) => {
             let shown = format!("{error:?}");
-            shown.split(' ').next().unwrap().to_owned()
+            shown.split(' ').next().map(str::to_owned)
         }
-        Err(error) => panic!("{error:?}"),
+        Err(_) => None,
     }
+}
+
+/// As [`answer_if_any`], where nothing fails.
+pub fn answer<T>(result: Result<T>, shown: impl FnOnce(T) -> String) -> String {
+    answer_if_any(result, shown).expect("nothing fails")
 }
