@@ -287,7 +287,10 @@ impl<F: FileSystem> AddressSpace<F> {
             };
             match result {
                 Ok(read) => done += read,
-                Err(_) if !is_one => careful_until = Some(end),
+                // Once more, by blocks; what alone could not be read just then, too.
+                Err(_) if !is_one || careful_until.is_none_or(|until| until < end) => {
+                    careful_until = Some(end);
+                }
                 Err(error) => {
                     careful_until = Some(end);
                     break Some(error);

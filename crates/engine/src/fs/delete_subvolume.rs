@@ -282,8 +282,11 @@ impl Handle<'_> {
             self.fs.tree(root)?;
         }
         files.write_inodes(&mut names, &mut self.txn)?;
-        let _replacement = files.replace_name(&mut names);
         let txn = &mut self.txn;
+        if !is_held {
+            txn.write_early(&*self.fs.tree(root)?)?;
+        }
+        let _replacement = files.replace_name(&mut names);
         if is_held {
             names.keep(root);
         } else {

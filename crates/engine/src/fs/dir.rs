@@ -23,12 +23,14 @@ pub struct DirEntry {
 }
 
 /// The names of a directory in the order of their index. Names made or removed meanwhile may or
-/// may not be told; all others are, once.
+/// may not be told; all others are, once, but that what changes places meanwhile may be told twice.
 #[derive(Debug)]
 pub struct ReadDir {
     filesystem: Filesystem,
     dir: InodeId,
     cursor: Cursor,
+    /// What is told next has no index below.
+    next_index: u64,
     done: bool,
 }
 
@@ -39,19 +41,15 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such name, `NotDirectory` when `dir` is none.
     pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<InodeId> {
-        if let Some((target, _)) = self.find_settled(dir, name)? {
+        let is_sure = |found: &Option<(InodeId, FileType)>| {
+            found.is_some_and(|(target, _)| !target.is_stand_in())
+        };
+        let found = self.inner.files.settled(|| self.find_entry(dir, name), is_sure)?;
+        if let Some((target, _)) = found {
             return Ok(target);
         }
         self.directory(dir)?;
         Err(Error::not_found(format!("{:?} in {dir}", String::from_utf8_lossy(name))))
-    }
-
-    /// As [`Filesystem::find_entry`], but as it is before or after others replace the name.
-    fn find_settled(&self, dir: InodeId, name: &[u8]) -> Result<Option<(InodeId, FileType)>> {
-        let is_sure = |found: &Option<(InodeId, FileType)>| {
-            found.is_some_and(|(target, _)| !target.is_stand_in())
-        };
-        self.inner.files.settled(|| self.find_entry(dir, name), is_sure)
     }
 
     /// As [`Filesystem::lookup`], with the entry's type, and `None` when there is no such name. While others replace it, there may be none, or it
@@ -104,14 +102,12 @@ impl Filesystem {
     pub fn read_dir(&self, dir: InodeId, after_index: u64) -> Result<ReadDir> {
         self.directory(dir)?;
         let mut cursor = self.tree(dir.root)?.cursor();
-        let done = match after_index.checked_add(1) {
-            Some(from) if !dir.is_stand_in() => {
-                cursor.seek(&dir.key(KeyType::DIR_INDEX, from))?;
-                false
-            }
-            _ => true,
-        };
-        Ok(ReadDir { filesystem: self.clone(), dir, cursor, done })
+        let next_index = after_index.saturating_add(1);
+        let done = next_index == after_index || dir.is_stand_in();
+        if !done {
+            cursor.seek(&dir.key(KeyType::DIR_INDEX, next_index))?;
+        }
+        Ok(ReadDir { filesystem: self.clone(), dir, cursor, next_index, done })
     }
 
     /// The highest index of a name in directory `dir`; 0 where it has none. Names that come later are behind it.
@@ -138,28 +134,39 @@ impl Filesystem {
 
 impl ReadDir {
     fn step(&mut self) -> Result<Option<DirEntry>> {
-        loop {
-            let Some((key, data)) = self.cursor.current()? else {
-                return Ok(None);
+        let is_sure = |found: &Option<DirEntry>| {
+            found.as_ref().is_some_and(|entry| !entry.target.is_stand_in())
+        };
+        let mut found = self.entry()?;
+        if !is_sure(&found) {
+            // What changes places with another is entered behind all others.
+            let filesystem = self.filesystem.clone();
+            let find = || {
+                self.cursor.seek(&self.dir.key(KeyType::DIR_INDEX, self.next_index))?;
+                self.entry()
             };
-            let Key { objectid, ty, offset: index } = key;
-            if objectid != self.dir.inode.object_id() || ty != KeyType::DIR_INDEX {
-                return Ok(None);
-            }
-            let (entry, _) =
-                DiskEntry::split(data).map_err(|error| error.in_root(self.dir.root))?;
-            let (name, file_type) = (entry.name.to_vec(), entry.file_type());
-            let target = self.filesystem.target_of(self.dir, &entry)?;
-            let found = match target.is_stand_in() {
-                true => self.filesystem.find_settled(self.dir, &name)?,
-                false => Some((target, file_type)),
-            };
-            self.cursor.next()?;
-            // Or it went meanwhile.
-            if let Some((target, file_type)) = found {
-                return Ok(Some(DirEntry { name, index, target, file_type }));
-            }
+            found = filesystem.inner.files.settled(find, is_sure)?;
         }
+        if let Some(entry) = &found {
+            self.next_index = entry.index.saturating_add(1);
+            self.cursor.next()?;
+        }
+        Ok(found)
+    }
+
+    /// Where the cursor is.
+    fn entry(&mut self) -> Result<Option<DirEntry>> {
+        let Some((key, data)) = self.cursor.current()? else {
+            return Ok(None);
+        };
+        let Key { objectid, ty, offset: index } = key;
+        if objectid != self.dir.inode.object_id() || ty != KeyType::DIR_INDEX {
+            return Ok(None);
+        }
+        let (entry, _) = DiskEntry::split(data).map_err(|error| error.in_root(self.dir.root))?;
+        let target = self.filesystem.target_of(self.dir, &entry)?;
+        let (name, file_type) = (entry.name.to_vec(), entry.file_type());
+        Ok(Some(DirEntry { name, index, target, file_type }))
     }
 }
 

@@ -229,7 +229,7 @@ impl Filesystem {
         self.inner.files.settled(|| self.find_links(id), |_| false)
     }
 
-    fn find_links(&self, id: InodeId) -> Result<Vec<Link>> {
+    pub(super) fn find_links(&self, id: InodeId) -> Result<Vec<Link>> {
         let mut links = Vec::new();
         if id.is_stand_in() {
             return Ok(links);

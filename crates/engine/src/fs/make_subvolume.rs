@@ -73,6 +73,13 @@ impl Handle<'_> {
         let txn = &mut self.txn;
         txn.create_tree(root, &item).map_err(|error| txn.abort(error))?;
         let mut directory = insert_root_directory(txn, root, &new)?;
+        let id = InodeId::root_of(root);
+        if let Some(value) = property {
+            let compression = flags::COMPRESS | flags::NOCOMPRESS;
+            directory.flags = (flags_there & compression).into();
+            self.put_compression(id, &directory, &value)?;
+        }
+        let txn = &mut self.txn;
         insert_root_refs(txn, dir, root, index, name).map_err(|error| txn.abort(error))?;
         uuid_tree::add(txn, KeyType::UUID_KEY_SUBVOL, uuid, root)
             .map_err(|error| txn.abort(error))?;
@@ -80,12 +87,6 @@ impl Handle<'_> {
         let parent = names.hold(core, dir)?;
         parent.count_name(name.len(), transid, now);
         files.mark_dirty(&mut self.txn, dir, parent)?;
-        let id = InodeId::root_of(root);
-        if let Some(value) = property {
-            let compression = flags::COMPRESS | flags::NOCOMPRESS;
-            directory.flags = (flags_there & compression).into();
-            self.put_compression(id, &directory, &value)?;
-        }
         names.hold_new_directory(id, directory);
         Ok(id)
     }

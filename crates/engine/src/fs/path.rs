@@ -75,6 +75,10 @@ impl Filesystem {
     /// `NotFound` when it is not linked (deleted, or in a subvolume that is), `Corrupt` when
     /// parents form a circle.
     pub fn path_of(&self, id: InodeId) -> Result<Vec<u8>> {
+        self.inner.files.settled(|| self.find_path_of(id), |_| false)
+    }
+
+    fn find_path_of(&self, id: InodeId) -> Result<Vec<u8>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut here = id;
         while here != self.top_level() {
@@ -154,7 +158,8 @@ impl Filesystem {
         if id.inode == InodeNo::SUBVOLUME_ROOT {
             return self.name_of_subvolume(id.root);
         }
-        Ok(self.links(id)?.into_iter().next())
+        let links = self.inner.files.settled(|| self.find_links(id), |links| !links.is_empty())?;
+        Ok(links.into_iter().next())
     }
 
     /// Where a subvolume is linked; `None` for the top level and for deleted ones.

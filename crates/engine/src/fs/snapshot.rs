@@ -143,6 +143,7 @@ impl Handle<'_> {
         let source_tree = core.roots.tree(source)?;
         let has_changed = source_tree.root().generation == generation;
         let mut received = Uuid::NIL;
+        self.txn.write_early(&source_tree)?;
         let _replacement = files.replace_name(&mut names);
         self.txn.copy_tree(&source_tree, root, |item| {
             item.uuid = uuid.0;

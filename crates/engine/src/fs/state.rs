@@ -153,14 +153,15 @@ impl FileState {
     /// That of `find`.
     pub(super) fn settled<T>(
         &self,
-        find: impl Fn() -> Result<T>,
+        mut find: impl FnMut() -> Result<T>,
         is_sure: impl FnOnce(&T) -> bool,
     ) -> Result<T> {
         let before = self.replacements.load(Ordering::Acquire);
-        let found = find()?;
+        let found = find();
         let is_now = self.replacements.load(Ordering::Acquire);
-        if is_now == before && is_now.is_multiple_of(2) || is_sure(&found) {
-            return Ok(found);
+        let is_settled = is_now == before && is_now.is_multiple_of(2);
+        if is_settled || found.as_ref().is_ok_and(is_sure) {
+            return found;
         }
         let _names = self.names();
         find()

@@ -95,30 +95,32 @@ impl Filesystem {
         Ok(RootId::FS_TREE)
     }
 
-    /// All subvolumes in the order of their numbers, the top level first, with the names of one moment.
+    /// All subvolumes in the order of their numbers, the top level first; each as it was at some moment.
     ///
     /// # Errors
     /// Damaged items, or the device's error.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        self.inner.files.settled(|| self.find_subvolumes(), |_| false)
-    }
-
-    fn find_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let mut found = Vec::new();
         let mut told = SubvolumePaths::default();
         let mut cursor = self.tree(RootId::ROOT_TREE)?.cursor();
         let mut next = Key::new(RootId::FS_TREE.object_id(), KeyType::ROOT_ITEM, 0);
         loop {
             cursor.seek(&next)?;
-            let Some((key, data)) = cursor.current()? else { break };
+            let Some((key, _)) = cursor.current()? else { break };
             let root = RootId(key.objectid.0);
             if root.0 > ObjectId::LAST_FREE.0 {
                 break;
             }
             if key.ty == KeyType::ROOT_ITEM && root.is_subvolume() {
-                let item =
-                    RootItem::parse(data).map_err(|error| error.in_root(RootId::ROOT_TREE))?;
-                found.push(self.subvolume_info(root, &item, &mut told)?);
+                let mut is_again = false;
+                let find = || {
+                    if std::mem::replace(&mut is_again, true) {
+                        told.clear();
+                    }
+                    let item = self.root_item(root)?;
+                    item.map(|(_, item)| self.subvolume_info(root, &item, &mut told)).transpose()
+                };
+                found.extend(self.inner.files.settled(find, |_| false)?);
             }
             // On to the next object's root item, or to this object's if it is still ahead.
             next = if key.ty < KeyType::ROOT_ITEM {

@@ -243,6 +243,14 @@ impl<'a> Handle<'a> {
         Ok(tree)
     }
 
+    /// Writes what is dirty of a tree, so that [`Handle::copy_tree`] or [`Handle::close_tree`] has little to write.
+    ///
+    /// # Errors
+    /// A failed write aborts the transaction.
+    pub(crate) fn write_early(&mut self, tree: &Tree) -> Result<()> {
+        self.core.write_early(&mut tree.write()).map_err(|error| self.abort(error))
+    }
+
     /// Writes what is dirty of a tree, brings its root item up to date and forgets the tree: nobody
     /// finds it any more that looks for it by its number. The handle must be the only one.
     ///
