@@ -283,10 +283,6 @@ impl Handle<'_> {
         }
         files.write_inodes(&mut names, &mut self.txn)?;
         let txn = &mut self.txn;
-        if !is_held {
-            txn.write_early(&*self.fs.tree(root)?)?;
-        }
-        let _replacement = files.replace_name(&mut names);
         if is_held {
             names.keep(root);
         } else {
@@ -294,6 +290,7 @@ impl Handle<'_> {
             txn.close_tree(root).map_err(|error| txn.abort(error))?;
             names.forget_subvolume(root);
         }
+        let _replacement = files.replace_name(&mut names);
         self.detach(dir, name, &named).map_err(|error| self.txn.abort(error))?;
         let txn = &mut self.txn;
         txn.change_root_item(root, |item| {

@@ -117,8 +117,7 @@ impl Filesystem {
                     if std::mem::replace(&mut is_again, true) {
                         told.clear();
                     }
-                    let item = self.root_item(root)?;
-                    item.map(|(_, item)| self.subvolume_info(root, &item, &mut told)).transpose()
+                    self.find_subvolume(root, &mut told)
                 };
                 found.extend(self.inner.files.settled(find, |_| false)?);
             }
@@ -141,11 +140,17 @@ impl Filesystem {
         if !root.is_subvolume() {
             return Err(missing());
         }
-        let find = || {
-            let (_, item) = self.root_item(root)?.ok_or_else(missing)?;
-            self.subvolume_info(root, &item, &mut SubvolumePaths::default())
-        };
-        self.inner.files.settled(find, |_| false)
+        let find = || self.find_subvolume(root, &mut SubvolumePaths::default());
+        self.inner.files.settled(find, |_| false)?.ok_or_else(missing)
+    }
+
+    fn find_subvolume(
+        &self,
+        root: RootId,
+        told: &mut SubvolumePaths,
+    ) -> Result<Option<SubvolumeInfo>> {
+        let item = self.root_item(root)?;
+        item.map(|(_, item)| self.subvolume_info(root, &item, told)).transpose()
     }
 
     fn subvolume_info(

@@ -243,7 +243,7 @@ impl<'a> Handle<'a> {
         Ok(tree)
     }
 
-    /// Writes what is dirty of a tree, so that [`Handle::copy_tree`] or [`Handle::close_tree`] has little to write.
+    /// Writes what is dirty of a tree, so that [`Handle::copy_tree`] has little to write.
     ///
     /// # Errors
     /// A failed write aborts the transaction.

@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use shuttle::Runner;
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
-
 use super::calls::{Call, Failure};
 use super::state::{self, State};
 use super::world::{self, Opened, Start, World};
-use super::{ToldOfPanic, config, runs};
+use super::{ToldOfPanic, explore, runs};
 
 pub struct Case {
     start: Start,
@@ -60,11 +57,7 @@ impl Case {
 
     pub fn explore(self, device: Device) {
         let _told = ToldOfPanic(self.name.clone());
-        let case = Arc::new(self);
-        let same = Arc::clone(&case);
-        Runner::new(RandomScheduler::new(runs()), config()).run(move || case.run(device));
-        // Its first run has no switch but where a thread waits.
-        Runner::new(PctScheduler::new(3, runs() + 1), config()).run(move || same.run(device));
+        explore(runs(), move || self.run(device));
     }
 
     fn run(&self, device: Device) {

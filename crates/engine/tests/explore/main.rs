@@ -9,7 +9,7 @@ mod world;
 
 use std::sync::{Arc, Mutex};
 
-use shuttle::scheduler::RandomScheduler;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
 use self::calls::{BESIDE, CHANGES, Call};
@@ -36,6 +36,15 @@ fn made<T: Send + 'static>(make: impl Fn() -> T + Send + Sync + 'static) -> T {
     let run = move || *put.lock().unwrap() = Some(make());
     Runner::new(RandomScheduler::new(1), config()).run(run);
     made.lock().unwrap().take().unwrap()
+}
+
+/// Tries so many orders at random, and as many with forced switches.
+fn explore(runs: usize, run: impl Fn() + Send + Sync + 'static) {
+    let run = Arc::new(run);
+    let same = Arc::clone(&run);
+    Runner::new(RandomScheduler::new(runs), config()).run(move || run());
+    // Its first run has no switch but where a thread waits.
+    Runner::new(PctScheduler::new(3, runs + 1), config()).run(move || same());
 }
 
 /// As many threads take cases as there are processors.

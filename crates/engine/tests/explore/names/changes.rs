@@ -4,13 +4,10 @@ use ubtrfs_engine::{
     Handle, InodeId, NewInode, RenameMode, Reservation, Result, SetAttributes, SnapshotOptions,
 };
 use ubtrfs_ondisk::RootId;
-use ubtrfs_rt::Time;
 
-use super::world::Names;
+use super::world::{NOW, Names};
 
 pub type Change = fn(&Names) -> Result<()>;
-
-const NOW: Time = Time { sec: 1_700_000_000, nsec: 0 };
 
 fn under<T>(
     names: &Names,

@@ -7,9 +7,7 @@ mod world;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use shuttle::Runner;
 use shuttle::rand::Rng;
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use ubtrfs_engine::InodeId;
 use ubtrfs_testkit::crash::Image;
 
@@ -17,17 +15,9 @@ use self::changes::{CHANGES, Change};
 use self::looks::{LOOKS, listed};
 use self::world::{Names, Tree, answer_if_any, tree_of};
 use crate::world::{Opened, check};
-use crate::{ToldOfPanic, config, each, runs};
+use crate::{ToldOfPanic, each, explore, runs};
 
 type Named = (&'static str, Change);
-
-fn explore(runs: usize, run: impl Fn() + Send + Sync + 'static) {
-    let run = Arc::new(run);
-    let same = Arc::clone(&run);
-    Runner::new(RandomScheduler::new(runs), config()).run(move || run());
-    // Its first run has no switch but where a thread waits.
-    Runner::new(PctScheduler::new(3, runs + 1), config()).run(move || same());
-}
 
 /// Where nothing fails.
 fn done(names: &Names, change: Change) -> String {

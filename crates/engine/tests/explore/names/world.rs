@@ -34,7 +34,7 @@ impl Deref for Names {
     }
 }
 
-const NOW: Time = Time { sec: 1_700_000_000, nsec: 0 };
+pub const NOW: Time = Time { sec: 1_700_000_000, nsec: 0 };
 
 pub fn start() -> Image {
     crate::made(|| {
