@@ -5,6 +5,7 @@ use ubtrfs_ondisk::{Corruption, FileOffset, Reason, RootId};
 use ubtrfs_rt::Arc;
 
 use super::inode::{Inode, InodeId};
+use super::open_file::Space;
 use crate::data::file_extent::{ExtentWalk, ExtentsOf, Mapping};
 use crate::data::read::{DataSource, FileReader};
 use crate::error::{Error, Result};
@@ -214,21 +215,15 @@ impl File {
     /// As there; `NotFound` where the subvolume was deleted since; `Limit` where others change the
     /// file without end.
     pub fn read(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
-        match self.fs.inner.open_files.find(self.inode.id) {
-            // Memory may be ahead of the medium.
-            Some(space) => {
-                let at = ubtrfs_iomap::FileOffset::new(offset.0);
-                // No file has bytes further on, which is no mistake here.
-                let left = ubtrfs_iomap::FileOffset::MAX.bytes().saturating_sub(offset.0);
-                let len = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                if len == 0 { Ok(0) } else { space.open().read_whole(at, &mut buf[..len]) }
-            }
-            None => self.read_device(offset, buf),
-        }
+        self.read_all(offset, buf, Look::Memory)
     }
 
     /// Reads what is on the medium.
     fn read_device(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
+        self.read_all(offset, buf, Look::MediumOnly)
+    }
+
+    fn read_all(&mut self, offset: FileOffset, buf: &mut [u8], look: Look) -> Result<usize> {
         let mut done = 0;
         while done < buf.len() {
             let at = offset.0.saturating_add(done as u64);
@@ -237,7 +232,12 @@ impl File {
             let len = usize::try_from(piece_end - at).map_or(left, |len| len.min(left));
             // The last piece may use the room behind the bytes that are wanted.
             let room = if len == left { &mut buf[done..] } else { &mut buf[done..done + len] };
-            let count = self.read_piece(FileOffset(at), room)?;
+            let count = match self.read_piece(FileOffset(at), room, look)? {
+                Piece::Read(count) => count,
+                Piece::InMemory(space) => {
+                    return Ok(done + read_memory(&space, at, &mut buf[done..])?);
+                }
+            };
             done += count;
             if count < len {
                 break;
@@ -247,12 +247,18 @@ impl File {
     }
 
     /// Reads what is of one moment.
-    fn read_piece(&mut self, offset: FileOffset, buf: &mut [u8]) -> Result<usize> {
+    fn read_piece(&mut self, offset: FileOffset, buf: &mut [u8], look: Look) -> Result<Piece> {
         let (files, id) = (&self.fs.inner.files, self.inode.id);
         for _ in 0..READ_COUNT_MAX {
             // Its extents may have been replaced, and their space used again, since it was opened or
             // while it is read: then what is read may be anything.
             let before = Some(files.quiet_data_count(id));
+            // Memory may be ahead of the medium, also that of who opened it since the last time.
+            if look == Look::Memory
+                && let Some(space) = self.fs.inner.open_files.find(id)
+            {
+                return Ok(Piece::InMemory(space));
+            }
             if before == self.count {
                 let result = self.reader.read(offset, buf);
                 // Who frees what a deleted subvolume held counts no change of its files.
@@ -260,7 +266,7 @@ impl File {
                     return Err(deleted(id));
                 }
                 if files.data_count(id) == before {
-                    return result;
+                    return result.map(Piece::Read);
                 }
             }
             let again = self.fs.open_file(id)?;
@@ -268,4 +274,26 @@ impl File {
         }
         Err(Error::Limit { what: format!("reading {id}, which others change without end") })
     }
+}
+
+/// Where a file's bytes are looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    Memory,
+    MediumOnly,
+}
+
+/// What a piece came to.
+enum Piece {
+    Read(usize),
+    /// The file is open.
+    InMemory(Arc<Space>),
+}
+
+fn read_memory(space: &Arc<Space>, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    // No file has bytes further on, which is no mistake here.
+    let left = ubtrfs_iomap::FileOffset::MAX.bytes().saturating_sub(offset);
+    let len = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+    let at = ubtrfs_iomap::FileOffset::new(offset);
+    if len == 0 { Ok(0) } else { space.open().read_whole(at, &mut buf[..len]) }
 }

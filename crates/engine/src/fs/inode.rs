@@ -6,6 +6,7 @@ use ubtrfs_ondisk::misc::{OnDisk, Timespec};
 use ubtrfs_ondisk::{Corruption, Generation, InodeNo, Key, KeyType, Reason, RootId};
 use ubtrfs_rt::Time;
 
+use super::open_file::Space;
 use super::xattr;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
@@ -157,9 +158,20 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such inode or subvolume.
     pub fn inode(&self, id: InodeId) -> Result<Inode> {
-        let mut inode = self.disk_inode(id)?;
-        self.overlay(&mut inode);
-        Ok(inode)
+        let files = &self.inner.files;
+        loop {
+            let count = files.any_data_count(id);
+            let space = self.inner.open_files.find(id);
+            let mut inode = self.disk_inode(id)?;
+            if let Some(space) = space {
+                overlay(&mut inode, &space);
+                return Ok(inode);
+            }
+            // Else somebody may have opened it meanwhile, and be writing to the medium what memory says: the tree may have a part of that.
+            if files.any_data_count(id) == count {
+                return Ok(inode);
+            }
+        }
     }
 
     /// As [`Filesystem::inode`], without what memory knows of an open file's data.
@@ -251,6 +263,16 @@ impl Filesystem {
         // The root directory names itself, "..".
         links.retain(|link| link.parent != id);
         Ok(links)
+    }
+}
+
+/// What memory knows of an open file's inode beyond the trees.
+fn overlay(inode: &mut Inode, space: &Space) {
+    inode.size_bytes = space.size().bytes();
+    if let Some(written) = *space.inode().written.lock() {
+        inode.mtime = written;
+        // Other attributes may have been changed since.
+        inode.ctime = inode.ctime.max(written);
     }
 }
 

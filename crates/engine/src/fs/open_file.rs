@@ -440,17 +440,6 @@ impl Filesystem {
         let space = self.inner.open_files.find(id);
         space.map_or(0, |space| space.states().delalloc_new_bytes())
     }
-
-    /// What memory knows of a file's inode beyond the trees.
-    pub(super) fn overlay(&self, inode: &mut Inode) {
-        let Some(space) = self.inner.open_files.find(inode.id) else { return };
-        inode.size_bytes = space.size().bytes();
-        if let Some(written) = *space.inode().written.lock() {
-            inode.mtime = written;
-            // Other attributes may have been changed since.
-            inode.ctime = inode.ctime.max(written);
-        }
-    }
 }
 
 impl DataFile {

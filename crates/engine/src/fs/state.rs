@@ -264,8 +264,12 @@ impl FileState {
     /// Counts the changes of a file's extents; `None` while one is under way. A reader that finds the
     /// same count before and after has read what was there in between.
     pub(crate) fn data_count(&self, id: InodeId) -> Option<u64> {
-        let count = self.data_changes[place_of(id, DATA_CHANGE_COUNT)].load(Ordering::Acquire);
-        count.is_multiple_of(2).then_some(count)
+        Some(self.any_data_count(id)).filter(|count| count.is_multiple_of(2))
+    }
+
+    /// As [`FileState::data_count`], also while a change is under way.
+    pub(crate) fn any_data_count(&self, id: InodeId) -> u64 {
+        self.data_changes[place_of(id, DATA_CHANGE_COUNT)].load(Ordering::Acquire)
     }
 
     /// As [`FileState::data_count`], when no change is under way. However long that takes: whoever makes a change waits for no reader.

@@ -30,7 +30,7 @@ use crate::data::compression::Method;
 use crate::data::drop_range::{self, drop_range};
 use crate::data::prepare::{PreparedData, WriteOptions};
 use crate::error::{Error, Result};
-use crate::filesystem::{Filesystem, Handle, begin_freeing};
+use crate::filesystem::{Filesystem, Handle};
 use crate::txn::Reservation;
 
 /// Most bytes that one step writes.
@@ -109,7 +109,7 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::write`].
     pub fn truncate(&self, id: InodeId, size_bytes: u64) -> Result<()> {
-        let Some(_lock) = self.lock_closed(id) else {
+        let Some(lock) = self.lock_closed(id) else {
             return self.truncate_open(id, size_bytes);
         };
         let mut file = Locked::new(self, id)?;
@@ -118,10 +118,13 @@ impl Filesystem {
             return Err(append::misplaced(size_bytes, "beyond the largest file"));
         }
         let old = file.inode.size_bytes;
-        file.outline_unless(0..size_bytes.max(old))?;
-        if size_bytes < old {
-            file.cut_from_end(size_bytes.next_multiple_of(file.sector))?;
+        if size_bytes < old && file.has_extents_behind(size_bytes)? {
+            // They go in steps, each of which makes the file shorter. Memory says how long it is meanwhile.
+            drop(file);
+            drop(lock);
+            return self.truncate_open(id, size_bytes);
         }
+        file.outline_unless(0..size_bytes.max(old))?;
         let options = file.write_options()?;
         if file.is_inline()? {
             let bytes = file.read(0..size_bytes)?;
@@ -464,29 +467,10 @@ impl<'a> Locked<'a> {
             .map_err(|error| handle.txn.abort(error))
     }
 
-    /// Removes extents from the end of the file until none begins beyond `end`, a few under each
-    /// handle, the file's size going down with them.
-    fn cut_from_end(&mut self, end: u64) -> Result<()> {
-        let mut count = STEP_EXTENTS_MAX;
-        loop {
-            if start_of_last_extents(self.fs, self.inode.id, end, 1)? <= end {
-                return Ok(());
-            }
-            let mut handle = begin_freeing(&mut count, |count| {
-                let removals = Reservation::removals(count);
-                self.fs.begin_step(Reservation::removals(3).and(removals))
-            })?;
-            // Of as many as there was room for.
-            let from = start_of_last_extents(self.fs, self.inode.id, end, count)?;
-            handle.check_file(self.inode.id)?;
-            let kept = self.fs.inner.files.kept();
-            let change = self.change();
-            let lost = drop_range(&mut handle.txn, &self.target, &(from..u64::MAX), kept)?;
-            let size = self.inode.size_bytes.min(from);
-            self.count(&mut handle, 0, lost, size)?;
-            drop(change);
-            self.inode.size_bytes = size;
-        }
+    /// Whether extents begin behind the sector in which a file of `size_bytes` ends.
+    fn has_extents_behind(&self, size_bytes: u64) -> Result<bool> {
+        let end = size_bytes.next_multiple_of(self.sector);
+        Ok(start_of_last_extents(self.fs, self.inode.id, end, 1)? > end)
     }
 }
 

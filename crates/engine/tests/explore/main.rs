@@ -3,6 +3,7 @@
 
 mod calls;
 mod case;
+mod cut;
 mod names;
 mod state;
 mod world;

@@ -82,6 +82,19 @@ pub const SHAPES: [Shape; 6] = [
     Shape { name: "dirty", is_dirty: true, ..USUAL },
 ];
 
+/// Blocks, each in an extent of its own.
+pub const IN_BLOCKS: Shape = Shape {
+    name: "in blocks",
+    fill: |world| {
+        let file = world.fs.open_data(world.one).unwrap();
+        for block in 0..5 {
+            assert_eq!(file.write(at(block * 4096), &[1; 4096]).unwrap(), 4096);
+            file.fsync().unwrap();
+        }
+    },
+    ..USUAL
+};
+
 impl Shape {
     pub fn start(&self) -> Start {
         let &Self { name, compression, fill, is_dirty } = self;
