@@ -335,8 +335,6 @@ impl Handle<'_> {
         }
 
         let location = id.key(KeyType::INODE_ITEM, 0);
-        let entry = EntryBytes::new(location, transid, FileType::from_mode(new.mode), name);
-        insert_name(&mut self.txn, dir, name, index, &entry)?;
         let txn = &mut self.txn;
         txn.insert(id.root, location, item.as_bytes()).map_err(|error| txn.abort(error))?;
         insert_first_ref(txn, id, dir.inode, index, name).map_err(|error| txn.abort(error))?;
@@ -346,6 +344,12 @@ impl Handle<'_> {
             let file = Target { root: id.root, inode: id.inode, has_csums: false };
             let len = target.len() as u64;
             append::put_inline(&mut self.txn, &file, len, Compression::None, target)?;
+        }
+        // Who finds the name finds all of the inode. That there is such a name already shows only now.
+        let entry = EntryBytes::new(location, transid, FileType::from_mode(new.mode), name);
+        if let Err(error) = insert_name(&mut self.txn, dir, name, index, &entry) {
+            self.unmake(id).map_err(|error| self.txn.abort(error))?;
+            return Err(error);
         }
 
         let parent = names.hold(core, dir)?;
@@ -426,9 +430,8 @@ impl Handle<'_> {
         let index = parent.next_index(core, dir)?;
         let extended = self.has_extended_refs();
         let reference = plan_ref(&self.txn, id, dir.inode, index, name, extended)?;
+        check_new_name(self.fs, core, dir, name)?;
 
-        let entry = EntryBytes::new(id.key(KeyType::INODE_ITEM, 0), transid, file_type, name);
-        insert_name(&mut self.txn, dir, name, index, &entry)?;
         let txn = &mut self.txn;
         match &reference {
             RefPlan::Insert(key, bytes) => txn.insert(id.root, *key, bytes),
@@ -436,9 +439,6 @@ impl Handle<'_> {
         }
         .map_err(|error| txn.abort(error))?;
 
-        let parent = names.hold(core, dir)?;
-        parent.count_name(name.len(), transid, now);
-        files.mark_dirty(&mut self.txn, dir, parent)?;
         let held = names.hold(core, id)?;
         held.item.nlink += 1;
         held.touch(transid, now);
@@ -448,6 +448,13 @@ impl Handle<'_> {
             txn.remove(id.root, orphan_key(id)).map_err(|error| txn.abort(error))?;
             names.remove_live_orphan(id);
         }
+        // Who finds the name finds what says of it.
+        let entry = EntryBytes::new(id.key(KeyType::INODE_ITEM, 0), transid, file_type, name);
+        let txn = &mut self.txn;
+        insert_name(txn, dir, name, index, &entry).map_err(|error| txn.abort(error))?;
+        let parent = names.hold(core, dir)?;
+        parent.count_name(name.len(), transid, now);
+        files.mark_dirty(&mut self.txn, dir, parent)?;
         files.bound(&mut names, &mut self.txn)
     }
 

@@ -284,6 +284,25 @@ impl Handle<'_> {
         self.remove_entry(dir, name).map_err(|error| self.txn.abort(error))
     }
 
+    /// Takes out what was just made of an inode that gets no name. It has no extents.
+    ///
+    /// # Errors
+    /// What stops an edit.
+    pub(super) fn unmake(&mut self, id: InodeId) -> Result<()> {
+        while let Some((key, _)) = self.last_item(id)? {
+            self.txn.remove(id.root, key)?;
+        }
+        Ok(())
+    }
+
+    /// The last item of an inode.
+    fn last_item(&self, id: InodeId) -> Result<Option<(Key, Vec<u8>)>> {
+        let mut cursor = self.txn.core().roots.tree(id.root)?.cursor();
+        cursor.seek_back(&id.key(KeyType::MAX, u64::MAX))?;
+        let last = cursor.current()?.filter(|(key, _)| key.objectid == id.inode.object_id());
+        Ok(last.map(|(key, data)| (key, data.to_vec())))
+    }
+
     /// Removes the last `count` items of an orphan, its extents with them.
     fn remove_items(&mut self, id: InodeId, count: usize) -> Result<Removed> {
         let files = &self.fs.inner.files;
@@ -296,13 +315,7 @@ impl Handle<'_> {
         names.begin_removal(id);
         let _change = files.change_data(id);
         for _ in 0..count {
-            let last = {
-                let mut cursor = self.txn.core().roots.tree(id.root)?.cursor();
-                cursor.seek_back(&id.key(KeyType::MAX, u64::MAX))?;
-                cursor.current()?.map(|(key, data)| (key, data.to_vec()))
-            };
-            let Some((key, data)) = last.filter(|(key, _)| key.objectid == id.inode.object_id())
-            else {
+            let Some((key, data)) = self.last_item(id)? else {
                 return Err(self.txn.abort(Error::not_found(id)));
             };
             let extent = match key.ty {

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::background::BackgroundOptions;
 use super::inode::InodeId;
-use super::make::{EntryBytes, NewInode, SetAttributes, insert_name};
+use super::make::{EntryBytes, Inherit, NewInode, SetAttributes, insert_name};
 use crate::data::compression::{self, Method};
 use crate::data::{MappingKind, PreparedData};
 use crate::error::Error;
@@ -489,4 +489,55 @@ fn trees_leave_memory_to_the_bytes_of_files_that_are_only_read() {
         file.read(ubtrfs_iomap::FileOffset::new(at), &mut [0; 4096]).unwrap();
     }
     assert!(left_to_files(&fs) + (1 << 20) >= FILE, "{}", left_to_files(&fs));
+}
+
+/// The inode is made before its name is entered.
+#[test]
+fn what_gets_no_name_leaves_nothing() {
+    let fs = new_filesystem();
+    let top = fs.top_level();
+    let dir = NewInode::new(0o040_755, TIME);
+    let dir = fs.begin(Reservation::create(0)).unwrap().create(top, b"dir", &dir).unwrap();
+    let set = |name: &[u8], value: &[u8]| {
+        let mut handle = fs.begin(Reservation::create(2)).unwrap();
+        handle.set_xattr(dir, name, value).unwrap();
+    };
+    // Inherited by what is made: a default access list (owner, group, a user, mask, others), and a compression.
+    let entry = |tag: u16, perm: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let list = [
+        2u32.to_le_bytes().to_vec(),
+        entry(1, 7, u32::MAX),
+        entry(2, 5, 1000),
+        entry(4, 5, u32::MAX),
+        entry(0x10, 7, u32::MAX),
+        entry(0x20, 5, u32::MAX),
+    ];
+    set(b"system.posix_acl_default", &list.concat());
+    set(b"btrfs.compression", b"zstd");
+    let inherit = Inherit::AsProcess { umask: 0 };
+    let make = |name: &[u8], mode: u32| {
+        let new = NewInode { inherit, ..NewInode::new(mode, TIME) };
+        let mut handle = fs.begin(Reservation::create(2)).unwrap();
+        match mode {
+            0o120_777 => handle.symlink(dir, name, b"target", &new),
+            _ => handle.create(dir, name, &new),
+        }
+    };
+    let first = make(b"file", 0o100_644).unwrap();
+    assert_eq!(fs.xattrs(first).unwrap().len(), 2);
+    let next = InodeId { inode: InodeNo(first.inode.0 + 1), ..first };
+    for mode in [0o100_644, 0o040_755, 0o120_777] {
+        assert!(matches!(make(b"file", mode), Err(Error::Exists { .. })));
+        let tree = fs.tree(next.root).unwrap();
+        let mut cursor = tree.cursor();
+        cursor.seek(&next.key(KeyType(0), 0)).unwrap();
+        let found = cursor.current().unwrap().map(|(key, _)| key);
+        assert!(found.is_none_or(|key| key.objectid.0 > next.inode.0), "{found:?}");
+    }
+    assert_eq!(make(b"other", 0o040_755).unwrap(), next);
+    fs.commit().unwrap();
+    let names = fs.read_dir(dir, 0).unwrap().map(|entry| entry.unwrap().name);
+    assert_eq!(names.collect::<Vec<_>>(), [&b"file"[..], b"other"]);
 }

@@ -1,6 +1,7 @@
 //! What is asked of names while something changes.
 
 use ubtrfs_engine::{Error, InodeId, Link};
+use ubtrfs_ondisk::dir::FileType;
 
 use super::world::{Names, answer};
 
@@ -59,8 +60,39 @@ fn xattrs(names: &Names, id: InodeId) -> String {
     answer(names.fs.xattrs(id), |all| format!("{all:?}"))
 }
 
+/// Whether all is there of what a name leads to.
+fn is_whole(names: &Names, dir: InodeId, name: &[u8]) -> String {
+    let Ok(id) = names.fs.lookup(dir, name) else { return "whole".to_owned() };
+    let found = what_is_there(names, dir, name, id);
+    match found {
+        Ok(()) => "whole".to_owned(),
+        Err(what) => match names.fs.lookup(dir, name) {
+            Ok(still) if still == id => what,
+            // It left meanwhile.
+            _ => "whole".to_owned(),
+        },
+    }
+}
+
+fn what_is_there(names: &Names, dir: InodeId, name: &[u8], id: InodeId) -> Result<(), String> {
+    let inode = names.fs.inode(id).map_err(|error| format!("inode: {error}"))?;
+    if inode.file_type() == FileType::Symlink {
+        let target = names.fs.read_link(id).map_err(|error| format!("target: {error}"))?;
+        assert!(!target.is_empty() && !target.contains(&0));
+    }
+    let path = names.fs.path_of(id).map_err(|error| format!("path: {error}"))?;
+    if id.root != dir.root {
+        return Ok(());
+    }
+    let links = names.fs.links(id).map_err(|error| format!("links: {error}"))?;
+    match links.iter().any(|link| link.parent == dir && link.name == name) {
+        true => Ok(()),
+        false => Err(format!("{}, {links:?}", String::from_utf8_lossy(&path))),
+    }
+}
+
 /// Each answers of one moment.
-pub const LOOKS: [(&str, Look); 38] = [
+pub const LOOKS: [(&str, Look); 43] = [
     ("lookup a", |names| lookup(names, names.top, b"a")),
     ("lookup b", |names| lookup(names, names.top, b"b")),
     ("lookup s", |names| lookup(names, names.top, b"s")),
@@ -99,6 +131,11 @@ pub const LOOKS: [(&str, Look); 38] = [
     ("contents of x", |names| contents(names, names.x)),
     ("contents of y", |names| contents(names, names.y)),
     ("attributes of a", |names| xattrs(names, names.a)),
+    ("all of b/n", |names| is_whole(names, names.b, b"n")),
+    ("all of a/n", |names| is_whole(names, names.a, b"n")),
+    ("all of t/n", |names| is_whole(names, names.t, b"n")),
+    ("all of two", |names| is_whole(names, names.top, b"two")),
+    ("all of b/o", |names| is_whole(names, names.b, b"o")),
 ];
 
 /// A directory's names, with what each leads to.
