@@ -123,6 +123,8 @@ fmt-clippy:
 	scripts/setup lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTFLAGS="$$RUSTFLAGS --cfg ubtrfs_explore" cargo clippy --profile test -p ubtrfs-memory -p ubtrfs-iomap -p ubtrfs-engine \
+		--lib --test explore --target-dir "$${CARGO_TARGET_DIR:-target}/explore" -- -D warnings
 
 # With private items: what a module is for stands where it begins, and most modules are private.
 doc:

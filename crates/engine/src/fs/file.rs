@@ -107,7 +107,8 @@ impl Filesystem {
     pub fn open_file(&self, id: InodeId) -> Result<File> {
         // Before anything is looked at: a change after this is seen by it.
         let count = self.inner.files.data_count(id);
-        let inode = self.disk_inode(id)?;
+        let mut inode = self.disk_inode(id)?;
+        inode.size_bytes = self.inner.files.cuts.end_of(id, inode.size_bytes);
         let tree = self.tree(id.root)?;
         let source = self.data_source()?;
         let of = self.extents_of(&inode)?;
@@ -252,12 +253,16 @@ impl File {
         for _ in 0..READ_COUNT_MAX {
             // Its extents may have been replaced, and their space used again, since it was opened or
             // while it is read: then what is read may be anything.
-            let before = Some(files.quiet_data_count(id));
+            let before = files.data_count(id);
             // Memory may be ahead of the medium, also that of who opened it since the last time.
             if look == Look::Memory
                 && let Some(space) = self.fs.inner.open_files.find(id)
             {
                 return Ok(Piece::InMemory(space));
+            }
+            if before.is_none() {
+                files.quiet_data_count(id);
+                continue;
             }
             if before == self.count {
                 let result = self.reader.read(offset, buf);

@@ -103,6 +103,7 @@ impl Filesystem {
         // What cuts off may use what is kept back for freeing.
         let mut handle = self.begin_step(Reservation::removals(1))?;
         handle.check_file(io.id)?;
+        let _change = io.change(self);
         handle.count_data(io, 0, 0, |_| size)?;
         Ok(true)
     }

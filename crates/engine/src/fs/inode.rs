@@ -6,7 +6,6 @@ use ubtrfs_ondisk::misc::{OnDisk, Timespec};
 use ubtrfs_ondisk::{Corruption, Generation, InodeNo, Key, KeyType, Reason, RootId};
 use ubtrfs_rt::Time;
 
-use super::open_file::Space;
 use super::xattr;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
@@ -158,18 +157,28 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such inode or subvolume.
     pub fn inode(&self, id: InodeId) -> Result<Inode> {
-        let files = &self.inner.files;
+        let (files, open_files) = (&self.inner.files, &self.inner.open_files);
         loop {
             let count = files.any_data_count(id);
-            let space = self.inner.open_files.find(id);
+            // No space is held while the tree is read: who closes the file meanwhile has it closed.
+            let had_time = open_files.find(id).map(|space| space.inode().written.lock().is_some());
             let mut inode = self.disk_inode(id)?;
-            if let Some(space) = space {
-                overlay(&mut inode, &space);
-                return Ok(inode);
-            }
-            // Else somebody may have opened it meanwhile, and be writing to the medium what memory says: the tree may have a part of that.
-            if files.any_data_count(id) == count {
-                return Ok(inode);
+            match open_files.find(id) {
+                Some(space) => {
+                    let written = *space.inode().written.lock();
+                    // Else it was brought to the tree, before that was looked at or after.
+                    if written.is_some() || had_time != Some(true) {
+                        overlay(&mut inode, space.size().bytes(), written);
+                        return Ok(inode);
+                    }
+                }
+                // Else others may have opened it meanwhile: of what memory said then the tree may have had a part.
+                None => {
+                    inode.size_bytes = files.cuts.end_of(id, inode.size_bytes);
+                    if had_time.is_none() && files.any_data_count(id) == count {
+                        return Ok(inode);
+                    }
+                }
             }
         }
     }
@@ -266,10 +275,10 @@ impl Filesystem {
     }
 }
 
-/// What memory knows of an open file's inode beyond the trees.
-fn overlay(inode: &mut Inode, space: &Space) {
-    inode.size_bytes = space.size().bytes();
-    if let Some(written) = *space.inode().written.lock() {
+/// What memory knows of an open file's inode beyond the trees: its size, and when it was written last, where the tree does not say.
+fn overlay(inode: &mut Inode, size_bytes: u64, written: Option<Time>) {
+    inode.size_bytes = size_bytes;
+    if let Some(written) = written {
         inode.mtime = written;
         // Other attributes may have been changed since.
         inode.ctime = inode.ctime.max(written);

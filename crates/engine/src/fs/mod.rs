@@ -8,6 +8,7 @@ pub(crate) mod acl;
 mod age_clock;
 pub(crate) mod append;
 mod background;
+mod cuts;
 pub(crate) mod delete_subvolume;
 pub(crate) mod dir;
 mod direct_write;

@@ -196,4 +196,26 @@ mod tests {
             fs.sync().unwrap();
         }
     }
+    /// What goes of the file makes room for the block in which it ends. By memory that block would be first.
+    #[test]
+    fn file_of_many_extents_is_cut_inside_a_block_on_a_full_filesystem() {
+        let (fs, file) = full();
+        file.truncate(FileOffset::ZERO).unwrap();
+        fs.sync().unwrap();
+        let many = create(&fs, b"many");
+        let id = many.id();
+        for block in 0..4 {
+            many.write(FileOffset::new(4096 * block), &[1; 4096]).unwrap();
+            many.fsync().unwrap();
+        }
+        drop(many);
+        while file.allocate(file.size(), 4096, Reach::Extends).is_ok() {}
+        fs.sync().unwrap();
+        let written = create(&fs, b"none").write(FileOffset::ZERO, &[1; 4096]);
+        assert!(matches!(written, Err(Error::NoSpace { .. })), "{written:?}");
+        fs.truncate(id, 5000).unwrap();
+        let mut bytes = [0; 8192];
+        assert_eq!(fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap(), 5000);
+        assert_eq!(bytes[..5000], [1; 5000]);
+    }
 }

@@ -27,6 +27,7 @@ use ubtrfs_rt::{
 };
 use zerocopy::IntoBytes;
 
+use super::cuts::Cuts;
 use super::fixed_csums::FixedCsums;
 use super::inode::InodeId;
 use super::xattr;
@@ -64,6 +65,7 @@ pub(crate) struct FileState {
     data_changes: Box<[AtomicU64]>,
     pub(crate) csums: Arc<PendingCsums>,
     pub(super) fixed_csums: FixedCsums,
+    pub(super) cuts: Cuts,
     pub(crate) decoded: Arc<DecodedCache>,
     /// Bytes of file data that are dirty in memory and will have items.
     delalloc_bytes: AtomicU64,
@@ -103,6 +105,7 @@ impl Default for FileState {
             data_changes: (0..DATA_CHANGE_COUNT).map(|_| AtomicU64::new(0)).collect(),
             csums: Arc::default(),
             fixed_csums: FixedCsums::default(),
+            cuts: Cuts::default(),
             decoded: Arc::default(),
             delalloc_bytes: AtomicU64::new(0),
             page_cache: OnceLock::new(),

@@ -541,3 +541,19 @@ fn what_gets_no_name_leaves_nothing() {
     let names = fs.read_dir(dir, 0).unwrap().map(|entry| entry.unwrap().name);
     assert_eq!(names.collect::<Vec<_>>(), [&b"file"[..], b"other"]);
 }
+
+/// The new end was in a hole, where no extent changed: who had the file open by its number read on to the old end.
+#[test]
+fn who_reads_by_number_sees_where_a_file_ends_that_was_cut_in_a_hole() {
+    let fs = new_filesystem();
+    let id = new_file(&fs, "file");
+    fs.write(id, FileOffset(0), &[1; 4096]).unwrap();
+    fs.truncate(id, 8192).unwrap();
+    let mut by_number = fs.open_file(id).unwrap();
+    let mut read = || by_number.read(FileOffset(0), &mut [0; 10_000]).unwrap();
+    assert_eq!(read(), 8192);
+    let open = fs.open_data(id).unwrap();
+    open.truncate(ubtrfs_iomap::FileOffset::new(5000)).unwrap();
+    drop(open);
+    assert_eq!(read(), 5000);
+}

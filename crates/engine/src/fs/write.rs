@@ -18,6 +18,7 @@ use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::{Corruption, FileOffset, KeyType, Reason};
 use ubtrfs_rt::Arc;
 
+use super::cuts::Cut;
 use super::entry::check_flags;
 use super::file_io::{FileIo, IoInode, MappingChange};
 use super::fixed_csums::CsumsFixed;
@@ -30,7 +31,7 @@ use crate::data::compression::Method;
 use crate::data::drop_range::{self, drop_range};
 use crate::data::prepare::{PreparedData, WriteOptions};
 use crate::error::{Error, Result};
-use crate::filesystem::{Filesystem, Handle};
+use crate::filesystem::{Filesystem, Handle, begin_freeing};
 use crate::txn::Reservation;
 
 /// Most bytes that one step writes.
@@ -109,7 +110,7 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::write`].
     pub fn truncate(&self, id: InodeId, size_bytes: u64) -> Result<()> {
-        let Some(lock) = self.lock_closed(id) else {
+        let Some(_lock) = self.lock_closed(id) else {
             return self.truncate_open(id, size_bytes);
         };
         let mut file = Locked::new(self, id)?;
@@ -118,13 +119,11 @@ impl Filesystem {
             return Err(append::misplaced(size_bytes, "beyond the largest file"));
         }
         let old = file.inode.size_bytes;
-        if size_bytes < old && file.has_extents_behind(size_bytes)? {
-            // They go in steps, each of which makes the file shorter. Memory says how long it is meanwhile.
-            drop(file);
-            drop(lock);
-            return self.truncate_open(id, size_bytes);
-        }
         file.outline_unless(0..size_bytes.max(old))?;
+        let _cut = match size_bytes < old {
+            true => file.cut_from_end(size_bytes)?,
+            false => None,
+        };
         let options = file.write_options()?;
         if file.is_inline()? {
             let bytes = file.read(0..size_bytes)?;
@@ -467,10 +466,34 @@ impl<'a> Locked<'a> {
             .map_err(|error| handle.txn.abort(error))
     }
 
-    /// Whether extents begin behind the sector in which a file of `size_bytes` ends.
-    fn has_extents_behind(&self, size_bytes: u64) -> Result<bool> {
-        let end = size_bytes.next_multiple_of(self.sector);
-        Ok(start_of_last_extents(self.fs, self.inode.id, end, 1)? > end)
+    /// Removes extents from the end of the file until none begins behind the sector in which it ends if it ends at `size`, a few under
+    /// each handle, the file's size on the medium going down with them. If that takes any step, the file ends at `size` for who looks at it
+    /// from the first one on, as long as what is returned lives.
+    fn cut_from_end(&mut self, size: u64) -> Result<Option<Cut<'a>>> {
+        let (fs, id) = (self.fs, self.inode.id);
+        let end = size.next_multiple_of(self.sector);
+        let mut count = STEP_EXTENTS_MAX;
+        let mut cut = None;
+        loop {
+            if start_of_last_extents(fs, id, end, 1)? <= end {
+                return Ok(cut);
+            }
+            let mut handle = begin_freeing(&mut count, |count| {
+                let removals = Reservation::removals(count);
+                fs.begin_step(Reservation::removals(3).and(removals))
+            })?;
+            // Of as many as there was room for.
+            let from = start_of_last_extents(fs, id, end, count)?;
+            handle.check_file(id)?;
+            let kept = fs.inner.files.kept();
+            let change = self.change();
+            cut.get_or_insert_with(|| fs.inner.files.cuts.begin(id, size));
+            let lost = drop_range(&mut handle.txn, &self.target, &(from..u64::MAX), kept)?;
+            let size_now = self.inode.size_bytes.min(from);
+            self.count(&mut handle, 0, lost, size_now)?;
+            drop(change);
+            self.inode.size_bytes = size_now;
+        }
     }
 }
 

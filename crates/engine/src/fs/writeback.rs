@@ -437,10 +437,14 @@ impl<'f> Job<'f> {
             places.push((LogicalAddr(mapping.disk_bytenr.0 + into), mapping.kind));
         }
         let all: Vec<&Part<'_>> = parts.iter().collect();
+        // Who reads the file by its number meanwhile would find a part of it.
+        let is_over_data = places.iter().any(|(_, kind)| *kind == MappingKind::Data);
+        let over_data = is_over_data.then(|| fs.inner.files.change_data(self.io.id));
         let (result, csums) = self.with_csums_of(&all, || {
             let mut placed = parts.iter().zip(&places);
             placed.try_for_each(|(part, (at, _))| core.write_data(*at, &part.buffers))
         });
+        drop(over_data);
         result?;
         let mut csums = csums.as_slice();
         let _change = self.io.change(fs);

@@ -1,9 +1,9 @@
 //! Calls of a whole filesystem beside each other, in orders of their threads that an explorer of interleavings chooses: `make explore`.
 #![cfg(ubtrfs_explore)]
 
+mod by_number;
 mod calls;
 mod case;
-mod cut;
 mod names;
 mod state;
 mod world;

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use shuttle::rand::{Rng, RngCore};
 use ubtrfs_engine::{
-    Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, Reservation, mkfs,
+    Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, Reservation, SetAttributes,
+    mkfs,
 };
 use ubtrfs_iomap::{FileOffset, Reach};
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Executor, Runtime, Time};
 use ubtrfs_testkit::Prng;
 use ubtrfs_testkit::crash::{Effect, Fault, Image, Request, SimDevice};
@@ -82,15 +84,39 @@ pub const SHAPES: [Shape; 6] = [
     Shape { name: "dirty", is_dirty: true, ..USUAL },
 ];
 
-/// Blocks, each in an extent of its own.
+/// Before the time that the clock says.
+pub const OLD: Time = Time { sec: 1_600_000_000, nsec: 0 };
+
+/// Five blocks, of which the second is a hole, each in an extent of its own.
 pub const IN_BLOCKS: Shape = Shape {
     name: "in blocks",
     fill: |world| {
         let file = world.fs.open_data(world.one).unwrap();
-        for block in 0..5 {
+        for block in [0, 2, 3, 4] {
             assert_eq!(file.write(at(block * 4096), &[1; 4096]).unwrap(), 4096);
             file.fsync().unwrap();
         }
+        world.make_old();
+    },
+    ..USUAL
+};
+
+/// Two blocks that are written where they are.
+pub const IN_PLACE: Shape = Shape {
+    name: "in place",
+    fill: |world| {
+        let flags = Some(flags::NODATACOW | flags::NODATASUM);
+        let mut handle = world.fs.begin(Reservation::items(4)).unwrap();
+        let attributes = SetAttributes { flags, ..SetAttributes::default() };
+        handle.set_attributes(world.one, &attributes).unwrap();
+        drop(handle);
+        // Apart from each other.
+        for (id, offset) in [(world.one, 0), (world.other, 0), (world.one, 4096)] {
+            let file = world.fs.open_data(id).unwrap();
+            assert_eq!(file.write(at(offset), &[1; 4096]).unwrap(), 4096);
+            file.fsync().unwrap();
+        }
+        world.make_old();
     },
     ..USUAL
 };
@@ -218,6 +244,14 @@ impl World {
             let file = self.fs.open_data(id).unwrap();
             assert_eq!(file.write(at(0), &vec![byte; len]).unwrap(), len);
         }
+    }
+
+    /// The clock stands still: only so is a write later than what was.
+    fn make_old(&self) {
+        let mtime = Some(OLD);
+        let mut handle = self.fs.begin(Reservation::items(4)).unwrap();
+        let attributes = SetAttributes { mtime, ..SetAttributes::default() };
+        handle.set_attributes(self.one, &attributes).unwrap();
     }
 
     /// Returns whether there is a file of that name.
