@@ -392,6 +392,8 @@ impl Tail {
                 item.size = size.into();
                 item.nbytes = item.nbytes.get().saturating_add(nbytes).into();
             })
-            .map_err(|error| handle.txn.abort(error))
+            .map_err(|error| handle.txn.abort(error))?;
+        handle.fs.inner.files.note_data_changed(self.id);
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@ use rustc_hash::FxHashMap;
 use ubtrfs_rt::{AtomicUsize, Mutex, Ordering};
 
 use super::inode::InodeId;
+use super::state::FileState;
 
 /// Where files end for who looks at them, while the medium still says that they end further on.
 #[derive(Debug, Default)]
@@ -13,14 +14,20 @@ pub(crate) struct Cuts {
     ends: Mutex<FxHashMap<InodeId, u64>>,
 }
 
-impl Cuts {
+impl FileState {
     /// The file ends at `size` from now on, as long as the answer lives. The caller holds its data lock, and has begun a change of its
     /// data, so that who looks at it meanwhile looks again.
-    pub(super) fn begin(&self, id: InodeId, size: u64) -> Cut<'_> {
+    pub(super) fn begin_cut(&self, id: InodeId, size: u64) -> Cut<'_> {
+        self.cuts.change(|ends| ends.insert(id, size));
+        Cut { files: self, id }
+    }
+}
+
+impl Cuts {
+    fn change<T>(&self, change: impl FnOnce(&mut FxHashMap<InodeId, u64>) -> T) {
         let mut ends = self.ends.lock();
-        ends.insert(id, size);
+        change(&mut ends);
         self.count.store(ends.len(), Ordering::Release);
-        Cut { cuts: self, id }
     }
 
     /// Where a file ends for who looks at it, if it ends at `size` on the medium.
@@ -32,16 +39,40 @@ impl Cuts {
     }
 }
 
-/// From [`Cuts::begin`].
+/// From [`FileState::begin_cut`].
 pub(super) struct Cut<'a> {
-    cuts: &'a Cuts,
+    files: &'a FileState,
     id: InodeId,
 }
 
 impl Drop for Cut<'_> {
     fn drop(&mut self) {
-        let mut ends = self.cuts.ends.lock();
-        ends.remove(&self.id);
-        self.cuts.count.store(ends.len(), Ordering::Release);
+        self.files.cuts.change(|ends| ends.remove(&self.id));
+        // If it failed, the file ends where the medium says, after all.
+        self.files.note_data_changed(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_ondisk::{InodeNo, RootId};
+
+    use super::*;
+
+    /// Who had opened the file by its number meanwhile had its end as it was to be, also when the cut had failed.
+    #[test]
+    fn who_looked_at_what_is_being_cut_looks_again() {
+        let files = FileState::default();
+        let id = InodeId { root: RootId(5), inode: InodeNo(257) };
+        assert_eq!(files.cuts.end_of(id, 9000), 9000);
+        let cut = files.begin_cut(id, 5000);
+        assert_eq!(files.cuts.end_of(id, 9000), 5000);
+        assert_eq!(files.cuts.end_of(id, 4000), 4000);
+        assert_eq!(files.cuts.end_of(InodeId { inode: InodeNo(258), ..id }, 9000), 9000);
+        let seen = files.data_count(id);
+        drop(cut);
+        assert_eq!(files.cuts.end_of(id, 9000), 9000);
+        assert!(seen.is_some() && files.data_count(id).is_some());
+        assert_ne!(files.data_count(id), seen);
     }
 }

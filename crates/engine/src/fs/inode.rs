@@ -165,10 +165,13 @@ impl Filesystem {
             let mut inode = self.disk_inode(id)?;
             match open_files.find(id) {
                 Some(space) => {
+                    // In this order, as who writes notes the time first.
+                    let size_bytes = space.size().bytes();
                     let written = *space.inode().written.lock();
-                    // Else it was brought to the tree, before that was looked at or after.
-                    if written.is_some() || had_time != Some(true) {
-                        overlay(&mut inode, space.size().bytes(), written);
+                    // Else what it said may have been brought to the tree before that was looked at, or after.
+                    let is_seen = had_time != Some(true) && files.any_data_count(id) == count;
+                    if written.is_some() || is_seen {
+                        overlay(&mut inode, size_bytes, written);
                         return Ok(inode);
                     }
                 }

@@ -264,6 +264,12 @@ impl FileState {
         DataChange { count }
     }
 
+    /// What is told of a file's data became another at once: who reads it reads it again. Its data lock need not be held.
+    pub(super) fn note_data_changed(&self, id: InodeId) {
+        // Whether one is being changed is in the lowest bit.
+        self.data_changes[place_of(id, DATA_CHANGE_COUNT)].fetch_add(2, Ordering::AcqRel);
+    }
+
     /// Counts the changes of a file's extents; `None` while one is under way. A reader that finds the
     /// same count before and after has read what was there in between.
     pub(crate) fn data_count(&self, id: InodeId) -> Option<u64> {

@@ -557,3 +557,18 @@ fn who_reads_by_number_sees_where_a_file_ends_that_was_cut_in_a_hole() {
     drop(open);
     assert_eq!(read(), 5000);
 }
+
+/// Who had it open by its number read on to its old end.
+#[test]
+fn who_reads_by_number_sees_what_is_appended() {
+    let fs = new_filesystem();
+    let id = new_file(&fs, "file");
+    let mut by_number = fs.open_file(id).unwrap();
+    let mut read = || by_number.read(FileOffset(0), &mut [0; 10_000]).unwrap();
+    assert_eq!(read(), 0);
+    let mut appender = fs.appender(id, 0).unwrap();
+    let options = fs.write_options(None);
+    appender.push(FileOffset(0), PreparedData::new(vec![1; 8192], &options)).unwrap();
+    appender.finish().unwrap();
+    assert_eq!(read(), 8192);
+}

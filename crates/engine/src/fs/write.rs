@@ -38,6 +38,8 @@ use crate::txn::Reservation;
 const STEP_BYTES_MAX: u64 = 4 << 20;
 /// Most file extents that one step takes out.
 pub(super) const STEP_EXTENTS_MAX: usize = 64;
+/// Most that one step takes away of a file that is cut. The explorer's files are short.
+const CUT_EXTENTS_MAX: usize = if cfg!(ubtrfs_explore) { 2 } else { STEP_EXTENTS_MAX };
 /// Largest file, as in Linux.
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
@@ -472,7 +474,7 @@ impl<'a> Locked<'a> {
     fn cut_from_end(&mut self, size: u64) -> Result<Option<Cut<'a>>> {
         let (fs, id) = (self.fs, self.inode.id);
         let end = size.next_multiple_of(self.sector);
-        let mut count = STEP_EXTENTS_MAX;
+        let mut count = CUT_EXTENTS_MAX;
         let mut cut = None;
         loop {
             if start_of_last_extents(fs, id, end, 1)? <= end {
@@ -487,7 +489,7 @@ impl<'a> Locked<'a> {
             handle.check_file(id)?;
             let kept = fs.inner.files.kept();
             let change = self.change();
-            cut.get_or_insert_with(|| fs.inner.files.cuts.begin(id, size));
+            cut.get_or_insert_with(|| fs.inner.files.begin_cut(id, size));
             let lost = drop_range(&mut handle.txn, &self.target, &(from..u64::MAX), kept)?;
             let size_now = self.inode.size_bytes.min(from);
             self.count(&mut handle, 0, lost, size_now)?;

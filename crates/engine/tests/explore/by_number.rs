@@ -115,3 +115,21 @@ fn time_of_a_write_is_seen_while_it_is_stored() {
         assert!(time() > OLD);
     });
 }
+
+#[test]
+fn size_of_a_write_is_not_seen_before_its_time() {
+    let start = IN_PLACE.start();
+    explore(100 * runs(), move || {
+        let world = Arc::new(World::open(&start));
+        let file = world.fs.open_data(world.one).unwrap();
+        let writing = shuttle::thread::spawn(move || {
+            assert_eq!(file.append(&[2; 100]).unwrap().1, 100);
+            file.fsync().unwrap();
+        });
+        for _ in 0..3 {
+            let inode = world.fs.inode(world.one).unwrap();
+            assert!(inode.size_bytes == 8192 || inode.mtime > OLD, "{inode:?}");
+        }
+        writing.join().unwrap();
+    });
+}
