@@ -105,16 +105,9 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::read`]; `NotFound` once what has no name any more is being removed.
     pub fn open_file(&self, id: InodeId) -> Result<File> {
-        let files = &self.inner.files;
-        let (inode, count) = loop {
-            // Before anything is looked at: a change after this is seen by it.
-            let count = files.any_data_count(id);
-            let mut inode = self.disk_inode(id)?;
-            inode.size_bytes = files.cuts.end_of(id, inode.size_bytes);
-            if files.any_data_count(id) == count {
-                break (inode, Some(count).filter(|count| count.is_multiple_of(2)));
-            }
-        };
+        // A change after this is seen by the count.
+        let (inode, count) = self.counted_inode(id)?;
+        let count = Some(count).filter(|count| count.is_multiple_of(2));
         let tree = self.tree(id.root)?;
         let source = self.data_source()?;
         let of = self.extents_of(&inode)?;

@@ -157,31 +157,36 @@ impl Filesystem {
     /// # Errors
     /// `NotFound` when there is no such inode or subvolume.
     pub fn inode(&self, id: InodeId) -> Result<Inode> {
-        let (files, open_files) = (&self.inner.files, &self.inner.open_files);
+        loop {
+            let (mut inode, count) = self.counted_inode(id)?;
+            let mut is_overlaid = false;
+            if let Some(space) = self.inner.open_files.find(id) {
+                // In this order, as who writes notes the time first.
+                inode.size_bytes = space.size().bytes();
+                if let Some(written) = *space.inode().written.lock() {
+                    inode.mtime = written;
+                    // Other attributes may have been changed since.
+                    inode.ctime = inode.ctime.max(written);
+                    is_overlaid = true;
+                }
+            }
+            // Else what memory said may have gone to the tree since that was looked at.
+            if is_overlaid || self.inner.files.any_data_count(id) == count {
+                return Ok(inode);
+            }
+        }
+    }
+
+    /// What the trees say of an inode, of a file that is being cut with the end that it will have, and the count of its data's changes at
+    /// which that was so, odd while one is under way.
+    pub(super) fn counted_inode(&self, id: InodeId) -> Result<(Inode, u64)> {
+        let files = &self.inner.files;
         loop {
             let count = files.any_data_count(id);
-            // No space is held while the tree is read: who closes the file meanwhile has it closed.
-            let had_time = open_files.find(id).map(|space| space.inode().written.lock().is_some());
             let mut inode = self.disk_inode(id)?;
-            match open_files.find(id) {
-                Some(space) => {
-                    // In this order, as who writes notes the time first.
-                    let size_bytes = space.size().bytes();
-                    let written = *space.inode().written.lock();
-                    // Else what it said may have been brought to the tree before that was looked at, or after.
-                    let is_seen = had_time != Some(true) && files.any_data_count(id) == count;
-                    if written.is_some() || is_seen {
-                        overlay(&mut inode, size_bytes, written);
-                        return Ok(inode);
-                    }
-                }
-                // Else others may have opened it meanwhile: of what memory said then the tree may have had a part.
-                None => {
-                    inode.size_bytes = files.cuts.end_of(id, inode.size_bytes);
-                    if had_time.is_none() && files.any_data_count(id) == count {
-                        return Ok(inode);
-                    }
-                }
+            inode.size_bytes = files.cuts.end_of(id, inode.size_bytes);
+            if files.any_data_count(id) == count {
+                return Ok((inode, count));
             }
         }
     }
@@ -275,16 +280,6 @@ impl Filesystem {
         // The root directory names itself, "..".
         links.retain(|link| link.parent != id);
         Ok(links)
-    }
-}
-
-/// What memory knows of an open file's inode beyond the trees: its size, and when it was written last, where the tree does not say.
-fn overlay(inode: &mut Inode, size_bytes: u64, written: Option<Time>) {
-    inode.size_bytes = size_bytes;
-    if let Some(written) = written {
-        inode.mtime = written;
-        // Other attributes may have been changed since.
-        inode.ctime = inode.ctime.max(written);
     }
 }
 

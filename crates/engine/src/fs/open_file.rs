@@ -387,6 +387,8 @@ impl Filesystem {
     /// The time of change of a file that may be open was set: what was written before does not count.
     pub(super) fn forget_write_time(&self, id: InodeId) {
         if let Some(space) = self.inner.open_files.find(id) {
+            // Who had looked at the tree looks again.
+            self.inner.files.note_data_changed(id);
             *space.inode().written.lock() = None;
         }
     }

@@ -196,6 +196,7 @@ mod tests {
             fs.sync().unwrap();
         }
     }
+
     /// What goes of the file makes room for the block in which it ends. By memory that block would be first.
     #[test]
     fn file_of_many_extents_is_cut_inside_a_block_on_a_full_filesystem() {

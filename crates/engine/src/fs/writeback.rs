@@ -672,6 +672,8 @@ impl Handle<'_> {
         self.change_checked_inode(&mut fs.inner.files.names(), io.id, |item| {
             item.size = size(item.size.get()).into();
             item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
+            // Before memory says nothing of it any more: who had looked at the tree then looks again.
+            fs.inner.files.note_data_changed(io.id);
             // Under the lock of names: who sets the time of the last write meanwhile has the last word.
             match io.written.lock().take() {
                 Some(at) => {

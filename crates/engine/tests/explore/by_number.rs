@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use ubtrfs_engine::{DataFile, Reservation, SetAttributes};
 use ubtrfs_iomap::FileOffset;
+use ubtrfs_rt::Time;
 
 use super::state::State;
 use super::world::{self, IN_BLOCKS, IN_PLACE, OLD, Start, World};
@@ -101,19 +103,35 @@ fn what_is_written_in_place_is_read_whole() {
 #[test]
 fn time_of_a_write_is_seen_while_it_is_stored() {
     let start = IN_PLACE.start();
-    explore(100 * runs(), move || {
-        let world = Arc::new(World::open(&start));
-        let time = || world.fs.inode(world.one).unwrap().mtime;
-        assert_eq!(time(), OLD);
-        let file = world.fs.open_data(world.one).unwrap();
-        assert_eq!(file.write(FileOffset::ZERO, &[2; 100]).unwrap(), 100);
-        let storing = shuttle::thread::spawn(move || file.fsync().unwrap());
-        for _ in 0..3 {
+    let ways: [fn(&World, &DataFile); 3] = [
+        |_, file| file.fsync().unwrap(),
+        // The time alone, as its last block is dirty.
+        |_, file| file.punch_hole(FileOffset::new(16_384), 4096).unwrap(),
+        // Another in its place.
+        |world, file| {
+            let mtime = Some(Time { sec: OLD.sec + 1, ..OLD });
+            let attributes = SetAttributes { mtime, ..SetAttributes::default() };
+            let mut handle = world.fs.begin(Reservation::items(4)).unwrap();
+            handle.set_attributes(file.id(), &attributes).unwrap();
+        },
+    ];
+    for store in ways {
+        let start = start.clone();
+        explore(100 * runs(), move || {
+            let world = Arc::new(World::open(&start));
+            let time = || world.fs.inode(world.one).unwrap().mtime;
+            assert_eq!(time(), OLD);
+            let file = world.fs.open_data(world.one).unwrap();
+            assert_eq!(file.write(FileOffset::new(8000), &[2; 100]).unwrap(), 100);
+            let same = Arc::clone(&world);
+            let storing = shuttle::thread::spawn(move || store(&same, &file));
+            for _ in 0..3 {
+                assert!(time() > OLD);
+            }
+            storing.join().unwrap();
             assert!(time() > OLD);
-        }
-        storing.join().unwrap();
-        assert!(time() > OLD);
-    });
+        });
+    }
 }
 
 #[test]
