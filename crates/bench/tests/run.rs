@@ -121,9 +121,9 @@ fn what_was_measured_before_a_job_fails_is_told() {
     assert!(said.contains(ended_by), "{said}");
     let run = Run { stdout: String::new(), figures, page: String::new() };
     assert!(!run.rows("zeroing").is_empty());
-    // What needs no sources: three plain jobs and the copy, ours and the plain file's.
+    // What needs no sources: four plain jobs and the copy, ours and the plain file's.
     for name in ["ubtrfs", "plain file"] {
-        run.require_figures("sequential", name, 4, &["write_s", "read_s"]);
+        run.require_figures("sequential", name, 5, &["write_s", "read_s"]);
     }
     assert!(
         run.rows("sequential").iter().all(|row| !row["job"].as_str().unwrap().contains("zstd"))
@@ -216,10 +216,10 @@ fn seek_zeroing_and_sequential_beside_the_kernel_have_its_rows() {
         assert!(stored["wrong_bytes"].is_u64() && stored["wrong_bytes_reopened"].is_u64());
     }
     let speeds = ["write_s", "write_times_ours", "read_s", "read_times_ours"];
-    // Plain by calls of three lengths; compressed, two kinds of contents.
-    run.require_figures("sequential", BTRFS, 5, &speeds);
+    // Plain by calls of three lengths, and to whole pages; compressed, two kinds of contents.
+    run.require_figures("sequential", BTRFS, 6, &speeds);
     if has_xfs {
-        run.require_figures("sequential", XFS, 3, &speeds);
+        run.require_figures("sequential", XFS, 4, &speeds);
     }
 }
 
@@ -362,7 +362,10 @@ fn judge_zeroing(run: &Run) {
 fn judge_sequential(run: &Run) {
     let (by_64, by_4) = ("plain by 64 KiB", "plain by 4 KiB");
     let of_sources = "zstd:1 of sources";
-    let jobs = ["plain", "plain", by_64, by_64, by_4, by_4, "copy", "copy", "zstd:1", of_sources];
+    let to_pages = "plain to whole pages";
+    let beside_plain = ["plain", to_pages, by_64, by_4, "copy"];
+    let jobs: Vec<&str> =
+        beside_plain.iter().flat_map(|job| [*job; 2]).chain(["zstd:1", of_sources]).collect();
     let rows = run.rows("sequential");
     assert!(rows.iter().map(|row| &row["job"]).eq(&jobs), "{rows:?}");
     for row in rows {
@@ -372,7 +375,7 @@ fn judge_sequential(run: &Run) {
         let is_packed = row["job"].as_str().unwrap().starts_with("zstd");
         assert_eq!(row["stored_bytes"].as_u64().is_some_and(|bytes| bytes > 0), is_packed, "{row}");
     }
-    for job in ["plain", "copy", "zstd:1", of_sources, by_64, by_4] {
+    for job in beside_plain.into_iter().chain(["zstd:1", of_sources]) {
         let count = |done: &str, column: &str| {
             let told = [("job", job.into()), who("ubtrfs"), what(done)];
             run.count("sequential_counts", &told, column)

@@ -254,13 +254,10 @@ impl Context<'_> {
         }
         self.count_progress(len_bytes);
         let csum = self.geometry.csum;
-        let sectors = buffer.chunks(self.geometry.sectorsize_bytes);
-        for (index, (sector, stored)) in sectors.zip(csums.chunks(csum.len_bytes())).enumerate() {
-            if !csum.matches(stored, sector) {
-                let bad = at.saturating_add(number(index) * self.sector());
-                self.bad_sector(LogicalAddr(bad), mirror, found);
-            }
-        }
+        csum.for_each_mismatch(buffer, self.geometry.sectorsize_bytes, csums, |index| {
+            let bad = at.saturating_add(number(index) * self.sector());
+            self.bad_sector(LogicalAddr(bad), mirror, found);
+        });
         len_bytes
     }
 

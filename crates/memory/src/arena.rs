@@ -96,7 +96,7 @@ impl Arena {
     pub fn copy_of(&self, bytes: &[u8]) -> Buffer {
         match self.cut(bytes.len()) {
             Some((mut buffer, _)) => {
-                buffer.copy_from_slice(bytes);
+                ubtrfs_cpu::copy(&mut buffer, bytes);
                 buffer
             }
             None => Buffer(Memory::Own(bytes.into())),

@@ -108,8 +108,44 @@ impl CsumType {
     /// Fills `out` with the checksums of each `sectorsize_bytes` of `data`, the last of what is left of it: as many as `out` has room for.
     pub fn compute_sectors(self, data: &[u8], sectorsize_bytes: usize, out: &mut [u8]) {
         let len = self.len_bytes();
-        for (sector, out) in data.chunks(sectorsize_bytes).zip(out.chunks_exact_mut(len)) {
-            out.copy_from_slice(&self.compute(sector)[..len]);
+        let mut places = out.chunks_exact_mut(len);
+        let data = &data[..data.len().min(places.len().saturating_mul(sectorsize_bytes))];
+        self.for_each_sector(data, sectorsize_bytes, |sum| {
+            if let Some(place) = places.next() {
+                place.copy_from_slice(sum);
+            }
+        });
+    }
+
+    /// Tells `each` the whole sectors of `data`, by their numbers and in order, that differ from their checksums in `stored`; those that have none there
+    /// are not looked at.
+    pub fn for_each_mismatch(
+        self,
+        data: &[u8],
+        sectorsize_bytes: usize,
+        stored: &[u8],
+        mut each: impl FnMut(usize),
+    ) {
+        let mut stored = stored.chunks_exact(self.len_bytes());
+        let count = (data.len() / sectorsize_bytes).min(stored.len());
+        let mut number = 0;
+        self.for_each_sector(&data[..count * sectorsize_bytes], sectorsize_bytes, |sum| {
+            if stored.next() != Some(sum) {
+                each(number);
+            }
+            number += 1;
+        });
+    }
+
+    /// Tells `each` the checksum of each sector, in order.
+    fn for_each_sector(self, data: &[u8], sectorsize_bytes: usize, mut each: impl FnMut(&[u8])) {
+        if self == Self::Crc32c {
+            ubtrfs_cpu::crc32c_of_sectors(data, sectorsize_bytes, |sum| each(&sum.to_le_bytes()));
+            return;
+        }
+        let len = self.len_bytes();
+        for sector in data.chunks(sectorsize_bytes) {
+            each(&self.compute(sector)[..len]);
         }
     }
 }
@@ -141,6 +177,43 @@ mod tests {
         for csum in [CsumType::Crc32c, CsumType::Xxhash, CsumType::Sha256, CsumType::Blake2] {
             assert_eq!(CsumType::from_disk(csum.to_disk()).unwrap(), csum);
             assert_eq!(CsumType::from_name(csum.name()), Some(csum));
+        }
+    }
+
+    fn mismatches(csum: CsumType, data: &[u8], stored: &[u8]) -> Vec<usize> {
+        let mut numbers = Vec::new();
+        csum.for_each_mismatch(data, 512, stored, |number| numbers.push(number));
+        numbers
+    }
+
+    #[test]
+    fn checksums_of_sectors_are_those_of_each_and_mismatches_are_found() {
+        let data: Vec<u8> = (0..11 * 512 + 100).map(|at| (at * 31 >> 3) as u8).collect();
+        for csum in [CsumType::Crc32c, CsumType::Xxhash, CsumType::Sha256, CsumType::Blake2] {
+            let len = csum.len_bytes();
+            let each = data.chunks(512).map(|sector| csum.compute(sector)[..len].to_vec());
+            let expected: Vec<u8> = each.flatten().collect();
+            let mut sums = vec![0; 12 * len];
+            csum.compute_sectors(&data, 512, &mut sums);
+            assert_eq!(sums, expected);
+            let mut some = vec![0; 6 * len + 1];
+            csum.compute_sectors(&data, 512, &mut some);
+            assert_eq!(some[..6 * len], expected[..6 * len], "as many as there is room for");
+            assert_eq!(some[6 * len], 0);
+
+            assert_eq!(mismatches(csum, &data, &sums), []);
+            for bad in 0..10 {
+                let mut damaged = data.clone();
+                damaged[bad * 512 + 511] ^= 0x80;
+                damaged[10 * 512] ^= 1;
+                assert_eq!(mismatches(csum, &damaged, &sums), [bad, 10]);
+                let stored = &sums[..bad * len];
+                assert_eq!(mismatches(csum, &damaged, stored), [], "none is stored");
+            }
+            // What is no whole sector has no checksum.
+            let mut damaged = data.clone();
+            damaged[11 * 512] ^= 1;
+            assert_eq!(mismatches(csum, &damaged, &sums), []);
         }
     }
 }

@@ -8,12 +8,13 @@ use crate::tidy::{Finding, Report, SourceFile};
 /// The crates of the workspace, and those of them that each may use. All that start threads or ask
 /// for the time go through `rt`.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("ondisk", &[]),
+    ("cpu", &[]),
+    ("ondisk", &["cpu"]),
     ("rt", &[]),
-    ("volume", &["ondisk", "rt"]),
-    ("memory", &["rt"]),
-    ("iomap", &["memory", "rt"]),
-    ("engine", &["iomap", "volume", "ondisk", "rt"]),
+    ("volume", &["ondisk", "cpu", "rt"]),
+    ("memory", &["cpu", "rt"]),
+    ("iomap", &["memory", "cpu", "rt"]),
+    ("engine", &["iomap", "volume", "ondisk", "cpu", "rt"]),
     ("check", &["volume", "ondisk", "rt"]),
     ("archive", &["engine", "ondisk", "rt"]),
     ("fuse", &["engine", "iomap", "ondisk", "rt"]),

@@ -313,6 +313,9 @@ pub(crate) struct Args {
     /// What one call writes or reads of a file, from its beginning to its end
     #[arg(long, value_name = "KIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
     chunk_kib: u32,
+    /// What is read goes to memory that begins with a page, as cp has it; else to where the allocator has it
+    #[arg(long)]
+    whole_pages: bool,
     /// What a large file has again and again, whole MiB; text, unless given
     #[arg(long, value_name = "FILE")]
     contents: Option<PathBuf>,

@@ -13,6 +13,7 @@ const TEXT: usize = 64 << 20;
 
 /// What a read of [`Phase::Random`] reads.
 const BLOCK: usize = 4096;
+const PAGE: usize = 4096;
 /// How much of the file those reads are of, in MiB: cached by whatever caches.
 const RANDOM_MIB: u64 = 64;
 const RANDOM_READS: u64 = 100_000;
@@ -24,10 +25,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     if let Some(plain) = &args.plain {
         return match args.phase {
             Phase::Into => with_plain_file(plain, false, |from| {
-                with_file(args, true, |to| copy("write", args.count, from, to))
+                with_file(args, true, |to| copy(args, "write", from, to))
             }),
             Phase::Out => with_file(args, false, |from| {
-                with_plain_file(plain, true, |to| copy("read", args.count, from, to))
+                with_plain_file(plain, true, |to| copy(args, "read", from, to))
             }),
             _ => Err(Error::Input { what: "no such phase of a copy".to_owned() }),
         };
@@ -44,6 +45,24 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         Phase::Look => with_file(args, false, |file| read(args, &text, file)),
         Phase::Random => with_file(args, false, |file| random(args.count, file)),
         _ => Err(Error::Input { what: "no such phase of sequential".to_owned() }),
+    }
+}
+
+/// Memory for what is read. Where it begins in a page decides how fast some processors copy to it (`ubtrfs_cpu::copy`).
+struct Buffer {
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl Buffer {
+    fn new(args: &Args, len: usize) -> Self {
+        let memory = vec![0; if args.whole_pages { len + PAGE } else { len }];
+        let start = if args.whole_pages { memory.as_ptr().align_offset(PAGE) } else { 0 };
+        Self { memory, start }
+    }
+
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        &mut self.memory[self.start..][..len]
     }
 }
 
@@ -75,10 +94,11 @@ fn write(args: &Args, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
 fn read(args: &Args, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let (chunk, count) = calls(args);
-    let mut buffer = vec![0; chunk];
+    let mut memory = Buffer::new(args, chunk);
+    let buffer = memory.bytes(chunk);
     let (spent, ()) = timed(|| {
         (0..count).map(|number| number * chunk as u64).try_for_each(|at| {
-            require(file.read(at, &mut buffer)? == chunk)?;
+            require(file.read(at, buffer)? == chunk)?;
             let expected = text_at(text, at, chunk);
             // At some places only: to compare all would be the larger part of the work.
             require(buffer.iter().step_by(4099).eq(expected.iter().step_by(4099)))
@@ -90,17 +110,23 @@ fn read(args: &Args, text: &[u8], file: &mut dyn Data) -> Result<Outcome> {
 }
 
 /// Called `what`, as it is beside the writing or reading of the same file.
-fn copy(what: &'static str, count: u64, from: &mut dyn Data, to: &mut dyn Data) -> Result<Outcome> {
+fn copy(
+    args: &Args,
+    what: &'static str,
+    from: &mut dyn Data,
+    to: &mut dyn Data,
+) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let mut buffer = vec![0; CHUNK];
+    let mut memory = Buffer::new(args, CHUNK);
+    let buffer = memory.bytes(CHUNK);
     let (spent, ()) = timed(|| {
-        (0..count).try_for_each(|number| {
-            require(from.read(number * CHUNK as u64, &mut buffer)? == CHUNK)?;
-            to.write(number * CHUNK as u64, &buffer)
+        (0..args.count).try_for_each(|number| {
+            require(from.read(number * CHUNK as u64, buffer)? == CHUNK)?;
+            to.write(number * CHUNK as u64, buffer)
         })?;
         to.fsync()
     })?;
-    outcome.timings.push(Timing::new(what, count, spent));
+    outcome.timings.push(Timing::new(what, args.count, spent));
     // The plain file tells none.
     outcome.note_counts(what, from.counts());
     outcome.note_counts(what, to.counts());

@@ -121,15 +121,16 @@ pub(crate) fn verify(
     sectorsize_bytes: usize,
     at: LogicalAddr,
 ) -> Result<(), Box<Corruption>> {
-    let len = csum.len_bytes();
-    let sectors = data.chunks_exact(sectorsize_bytes).zip(csums.chunks_exact(len));
-    for (index, (sector, stored)) in sectors.enumerate() {
-        if !csum.matches(stored, sector) {
-            let bad = at.0 + (index * sectorsize_bytes) as u64;
-            return Err(mismatch(csum, stored, sector).in_block(LogicalAddr(bad)));
-        }
-    }
-    Ok(())
+    let mut first = None;
+    csum.for_each_mismatch(data, sectorsize_bytes, csums, |number| {
+        first.get_or_insert(number);
+    });
+    let Some(number) = first else { return Ok(()) };
+    let (len, skipped) = (csum.len_bytes(), number * sectorsize_bytes);
+    let stored = &csums[number * len..][..len];
+    let sector = &data[skipped..][..sectorsize_bytes];
+    let bad = LogicalAddr(at.0 + skipped as u64);
+    Err(mismatch(csum, stored, sector).in_block(bad))
 }
 
 #[cold]

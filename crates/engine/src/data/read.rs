@@ -447,7 +447,7 @@ impl FileReader {
                 decoded
             }
         };
-        buf[..want].copy_from_slice(&decoded[from..from + want]);
+        ubtrfs_cpu::copy(&mut buf[..want], &decoded[from..from + want]);
         Ok(())
     }
 

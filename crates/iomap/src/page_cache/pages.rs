@@ -335,7 +335,7 @@ impl Pages {
             let end = ((from_block + ready) * block_bytes).min(len_u64(&folio.data));
             let part = &folio.data[index(in_folio)..index(end)];
             let len = part.len().min(buffer.len() - done);
-            buffer[done..done + len].copy_from_slice(&part[..len]);
+            ubtrfs_cpu::copy(&mut buffer[done..done + len], &part[..len]);
             done += len;
         }
         done
@@ -383,7 +383,7 @@ impl Pages {
                 Source::Bytes(bytes) => {
                     let (data, kept_bytes) = folio.bytes_mut();
                     let bytes = &bytes[index(at - start)..index(upto - start)];
-                    data[from..to].copy_from_slice(bytes);
+                    ubtrfs_cpu::copy(&mut data[from..to], bytes);
                     kept_bytes
                 }
                 Source::Zeros => {

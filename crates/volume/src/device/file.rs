@@ -303,7 +303,8 @@ impl Device for FileDevice {
     }
 
     fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buf, self.place(at, buf.len())?)
+        let offset = self.place(at, buf.len())?;
+        ubtrfs_cpu::read_aligned(buf, offset, |piece, at| self.file.read_exact_at(piece, at))
     }
 
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> io::Result<()> {
