@@ -98,7 +98,7 @@ mod tests {
 
     /// Bytes of which each stretch differs from its neighbours.
     fn bytes(len: usize) -> Vec<u8> {
-        (0..len).map(|at| (at ^ at >> 7 ^ at >> 13) as u8).collect()
+        (0..len).map(|at| (at ^ (at >> 7) ^ (at >> 13)) as u8).collect()
     }
 
     /// Where in `memory`, which is a page longer than what is wanted, a place in a page is.

@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn checksums_of_sectors_are_those_of_each_and_mismatches_are_found() {
-        let data: Vec<u8> = (0..11 * 512 + 100).map(|at| (at * 31 >> 3) as u8).collect();
+        let data: Vec<u8> = (0..11 * 512 + 100).map(|at| ((at * 31) >> 3) as u8).collect();
         for csum in [CsumType::Crc32c, CsumType::Xxhash, CsumType::Sha256, CsumType::Blake2] {
             let len = csum.len_bytes();
             let each = data.chunks(512).map(|sector| csum.compute(sector)[..len].to_vec());
