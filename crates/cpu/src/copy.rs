@@ -59,23 +59,35 @@ fn copy_by_pieces(to: &mut [u8], from: &[u8]) {
 
 fn read_by_detour<E>(
     to: &mut [u8],
+    offset: u64,
+    read: impl FnMut(&mut [u8], u64) -> Result<(), E>,
+) -> Result<(), E> {
+    // A thread that ends may have none any more.
+    let mut buffer = BUFFER.try_with(RefCell::take).unwrap_or_default();
+    buffer.resize(DETOUR + PAGE, 0);
+    let result = read_through(&mut buffer, to, offset, read);
+    let _ = BUFFER.try_with(|place| place.replace(buffer));
+    result
+}
+
+/// `buffer` has a page more than what is read at a time.
+fn read_through<E>(
+    buffer: &mut [u8],
+    to: &mut [u8],
     mut offset: u64,
     mut read: impl FnMut(&mut [u8], u64) -> Result<(), E>,
 ) -> Result<(), E> {
-    BUFFER.with_borrow_mut(|buffer| {
-        buffer.resize(DETOUR + PAGE, 0);
-        // As far as can be from the source's place in a page, and so from the destination's.
-        let place = place_of(offset) + PAGE / 2;
-        let start = place.wrapping_sub(buffer.as_ptr().addr()) % PAGE;
-        let detour = &mut buffer[start..start + DETOUR];
-        for piece in to.chunks_mut(DETOUR) {
-            let bytes = &mut detour[..piece.len()];
-            read(bytes, offset)?;
-            piece.copy_from_slice(bytes);
-            offset += bytes.len() as u64;
-        }
-        Ok(())
-    })
+    // As far as can be from the source's place in a page, and so from the destination's.
+    let place = place_of(offset) + PAGE / 2;
+    let start = place.wrapping_sub(buffer.as_ptr().addr()) % PAGE;
+    let detour = &mut buffer[start..start + DETOUR];
+    for piece in to.chunks_mut(DETOUR) {
+        let bytes = &mut detour[..piece.len()];
+        read(bytes, offset)?;
+        piece.copy_from_slice(bytes);
+        offset += bytes.len() as u64;
+    }
+    Ok(())
 }
 
 /// Of an offset, its place in a page.
@@ -163,6 +175,38 @@ mod tests {
         });
         assert_eq!(result, Err(DETOUR as u64));
         assert_eq!(calls, 2);
+    }
+
+    /// Who reads while his thread ends, as what is dropped then may, has no buffer there any more: it panicked.
+    #[test]
+    fn detour_goes_while_a_thread_ends() {
+        use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+        static READS: AtomicUsize = AtomicUsize::new(0);
+        struct Reader;
+        impl Drop for Reader {
+            fn drop(&mut self) {
+                let mut to = [0; 2];
+                let read = |piece: &mut [u8], _| {
+                    piece.fill(7);
+                    Ok::<_, ()>(())
+                };
+                if read_by_detour(&mut to, 0, read) == Ok(()) && to == [7; 2] {
+                    READS.fetch_add(1, Relaxed);
+                }
+            }
+        }
+        thread_local! {
+            static BEFORE: Reader = const { Reader };
+            static BEHIND: Reader = const { Reader };
+        }
+        std::thread::spawn(|| {
+            BEFORE.with(|_| ());
+            BUFFER.with(|_| ());
+            BEHIND.with(|_| ());
+        })
+        .join()
+        .unwrap();
+        assert_eq!(READS.load(Relaxed), 2);
     }
 
     /// On whatever processor this runs: near and far, the bytes are the same.
