@@ -1,4 +1,4 @@
-//! Threads that are kept for work that only computes: to start one takes longer than the checksums of a megabyte.
+//! Threads that are kept for work that computes, or copies out of the system's cache: to start one takes longer than the checksums of a megabyte.
 //!
 //! A thread is asked for only if it has nothing to do, as nobody takes work back that waits for one. So who shares his work never waits
 //! for another's.
@@ -16,6 +16,10 @@ use crate::{AtomicUsize, Mutex, Ordering};
 static KEPT: OnceLock<Kept> = OnceLock::new();
 /// Held by who makes them.
 static MAKING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+/// Turns of a loop that waits for who works still, before his waker is waited for: to sleep and be woken takes some 50 µs in a virtual machine,
+/// and a short piece of work less. 20 µs on an AMD EPYC.
+const SPINS_MAX: u32 = 1000;
 
 struct Kept {
     pool: ThreadPool,
@@ -101,6 +105,8 @@ pub(crate) fn share<T: Send, R>(
             }
         });
         take_all();
+        let is_working = || working_count.load(Ordering::Acquire) > 0;
+        (0..SPINS_MAX).take_while(|_| is_working()).for_each(|_| std::hint::spin_loop());
         result
     })
 }
@@ -113,7 +119,7 @@ struct Seat<'a> {
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        self.working_count.fetch_sub(1, Ordering::Relaxed);
+        self.working_count.fetch_sub(1, Ordering::Release);
         self.kept.give_back();
     }
 }

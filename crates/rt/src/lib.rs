@@ -7,6 +7,7 @@
 mod compute;
 #[cfg(ubtrfs_explore)]
 mod explore;
+mod per_thread;
 mod source;
 #[cfg(not(ubtrfs_explore))]
 mod sync;
@@ -15,6 +16,7 @@ mod sync;
 use explore as sync;
 #[cfg(ubtrfs_explore)]
 pub use explore::check_orders;
+pub use per_thread::{PerThread, with_per_thread};
 pub use source::{Clock, Executor, Identifiers, Runtime, Service, Time, monotonic_ns};
 
 pub use sync::{

@@ -178,8 +178,8 @@ impl Executor {
     }
 
     /// Works on the items that `give` gives to what it is called with, at most so many, and returns what that returned when all are done:
-    /// from when they are given on, on threads that are kept for that, and behind `give` here, too. `work` must only compute:
-    /// neither wait for anybody, nor hold a lock while it computes, nor share work itself. `Inline` runs `give`, then works on the items in their order.
+    /// from when they are given on, on threads that are kept for that, and behind `give` here, too. `work` must only compute,
+    /// or read a device: neither wait for another thread, nor hold a lock while it computes, nor share work itself. `Inline` runs `give`, then works on the items in their order.
     pub fn compute_given<T: Send, R>(
         self,
         count_max: usize,

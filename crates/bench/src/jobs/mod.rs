@@ -286,6 +286,9 @@ pub(crate) struct Args {
     /// Search for the form of each group's free space each time
     #[arg(long)]
     without_form_cache: bool,
+    /// Read alone, however much at once
+    #[arg(long)]
+    without_shared_reads: bool,
     /// Metadata once, not twice
     #[arg(long)]
     one_copy: bool,
@@ -365,7 +368,8 @@ impl Args {
     fn open_options(&self) -> OpenOptions {
         let cache_bytes = self.cache_mib.map_or(CACHE_BYTES_DEFAULT, |mib| mib << 20);
         let cache_free_space_form = !self.without_form_cache;
-        OpenOptions { cache_bytes, cache_free_space_form, ..open_options() }
+        let shares_reads = !self.without_shared_reads;
+        OpenOptions { cache_bytes, cache_free_space_form, shares_reads, ..open_options() }
     }
 }
 

@@ -302,6 +302,8 @@ impl Wanted {
         options.discard = self.discard;
         options.compression = self.compress.and_then(|compress| compress.0);
         options.force_compression = self.force_compression;
+        // The kernel reads ahead, and copies what came meanwhile to who reads.
+        options.shares_reads = false;
         // The kernel keeps what was read and written; here only what is dirty stays.
         let default = CacheOptions::default();
         let bytes = options.cache_bytes as u64;

@@ -1,10 +1,9 @@
 //! Turning bytes into what goes to the medium: compressed, padded, checksummed. Takes no lock and
 //! touches no tree, so that many threads can do it ahead of the one that places the result.
 
-use std::cell::RefCell;
-
 use ubtrfs_ondisk::CsumType;
 use ubtrfs_ondisk::file_extent::Compression;
+use ubtrfs_rt::{PerThread, with_per_thread};
 
 use super::compression::{self, EXTENT_BYTES_MAX, Method, heuristic};
 
@@ -147,9 +146,9 @@ impl Extents {
     /// to come: fresh for each, its faults would cost more than the copy.
     pub(crate) fn gathered(buffers: &[&[u8]], options: &WriteOptions) -> Self {
         thread_local! {
-            static GATHERED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+            static GATHERED: PerThread<Vec<u8>> = const { PerThread::new(None) };
         }
-        GATHERED.with_borrow_mut(|bytes| {
+        with_per_thread(&GATHERED, |bytes| {
             bytes.clear();
             buffers.iter().for_each(|buffer| bytes.extend_from_slice(buffer));
             pad(bytes, options);

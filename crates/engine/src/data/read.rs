@@ -4,27 +4,19 @@
 //! in part go through a buffer here. A compressed extent that is wanted whole is decoded into the
 //! caller's buffer, several on all cores; of one wanted in part the decoded bytes are kept for the next call.
 
-use std::cell::RefCell;
-
 use ubtrfs_ondisk::file_extent::{Compression, FileExtent};
-use ubtrfs_ondisk::{Corruption, CsumType, FileOffset, LogicalAddr, Reason};
-use ubtrfs_rt::{Arc, AtomicBool, Executor, Mutex, Ordering};
+use ubtrfs_ondisk::{Corruption, FileOffset, LogicalAddr, Reason};
+use ubtrfs_rt::{Arc, AtomicBool, Mutex, Ordering};
 
 use super::compression;
-use super::csum::{self, CsumLookup, PendingCsums};
 use super::file_extent::{ExtentWalk, ExtentsOf, Mapping, MappingKind};
-use crate::btree::{Store, Tree};
+use super::sectors::{DataSource, Scratch, SectorReader, with_scratch};
+use crate::btree::Tree;
 use crate::error::{Error, Result};
 
-/// Most bytes that one request reads: few enough to be compared while they are in the processor's
-/// cache.
-const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// Unaligned ranges up to this length are read whole into a buffer here, longer ones only at
 /// their ends.
 const BOUNCE_BYTES_MAX: usize = 64 << 10;
-/// Buffers longer than this are not read together with their neighbours through a buffer here: a request for each
-/// costs less than the copy.
-const SCATTERED_BYTES_MAX: usize = 32 << 10;
 /// Bytes of extents that are decoded side by side, at most, decoded or not, whichever are more: what they are decoded from is in memory.
 const TOGETHER_BYTES_MAX: usize = 1 << 20;
 /// The part of them that is read before any is decoded: the shorter, the sooner others have something to do.
@@ -87,28 +79,6 @@ impl DecodedCache {
     }
 }
 
-/// What reading needs of a filesystem.
-#[derive(Clone, Debug)]
-pub(crate) struct DataSource {
-    pub(crate) store: Arc<Store>,
-    /// `None` where the tree does not exist: then only data without checksums can be read.
-    pub(crate) csum_tree: Option<Arc<Tree>>,
-    pub(crate) pending_csums: Arc<PendingCsums>,
-    pub(crate) decoded: Arc<DecodedCache>,
-}
-
-/// Buffers that outlive one reader, so that reading many small files allocates nothing.
-#[derive(Default, Debug)]
-struct Scratch {
-    csums: Vec<u8>,
-    sectors: Vec<u8>,
-    compressed: Vec<u8>,
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
 /// Reads one file.
 #[derive(Debug)]
 pub(crate) struct FileReader {
@@ -142,6 +112,34 @@ fn disk_bytes_of(whole: &[WholeExtent<'_>]) -> usize {
     whole.iter().map(WholeExtent::disk_bytes).sum()
 }
 
+impl SectorReader {
+    /// Fills `out` with what extents are decoded from, one behind the other. What lies together comes with one request, or one by one
+    /// where it cannot: across the end of a chunk, or beside what is damaged.
+    fn read_encoded(
+        &mut self,
+        extents: &[WholeExtent<'_>],
+        mut out: &mut [u8],
+        csums: &mut Vec<u8>,
+    ) -> Result<()> {
+        for together in extents.chunk_by(WholeExtent::is_followed_by) {
+            let (now, later) = out.split_at_mut(disk_bytes_of(together));
+            out = later;
+            let whole = self.read_alone(together[0].mapping.disk_bytenr, now, csums);
+            if whole.is_ok() || together.len() == 1 {
+                whole?;
+                continue;
+            }
+            let mut now = now;
+            for one in together {
+                let (bytes, behind) = now.split_at_mut(one.disk_bytes());
+                self.read_alone(one.mapping.disk_bytenr, bytes, csums)?;
+                now = behind;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Gives each to be decoded, from `bytes`, which has one behind the other.
 fn give_encoded<'a>(
     whole: &'a mut [WholeExtent<'_>],
@@ -153,16 +151,6 @@ fn give_encoded<'a>(
         bytes = later;
         give((one.mapping.compression, now, &mut *one.out));
     }
-}
-
-/// Reads whole sectors of data by their addresses.
-#[derive(Debug)]
-pub(crate) struct SectorReader {
-    source: DataSource,
-    /// `None` for data without checksums.
-    csums: Option<CsumLookup>,
-    csum: CsumType,
-    sectorsize_bytes: usize,
 }
 
 impl FileReader {
@@ -188,10 +176,8 @@ impl FileReader {
             return Ok(0);
         };
         let want = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
-        let mut scratch = SCRATCH.take();
-        let done = self.read_all(offset.0, buf, want, &mut scratch);
-        SCRATCH.set(scratch);
-        done.map(|()| want)
+        with_scratch(|scratch| self.read_all(offset.0, buf, want, scratch))?;
+        Ok(want)
     }
 
     /// Fills `out` from `offset` on, with zeros behind the end of the file.
@@ -212,7 +198,6 @@ impl FileReader {
     pub(crate) fn read_whole_extents<'a>(
         &mut self,
         pieces: impl Iterator<Item = (FileOffset, &'a mut [u8])>,
-        executor: Executor,
     ) -> Result<()> {
         let mut whole = Vec::new();
         let mut whole_bytes = 0;
@@ -224,13 +209,13 @@ impl FileReader {
             let one = WholeExtent { offset, mapping, out };
             let more_bytes = one.disk_bytes().max(one.out.len());
             if whole_bytes + more_bytes > TOGETHER_BYTES_MAX {
-                self.read_whole(std::mem::take(&mut whole), executor)?;
+                self.read_whole(std::mem::take(&mut whole))?;
                 whole_bytes = 0;
             }
             whole_bytes += more_bytes;
             whole.push(one);
         }
-        self.read_whole(whole, executor)
+        self.read_whole(whole)
     }
 
     /// The mapping of a compressed extent, of which a piece of that length from `offset` on is the whole.
@@ -252,11 +237,8 @@ impl FileReader {
         Ok(self.walk.next()?.filter(is_whole))
     }
 
-    fn read_whole(&mut self, mut whole: Vec<WholeExtent<'_>>, executor: Executor) -> Result<()> {
-        let mut scratch = SCRATCH.take();
-        let is_done = whole.len() > 1 && self.decode_all(&mut whole, &mut scratch, executor);
-        SCRATCH.set(scratch);
-        if is_done {
+    fn read_whole(&mut self, mut whole: Vec<WholeExtent<'_>>) -> Result<()> {
+        if whole.len() > 1 && with_scratch(|scratch| self.decode_all(&mut whole, scratch)) {
             return Ok(());
         }
         // One by one: that says of which file and where what could not be read is.
@@ -268,7 +250,6 @@ impl FileReader {
         &mut self,
         whole: &'a mut [WholeExtent<'_>],
         scratch: &'a mut Scratch,
-        executor: Executor,
     ) -> bool {
         let (count, sectorsize) = (whole.len(), self.sectors.sectorsize_bytes);
         let Scratch { compressed, csums, .. } = scratch;
@@ -280,6 +261,7 @@ impl FileReader {
                 has_failed.store(true, Ordering::Relaxed);
             }
         };
+        let executor = self.sectors.source.executor;
         let sectors = &mut self.sectors;
         let (head, tail) = whole.split_at_mut(count.div_ceil(READ_FIRST_PART));
         let parts = [head, tail];
@@ -470,148 +452,6 @@ impl FileReader {
         let Error::Corrupt(corruption) = error else { return error };
         let place = format!("inode {}, file offset {position}", self.of.inode);
         Error::Corrupt(named(corruption.in_root(self.of.root), &place))
-    }
-}
-
-impl SectorReader {
-    /// # Errors
-    /// `Missing` where data has checksums and the filesystem no tree of them.
-    pub(crate) fn new(source: DataSource, has_csums: bool) -> Result<Self> {
-        let geometry = *source.store.geometry();
-        let sectorsize_bytes = geometry.sectorsize_bytes;
-        let csums = match &source.csum_tree {
-            Some(tree) if has_csums => {
-                let pending = Arc::clone(&source.pending_csums);
-                Some(CsumLookup::new(tree, pending, geometry.csum, sectorsize_bytes as u64))
-            }
-            None if has_csums => return Err(Error::not_found("the tree of checksums")),
-            _ => None,
-        };
-        Ok(Self { source, csums, csum: geometry.csum, sectorsize_bytes })
-    }
-
-    /// Reads whole sectors and compares them with their checksums.
-    ///
-    /// # Errors
-    /// `Corrupt` where no copy of a sector is whole; the device's.
-    pub(crate) fn read(
-        &mut self,
-        at: LogicalAddr,
-        out: &mut [u8],
-        csums: &mut Vec<u8>,
-    ) -> Result<()> {
-        let mut at = at;
-        for piece in out.chunks_mut(REQUEST_BYTES_MAX) {
-            self.read_request(at, piece, csums)?;
-            at = LogicalAddr(at.0 + piece.len() as u64);
-        }
-        Ok(())
-    }
-
-    /// Fills buffers of whole sectors with what lies together from `at` on.
-    ///
-    /// # Errors
-    /// As [`SectorReader::read`].
-    pub(crate) fn read_scattered(
-        &mut self,
-        at: LogicalAddr,
-        buffers: &mut [&mut [u8]],
-    ) -> Result<()> {
-        let mut scratch = SCRATCH.take();
-        let result = self.scatter(at, buffers, &mut scratch);
-        SCRATCH.set(scratch);
-        result
-    }
-
-    fn scatter(
-        &mut self,
-        mut at: LogicalAddr,
-        mut buffers: &mut [&mut [u8]],
-        scratch: &mut Scratch,
-    ) -> Result<()> {
-        while !buffers.is_empty() {
-            let mut len = 0;
-            let mut fits = |buffer: &&mut [u8]| {
-                len += buffer.len();
-                buffer.len() <= SCATTERED_BYTES_MAX && len <= REQUEST_BYTES_MAX
-            };
-            let count = buffers.iter().take_while(|buffer| fits(buffer)).count();
-            let (together, rest) = buffers.split_at_mut(count.max(1));
-            buffers = rest;
-            if let [only] = together {
-                self.read(at, only, &mut scratch.csums)?;
-                at = LogicalAddr(at.0 + only.len() as u64);
-                continue;
-            }
-            let len: usize = together.iter().map(|buffer| buffer.len()).sum();
-            scratch.sectors.resize(len.max(scratch.sectors.len()), 0);
-            self.read(at, &mut scratch.sectors[..len], &mut scratch.csums)?;
-            let mut from = &scratch.sectors[..len];
-            for buffer in together {
-                let (bytes, behind) = from.split_at(buffer.len());
-                buffer.copy_from_slice(bytes);
-                from = behind;
-            }
-            at = LogicalAddr(at.0 + len as u64);
-        }
-        Ok(())
-    }
-
-    /// Fills `out` with what extents are decoded from, one behind the other. What lies together comes with one request, or one by one
-    /// where it cannot: across the end of a chunk, or beside what is damaged.
-    fn read_encoded(
-        &mut self,
-        extents: &[WholeExtent<'_>],
-        mut out: &mut [u8],
-        csums: &mut Vec<u8>,
-    ) -> Result<()> {
-        for together in extents.chunk_by(WholeExtent::is_followed_by) {
-            let (now, later) = out.split_at_mut(disk_bytes_of(together));
-            out = later;
-            let whole = self.read(together[0].mapping.disk_bytenr, now, csums);
-            if whole.is_ok() || together.len() == 1 {
-                whole?;
-                continue;
-            }
-            let mut now = now;
-            for one in together {
-                let (bytes, behind) = now.split_at_mut(one.disk_bytes());
-                self.read(one.mapping.disk_bytenr, bytes, csums)?;
-                now = behind;
-            }
-        }
-        Ok(())
-    }
-
-    fn read_request(&mut self, at: LogicalAddr, out: &mut [u8], csums: &mut Vec<u8>) -> Result<()> {
-        let (csum, sectorsize) = (self.csum, self.sectorsize_bytes);
-        let volume = self.source.store.volume();
-        let Some(lookup) = &mut self.csums else {
-            return volume.read(at, out, &|_| Ok(())).map_err(unread);
-        };
-        lookup.find(at, (out.len() / sectorsize) as u64, csums)?;
-        let whole = volume.read(at, out, &|copy| csum::verify(csum, csums, copy, sectorsize, at));
-        if whole.is_ok() || out.len() == sectorsize {
-            return whole.map_err(unread);
-        }
-        // No copy is whole from end to end, but each sector may be in one of them.
-        let sectors = out.chunks_mut(sectorsize).zip(csums.chunks_exact(csum.len_bytes()));
-        for (index, (sector, stored)) in sectors.enumerate() {
-            let at = LogicalAddr(at.0 + (index * sectorsize) as u64);
-            volume
-                .read(at, sector, &|copy| csum::verify(csum, stored, copy, sectorsize, at))
-                .map_err(unread)?;
-        }
-        Ok(())
-    }
-}
-
-/// Data of which every copy is damaged is damage, not a failed device.
-#[cold]
-fn unread(error: ubtrfs_volume::Error) -> Error {
-    match error {
-        ubtrfs_volume::Error::NoWholeCopy { corruption, .. } => Error::Corrupt(corruption),
-        other => other.into(),
     }
 }
 

@@ -7,7 +7,8 @@ use ubtrfs_rt::Arc;
 use super::inode::{Inode, InodeId};
 use super::open_file::Space;
 use crate::data::file_extent::{ExtentWalk, ExtentsOf, Mapping};
-use crate::data::read::{DataSource, FileReader};
+use crate::data::read::FileReader;
+use crate::data::sectors::DataSource;
 use crate::error::{Error, Result};
 use crate::filesystem::Filesystem;
 
@@ -157,11 +158,15 @@ impl Filesystem {
             Err(Error::NotFound { .. }) => None,
             Err(error) => return Err(error),
         };
+        let executor = self.runtime().executor;
+        let shares_reads = self.inner.options.shares_reads && executor.thread_count() > 1;
         Ok(DataSource {
             store: Arc::clone(&self.inner.core.roots.store),
             csum_tree,
             pending_csums: Arc::clone(&self.inner.files.csums),
             decoded: Arc::clone(&self.inner.files.decoded),
+            executor,
+            long_reads: shares_reads.then(|| Arc::clone(&self.inner.files.long_reads)),
         })
     }
 

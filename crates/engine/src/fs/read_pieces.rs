@@ -5,7 +5,8 @@ use ubtrfs_iomap::{Mapping, MappingKind, ReadPiece};
 use ubtrfs_ondisk::{FileOffset, LogicalAddr};
 
 use super::file_io::IoInode;
-use crate::data::read::{FileReader, SectorReader};
+use crate::data::read::FileReader;
+use crate::data::sectors::SectorReader;
 use crate::error::Result;
 use crate::filesystem::Filesystem;
 
@@ -84,7 +85,6 @@ impl PieceReader<'_> {
             }
             // The file's reader says of what file and where.
         }
-        let executor = self.fs.runtime().executor;
         let is_encoded = together.first().is_some_and(is_whole_encoded);
         let file = self.file()?;
         let mut buffers = together.iter_mut().flat_map(|piece| {
@@ -95,7 +95,7 @@ impl PieceReader<'_> {
             })
         });
         if is_encoded {
-            return file.read_whole_extents(buffers, executor);
+            return file.read_whole_extents(buffers);
         }
         buffers.try_for_each(|(offset, buffer)| file.read_or_zero(offset, buffer))
     }

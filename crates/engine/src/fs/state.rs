@@ -67,6 +67,8 @@ pub(crate) struct FileState {
     pub(super) fixed_csums: FixedCsums,
     pub(super) cuts: Cuts,
     pub(crate) decoded: Arc<DecodedCache>,
+    /// Long reads that go on.
+    pub(super) long_reads: Arc<AtomicUsize>,
     /// Bytes of file data that are dirty in memory and will have items.
     delalloc_bytes: AtomicU64,
     /// What keeps file data, once there is one.
@@ -107,6 +109,7 @@ impl Default for FileState {
             fixed_csums: FixedCsums::default(),
             cuts: Cuts::default(),
             decoded: Arc::default(),
+            long_reads: Arc::default(),
             delalloc_bytes: AtomicU64::new(0),
             page_cache: OnceLock::new(),
         }

@@ -17,10 +17,9 @@ pub mod lzo_frame;
 mod zlib;
 mod zstandard;
 
-use std::cell::RefCell;
-
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::{Corruption, Reason, Result};
+use ubtrfs_rt::{PerThread, with_per_thread};
 
 /// Most bytes that a compressed extent decodes to, and most that it takes: 128 KiB.
 pub const EXTENT_BYTES_MAX: usize = 128 << 10;
@@ -69,7 +68,7 @@ struct Workspace {
 }
 
 thread_local! {
-    static WORKSPACE: RefCell<Workspace> = RefCell::default();
+    static WORKSPACE: PerThread<Workspace> = const { PerThread::new(None) };
 }
 
 /// Decodes `input`, a compressed extent or inline extent, into `out`, whose length is the extent's
@@ -83,7 +82,7 @@ pub fn decompress(
     out: &mut [u8],
     sectorsize_bytes: usize,
 ) -> Result<()> {
-    let written = WORKSPACE.with_borrow_mut(|workspace| match compression {
+    let written = with_per_thread(&WORKSPACE, |workspace| match compression {
         Compression::None => {
             let len = input.len().min(out.len());
             out[..len].copy_from_slice(&input[..len]);
@@ -107,7 +106,7 @@ pub fn compress(
     sectorsize_bytes: usize,
 ) -> bool {
     let start = out.len();
-    let fits = WORKSPACE.with_borrow_mut(|workspace| match method.compression {
+    let fits = with_per_thread(&WORKSPACE, |workspace| match method.compression {
         Compression::None => false,
         Compression::Zlib => workspace.zlib.compress(method.level, input, out, limit_bytes),
         Compression::Lzo => {

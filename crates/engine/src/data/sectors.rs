@@ -1,0 +1,289 @@
+//! Reading whole sectors by their addresses: each that has a checksum is compared with it, every copy tried.
+//!
+//! A long read is shared with a kept thread: what it takes is the copy out of the system's cache, and the checksums.
+
+use ubtrfs_ondisk::{CsumType, LogicalAddr};
+use ubtrfs_rt::{Arc, AtomicUsize, Executor, Mutex, Ordering, PerThread, with_per_thread};
+use ubtrfs_volume::Volume;
+
+use super::csum::{self, CsumLookup, PendingCsums};
+use super::read::DecodedCache;
+use crate::btree::{Store, Tree};
+use crate::error::{Error, Result};
+
+/// Most bytes that one request reads: few enough to be compared while they are in the processor's
+/// cache.
+const REQUEST_BYTES_MAX: usize = 256 << 10;
+/// Shorter reads are over before the thread that shares them is awake.
+const SHARED_BYTES_MIN: usize = 256 << 10;
+/// What each of those who share a read takes at a time: the shorter, the sooner the last of them is done.
+const SHARED_REQUEST_BYTES: usize = 128 << 10;
+/// Most bytes of which the checksums are looked up at once.
+const PART_BYTES_MAX: usize = 4 << 20;
+/// Buffers longer than this are not read together with their neighbours through a buffer here: a request for each
+/// costs less than the copy.
+const SCATTERED_BYTES_MAX: usize = 32 << 10;
+
+/// What reading needs of a filesystem.
+#[derive(Clone, Debug)]
+pub(crate) struct DataSource {
+    pub(crate) store: Arc<Store>,
+    /// `None` where the tree does not exist: then only data without checksums can be read.
+    pub(crate) csum_tree: Option<Arc<Tree>>,
+    pub(crate) pending_csums: Arc<PendingCsums>,
+    pub(crate) decoded: Arc<DecodedCache>,
+    /// Who reads and decodes beside the reader.
+    pub(crate) executor: Executor,
+    /// Long reads that go on, where such a one is shared.
+    pub(crate) long_reads: Option<Arc<AtomicUsize>>,
+}
+
+/// Buffers that outlive one reader, so that reading many small files allocates nothing.
+#[derive(Default, Debug)]
+pub(super) struct Scratch {
+    pub(super) csums: Vec<u8>,
+    pub(super) sectors: Vec<u8>,
+    pub(super) compressed: Vec<u8>,
+}
+
+thread_local! {
+    static SCRATCH: PerThread<Scratch> = const { PerThread::new(None) };
+}
+
+/// `work` with this thread's buffers.
+pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+    with_per_thread(&SCRATCH, work)
+}
+
+/// Reads whole sectors of data by their addresses.
+#[derive(Debug)]
+pub(crate) struct SectorReader {
+    pub(super) source: DataSource,
+    /// `None` for data without checksums.
+    csums: Option<CsumLookup>,
+    csum: CsumType,
+    pub(super) sectorsize_bytes: usize,
+}
+
+impl SectorReader {
+    /// # Errors
+    /// `Missing` where data has checksums and the filesystem no tree of them.
+    pub(crate) fn new(source: DataSource, has_csums: bool) -> Result<Self> {
+        let geometry = *source.store.geometry();
+        let sectorsize_bytes = geometry.sectorsize_bytes;
+        let csums = match &source.csum_tree {
+            Some(tree) if has_csums => {
+                let pending = Arc::clone(&source.pending_csums);
+                Some(CsumLookup::new(tree, pending, geometry.csum, sectorsize_bytes as u64))
+            }
+            None if has_csums => return Err(Error::not_found("the tree of checksums")),
+            _ => None,
+        };
+        Ok(Self { source, csums, csum: geometry.csum, sectorsize_bytes })
+    }
+
+    /// Reads whole sectors and compares them with their checksums; many of them together with a kept thread.
+    ///
+    /// # Errors
+    /// `Corrupt` where no copy of a sector is whole; the device's. Of several the first.
+    pub(crate) fn read(
+        &mut self,
+        at: LogicalAddr,
+        out: &mut [u8],
+        csums: &mut Vec<u8>,
+    ) -> Result<()> {
+        let long_reads = self.source.long_reads.clone();
+        let Some(count) = long_reads.filter(|_| out.len() >= SHARED_BYTES_MIN) else {
+            return self.read_alone(at, out, csums);
+        };
+        let read = LongRead::begin(&count);
+        self.read_parts(at, out, csums, read.is_alone)
+    }
+
+    /// As [`SectorReader::read`], alone: for who has something else for a kept thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn read_alone(
+        &mut self,
+        at: LogicalAddr,
+        out: &mut [u8],
+        csums: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.read_parts(at, out, csums, false)
+    }
+
+    fn read_parts(
+        &mut self,
+        at: LogicalAddr,
+        out: &mut [u8],
+        csums: &mut Vec<u8>,
+        is_shared: bool,
+    ) -> Result<()> {
+        let mut at = at;
+        for part in out.chunks_mut(PART_BYTES_MAX) {
+            self.read_part(at, part, csums, is_shared && part.len() >= SHARED_BYTES_MIN)?;
+            at = LogicalAddr(at.0 + part.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn read_part(
+        &mut self,
+        at: LogicalAddr,
+        out: &mut [u8],
+        csums: &mut Vec<u8>,
+        is_shared: bool,
+    ) -> Result<()> {
+        let sectorsize = self.sectorsize_bytes;
+        if let Some(lookup) = &mut self.csums {
+            lookup.find(at, (out.len() / sectorsize) as u64, csums)?;
+        }
+        let stored = self.csums.is_some().then_some(&csums[..]);
+        let request_bytes = if is_shared { SHARED_REQUEST_BYTES } else { REQUEST_BYTES_MAX };
+        let csum_bytes = request_bytes / sectorsize * self.csum.len_bytes();
+        let requests = out.chunks_mut(request_bytes).enumerate().map(|(number, out)| {
+            let at = LogicalAddr(at.0 + (number * request_bytes) as u64);
+            let stored = stored.and_then(|all| all.chunks(csum_bytes).nth(number));
+            Request { at, out, stored }
+        });
+        let volume = self.source.store.volume();
+        let format = (self.csum, sectorsize);
+        if !is_shared {
+            return requests.into_iter().try_for_each(|request| request.read(volume, format));
+        }
+        let failure = Mutex::new(None::<(LogicalAddr, Error)>);
+        self.source.executor.compute_each(requests, |request| {
+            let at = request.at;
+            if let Err(error) = request.read(volume, format) {
+                let mut failure = failure.lock();
+                if failure.as_ref().is_none_or(|(first, _)| at < *first) {
+                    *failure = Some((at, error));
+                }
+            }
+        });
+        failure.into_inner().map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// Fills buffers of whole sectors with what lies together from `at` on.
+    ///
+    /// # Errors
+    /// As [`SectorReader::read`].
+    pub(crate) fn read_scattered(
+        &mut self,
+        at: LogicalAddr,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<()> {
+        with_scratch(|scratch| self.scatter(at, buffers, scratch))
+    }
+
+    fn scatter(
+        &mut self,
+        mut at: LogicalAddr,
+        mut buffers: &mut [&mut [u8]],
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        while !buffers.is_empty() {
+            let mut len = 0;
+            let mut fits = |buffer: &&mut [u8]| {
+                len += buffer.len();
+                buffer.len() <= SCATTERED_BYTES_MAX && len <= REQUEST_BYTES_MAX
+            };
+            let count = buffers.iter().take_while(|buffer| fits(buffer)).count();
+            let (together, rest) = buffers.split_at_mut(count.max(1));
+            buffers = rest;
+            if let [only] = together {
+                self.read(at, only, &mut scratch.csums)?;
+                at = LogicalAddr(at.0 + only.len() as u64);
+                continue;
+            }
+            let len: usize = together.iter().map(|buffer| buffer.len()).sum();
+            scratch.sectors.resize(len.max(scratch.sectors.len()), 0);
+            self.read(at, &mut scratch.sectors[..len], &mut scratch.csums)?;
+            let mut from = &scratch.sectors[..len];
+            for buffer in together {
+                let (bytes, behind) = from.split_at(buffer.len());
+                buffer.copy_from_slice(bytes);
+                from = behind;
+            }
+            at = LogicalAddr(at.0 + len as u64);
+        }
+        Ok(())
+    }
+}
+
+/// A read that is worth sharing, as long as it goes on.
+struct LongRead<'a> {
+    count: &'a AtomicUsize,
+    /// Others that go on keep the other processors busy.
+    is_alone: bool,
+}
+
+impl<'a> LongRead<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        Self { count, is_alone: count.fetch_add(1, Ordering::Relaxed) == 0 }
+    }
+}
+
+impl Drop for LongRead<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whole sectors that are read and compared with one request.
+struct Request<'a> {
+    at: LogicalAddr,
+    out: &'a mut [u8],
+    /// Their checksums; `None` for data without.
+    stored: Option<&'a [u8]>,
+}
+
+impl Request<'_> {
+    fn read(self, volume: &Volume, (csum, sectorsize): (CsumType, usize)) -> Result<()> {
+        let Self { at, out, stored } = self;
+        let Some(stored) = stored else {
+            return volume.read(at, out, &|_| Ok(())).map_err(unread);
+        };
+        let whole = volume.read(at, out, &|copy| csum::verify(csum, stored, copy, sectorsize, at));
+        if whole.is_ok() || out.len() == sectorsize {
+            return whole.map_err(unread);
+        }
+        // No copy is whole from end to end, but each sector may be in one of them.
+        let sectors = out.chunks_mut(sectorsize).zip(stored.chunks_exact(csum.len_bytes()));
+        for (index, (sector, stored)) in sectors.enumerate() {
+            let at = LogicalAddr(at.0 + (index * sectorsize) as u64);
+            volume
+                .read(at, sector, &|copy| csum::verify(csum, stored, copy, sectorsize, at))
+                .map_err(unread)?;
+        }
+        Ok(())
+    }
+}
+
+/// Data of which every copy is damaged is damage, not a failed device.
+#[cold]
+fn unread(error: ubtrfs_volume::Error) -> Error {
+    match error {
+        ubtrfs_volume::Error::NoWholeCopy { corruption, .. } => Error::Corrupt(corruption),
+        other => other.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_read_is_alone_when_no_other_goes_on() {
+        let count = AtomicUsize::new(0);
+        let first = LongRead::begin(&count);
+        assert!(first.is_alone);
+        let second = LongRead::begin(&count);
+        assert!(!second.is_alone);
+        drop(first);
+        assert!(!LongRead::begin(&count).is_alone);
+        drop(second);
+        assert!(LongRead::begin(&count).is_alone);
+    }
+}
