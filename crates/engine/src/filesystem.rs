@@ -48,8 +48,9 @@ pub struct OpenOptions {
     /// Most bytes of a file, as they are stored, that are kept inline in a tree block; 0 for none. Never more than a
     /// block holds, and less than a sector.
     pub max_inline_bytes: usize,
-    /// Share a read of a quarter of a MiB or more of what lies together on the medium with a kept thread, on another processor, where no other
-    /// such read goes on: in less time, for more work. Of no use where who reads keeps the other processors busy, as a mount's kernel does.
+    /// Share a read of a quarter of a MiB or more of what lies together on the medium with one of the process's kept threads, where no other such
+    /// read of this filesystem goes on: in less time, for more work. It is this thread then that waits for the device, and is none for whoever
+    /// compresses. Of no use where who reads keeps the other processors busy, as a mount's kernel does.
     pub shares_reads: bool,
     /// How the memory for file data is used, where that is not what follows from
     /// [`OpenOptions::cache_bytes`], of which half is for file data. To measure what mechanisms save.

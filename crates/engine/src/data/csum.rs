@@ -10,7 +10,7 @@ use ubtrfs_ondisk::{Corruption, CsumType, Key, KeyType, LogicalAddr, ObjectId, R
 use ubtrfs_rt::{Arc, AtomicUsize, Mutex, Ordering, RwLock};
 
 use crate::btree::{Cursor, Tree};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::txn::Handle;
 
 /// Finds the checksums of data, fastest where asked in order.
@@ -66,7 +66,7 @@ impl CsumLookup {
                 let found = self.pending.find(wanted, left, self.csum, sectorsize, out);
                 if found == 0 {
                     if is_not_pending {
-                        return Err(missing(wanted));
+                        return Err(missing(wanted).into());
                     }
                     // They may have become items between the two looks.
                     (is_placed, is_not_pending) = (false, true);
@@ -110,10 +110,10 @@ impl CsumLookup {
     }
 }
 
-/// Compares each sector of `data`, read from `at`, with the checksums.
+/// Compares each sector of `data`, read from `at`, with the checksums, of which there may be more.
 ///
 /// # Errors
-/// `CsumMismatch` with the address of the first sector that differs.
+/// `CsumMismatch` with the address of the first sector that differs; `Missing` where there are fewer.
 pub(crate) fn verify(
     csum: CsumType,
     csums: &[u8],
@@ -125,8 +125,15 @@ pub(crate) fn verify(
     csum.for_each_mismatch(data, sectorsize_bytes, csums, |number| {
         first.get_or_insert(number);
     });
-    let Some(number) = first else { return Ok(()) };
-    let (len, skipped) = (csum.len_bytes(), number * sectorsize_bytes);
+    let len = csum.len_bytes();
+    let Some(number) = first else {
+        let known = csums.len() / len;
+        if known < data.len() / sectorsize_bytes {
+            return Err(missing(at.0 + (known * sectorsize_bytes) as u64));
+        }
+        return Ok(());
+    };
+    let skipped = number * sectorsize_bytes;
     let stored = &csums[number * len..][..len];
     let sector = &data[skipped..][..sectorsize_bytes];
     let bad = LogicalAddr(at.0 + skipped as u64);
@@ -134,12 +141,11 @@ pub(crate) fn verify(
 }
 
 #[cold]
-fn missing(at: u64) -> Error {
+fn missing(at: u64) -> Box<Corruption> {
     Corruption::new(Reason::Missing)
         .in_root(RootId::CSUM_TREE)
         .in_block(LogicalAddr(at))
         .have("no checksum of the data at this address")
-        .into()
 }
 
 #[cold]

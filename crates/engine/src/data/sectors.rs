@@ -1,6 +1,6 @@
 //! Reading whole sectors by their addresses: each that has a checksum is compared with it, every copy tried.
 //!
-//! A long read is shared with a kept thread: what it takes is the copy out of the system's cache, and the checksums.
+//! A long read is shared with one kept thread: what it takes is the copy out of the system's cache, and the checksums.
 
 use ubtrfs_ondisk::{CsumType, LogicalAddr};
 use ubtrfs_rt::{Arc, AtomicUsize, Executor, Mutex, Ordering, PerThread, with_per_thread};
@@ -18,6 +18,8 @@ const REQUEST_BYTES_MAX: usize = 256 << 10;
 const SHARED_BYTES_MIN: usize = 256 << 10;
 /// What each of those who share a read takes at a time: the shorter, the sooner the last of them is done.
 const SHARED_REQUEST_BYTES: usize = 128 << 10;
+/// With one thread beside: it is kept for all of the process, and a device may let it wait.
+const SHARING: Executor = Executor::Threads(2);
 /// Most bytes of which the checksums are looked up at once.
 const PART_BYTES_MAX: usize = 4 << 20;
 /// Buffers longer than this are not read together with their neighbours through a buffer here: a request for each
@@ -32,7 +34,7 @@ pub(crate) struct DataSource {
     pub(crate) csum_tree: Option<Arc<Tree>>,
     pub(crate) pending_csums: Arc<PendingCsums>,
     pub(crate) decoded: Arc<DecodedCache>,
-    /// Who reads and decodes beside the reader.
+    /// Who decodes beside the reader.
     pub(crate) executor: Executor,
     /// Long reads that go on, where such a one is shared.
     pub(crate) long_reads: Option<Arc<AtomicUsize>>,
@@ -92,10 +94,11 @@ impl SectorReader {
         out: &mut [u8],
         csums: &mut Vec<u8>,
     ) -> Result<()> {
-        let long_reads = self.source.long_reads.clone();
-        let Some(count) = long_reads.filter(|_| out.len() >= SHARED_BYTES_MIN) else {
-            return self.read_alone(at, out, csums);
+        let long_reads = match out.len() < SHARED_BYTES_MIN {
+            true => None,
+            false => self.source.long_reads.clone(),
         };
+        let Some(count) = long_reads else { return self.read_alone(at, out, csums) };
         let read = LongRead::begin(&count);
         self.read_parts(at, out, csums, read.is_alone)
     }
@@ -135,31 +138,49 @@ impl SectorReader {
         csums: &mut Vec<u8>,
         is_shared: bool,
     ) -> Result<()> {
-        let sectorsize = self.sectorsize_bytes;
-        if let Some(lookup) = &mut self.csums {
-            lookup.find(at, (out.len() / sectorsize) as u64, csums)?;
-        }
-        let stored = self.csums.is_some().then_some(&csums[..]);
+        let count = out.len() / self.sectorsize_bytes;
+        let Some(lookup) = &mut self.csums else {
+            return self.read_requests(at, out, None, is_shared);
+        };
+        let looked_up = lookup.find(at, count as u64, csums);
+        // Where some have none, or theirs cannot be read: of what is wrong the first is told.
+        let known_count = csums.len() / self.csum.len_bytes();
+        let known = &mut out[..known_count.min(count) * self.sectorsize_bytes];
+        self.read_requests(at, known, Some(&csums[..]), is_shared)?;
+        looked_up
+    }
+
+    fn read_requests(
+        &self,
+        at: LogicalAddr,
+        out: &mut [u8],
+        stored: Option<&[u8]>,
+        is_shared: bool,
+    ) -> Result<()> {
         let request_bytes = if is_shared { SHARED_REQUEST_BYTES } else { REQUEST_BYTES_MAX };
-        let csum_bytes = request_bytes / sectorsize * self.csum.len_bytes();
+        let csum_bytes = request_bytes / self.sectorsize_bytes * self.csum.len_bytes();
         let requests = out.chunks_mut(request_bytes).enumerate().map(|(number, out)| {
             let at = LogicalAddr(at.0 + (number * request_bytes) as u64);
-            let stored = stored.and_then(|all| all.chunks(csum_bytes).nth(number));
+            let stored = stored.map(|all| all.get(number * csum_bytes..).unwrap_or_default());
             Request { at, out, stored }
         });
         let volume = self.source.store.volume();
-        let format = (self.csum, sectorsize);
+        let format = (self.csum, self.sectorsize_bytes);
         if !is_shared {
             return requests.into_iter().try_for_each(|request| request.read(volume, format));
         }
         let failure = Mutex::new(None::<(LogicalAddr, Error)>);
-        self.source.executor.compute_each(requests, |request| {
+        let is_behind = |at| failure.lock().as_ref().is_some_and(|(first, _)| at > *first);
+        SHARING.compute_each(requests, |request| {
             let at = request.at;
-            if let Err(error) = request.read(volume, format) {
-                let mut failure = failure.lock();
-                if failure.as_ref().is_none_or(|(first, _)| at < *first) {
-                    *failure = Some((at, error));
-                }
+            // What lies behind an error is not asked for, as by who reads alone.
+            if is_behind(at) {
+                return;
+            }
+            let Err(error) = request.read(volume, format) else { return };
+            let mut failure = failure.lock();
+            if failure.as_ref().is_none_or(|(first, _)| at < *first) {
+                *failure = Some((at, error));
             }
         });
         failure.into_inner().map_or(Ok(()), |(_, error)| Err(error))
@@ -235,27 +256,26 @@ impl Drop for LongRead<'_> {
 struct Request<'a> {
     at: LogicalAddr,
     out: &'a mut [u8],
-    /// Their checksums; `None` for data without.
+    /// Their checksums, and of what follows; `None` for data without.
     stored: Option<&'a [u8]>,
 }
 
 impl Request<'_> {
     fn read(self, volume: &Volume, (csum, sectorsize): (CsumType, usize)) -> Result<()> {
         let Self { at, out, stored } = self;
-        let Some(stored) = stored else {
-            return volume.read(at, out, &|_| Ok(())).map_err(unread);
+        let judged = |copy: &[u8], stored: Option<&[u8]>, at| match stored {
+            Some(stored) => csum::verify(csum, stored, copy, sectorsize, at),
+            None => Ok(()),
         };
-        let whole = volume.read(at, out, &|copy| csum::verify(csum, stored, copy, sectorsize, at));
+        let whole = volume.read(at, out, &|copy| judged(copy, stored, at));
         if whole.is_ok() || out.len() == sectorsize {
             return whole.map_err(unread);
         }
         // No copy is whole from end to end, but each sector may be in one of them.
-        let sectors = out.chunks_mut(sectorsize).zip(stored.chunks_exact(csum.len_bytes()));
-        for (index, (sector, stored)) in sectors.enumerate() {
+        for (index, sector) in out.chunks_mut(sectorsize).enumerate() {
             let at = LogicalAddr(at.0 + (index * sectorsize) as u64);
-            volume
-                .read(at, sector, &|copy| csum::verify(csum, stored, copy, sectorsize, at))
-                .map_err(unread)?;
+            let stored = stored.map(|all| all.get(index * csum.len_bytes()..).unwrap_or_default());
+            volume.read(at, sector, &|copy| judged(copy, stored, at)).map_err(unread)?;
         }
         Ok(())
     }

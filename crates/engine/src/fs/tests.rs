@@ -52,6 +52,11 @@ fn set_size(fs: &Filesystem, id: InodeId, size: u64) {
 
 /// Puts bytes on the medium, with checksums, outside of any file.
 fn put_data(fs: &Filesystem, bytes: &[u8]) -> LogicalAddr {
+    put_data_with_csums(fs, bytes, bytes.len() / 4096)
+}
+
+/// The same with checksums of the first `csum_count` sectors only.
+fn put_data_with_csums(fs: &Filesystem, bytes: &[u8], csum_count: usize) -> LogicalAddr {
     let handle = fs.begin(Reservation::items(1)).unwrap();
     let core = handle.txn.core();
     let len = bytes.len() as u64;
@@ -61,6 +66,7 @@ fn put_data(fs: &Filesystem, bytes: &[u8]) -> LogicalAddr {
     fs.volume().write(start, bytes).unwrap();
     let mut csums = vec![0; bytes.len() / 4096 * fs.csum_type().len_bytes()];
     fs.csum_type().compute_sectors(bytes, 4096, &mut csums);
+    csums.truncate(csum_count * fs.csum_type().len_bytes());
     fs.inner.files.csums.add(start, &csums, fs.csum_type(), SECTOR);
     start
 }
@@ -571,4 +577,28 @@ fn who_reads_by_number_sees_what_is_appended() {
     appender.push(FileOffset(0), PreparedData::new(vec![1; 8192], &options)).unwrap();
     appender.finish().unwrap();
     assert_eq!(read(), 8192);
+}
+
+/// Sectors without checksums behind it do not hide a damaged one: all checksums are looked up before anything is read.
+#[test]
+fn damaged_sector_is_told_before_those_behind_it_without_checksums() {
+    const LEN: u64 = 1 << 20;
+    let fs = new_filesystem();
+    let id = new_file(&fs, "file");
+    let bytes = pattern(LEN as usize);
+    let start = put_data_with_csums(&fs, &bytes, 100);
+    put_extent(&fs, id, 0, &FileExtent::Regular(extent(start, LEN, 0, LEN)));
+    set_size(&fs, id, LEN);
+    let told = || {
+        let Err(Error::Corrupt(told)) = fs.read(id, FileOffset(0), &mut [0; LEN as usize]) else {
+            panic!("read what has no checksum")
+        };
+        (told.reason, told.block.unwrap().0 - start.0)
+    };
+    assert_eq!(told(), (Reason::Missing, 100 * SECTOR));
+    fs.volume().write(LogicalAddr(start.0 + 3 * SECTOR), &[7; SECTOR as usize]).unwrap();
+    assert_eq!(told(), (Reason::CsumMismatch, 3 * SECTOR));
+    let mut front = [0; 3 * SECTOR as usize];
+    assert_eq!(fs.read(id, FileOffset(0), &mut front).unwrap(), front.len());
+    assert!(front == bytes[..front.len()]);
 }

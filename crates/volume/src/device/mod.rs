@@ -11,7 +11,8 @@ use ubtrfs_ondisk::PhysicalAddr;
 pub use file::{FileDevice, OpenMode, Window};
 pub use mem::MemDevice;
 
-/// An image, a block device, or what stands in for one. All calls may be made from many threads.
+/// An image, a block device, or what stands in for one. All calls may be made from many threads; reads also from a thread of a rayon pool, where
+/// what is joined may do other reads meanwhile: who joins there has nothing locked.
 pub trait Device: Send + Sync + Debug {
     /// How messages name it.
     fn name(&self) -> String;
