@@ -187,7 +187,19 @@ impl Executor {
         work: impl Fn(T) + Sync,
     ) -> R {
         let thread_count_max = self.thread_count().saturating_sub(1).min(count_max);
-        crate::compute::share(thread_count_max, give, work)
+        crate::compute::share(thread_count_max, give, work).0
+    }
+
+    /// As [`Executor::compute_each`]; returns whether those who worked beside, if there were any, were done about when this thread was. Where
+    /// they were not, other programs may have the processors, or what they read takes its time: alone it would have been faster.
+    pub fn compute_each_in_time<T: Send>(
+        self,
+        items: impl ExactSizeIterator<Item = T>,
+        work: impl Fn(T) + Sync,
+    ) -> bool {
+        let thread_count_max = self.thread_count().saturating_sub(1).min(items.len());
+        let give = |give: &mut dyn FnMut(T)| items.for_each(give);
+        crate::compute::share(thread_count_max, give, work).1
     }
 
     /// As [`Executor::compute_given`], with items that there are: does `first` here, and works on them beside it.

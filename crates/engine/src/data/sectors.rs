@@ -20,6 +20,9 @@ const SHARED_BYTES_MIN: usize = 256 << 10;
 const SHARED_REQUEST_BYTES: usize = 128 << 10;
 /// With one thread beside: it is kept for all of the process, and a device may let it wait.
 const SHARING: Executor = Executor::Threads(2);
+/// Reads that go alone after one for which sharing was too late; twice as many after the next, up to the second.
+const ALONE_COUNT_MIN: usize = 4;
+const ALONE_COUNT_MAX: usize = 1024;
 /// Most bytes of which the checksums are looked up at once.
 const PART_BYTES_MAX: usize = 4 << 20;
 /// Buffers longer than this are not read together with their neighbours through a buffer here: a request for each
@@ -36,8 +39,8 @@ pub(crate) struct DataSource {
     pub(crate) decoded: Arc<DecodedCache>,
     /// Who decodes beside the reader.
     pub(crate) executor: Executor,
-    /// Long reads that go on, where such a one is shared.
-    pub(crate) long_reads: Option<Arc<AtomicUsize>>,
+    /// Where long reads are shared.
+    pub(crate) long_reads: Option<Arc<LongReads>>,
 }
 
 /// Buffers that outlive one reader, so that reading many small files allocates nothing.
@@ -98,9 +101,9 @@ impl SectorReader {
             true => None,
             false => self.source.long_reads.clone(),
         };
-        let Some(count) = long_reads else { return self.read_alone(at, out, csums) };
-        let read = LongRead::begin(&count);
-        self.read_parts(at, out, csums, read.is_alone)
+        let Some(reads) = long_reads else { return self.read_alone(at, out, csums) };
+        let read = LongRead::begin(&reads);
+        self.read_parts(at, out, csums, Some(&read).filter(|read| read.is_shared))
     }
 
     /// As [`SectorReader::read`], alone: for who has something else for a kept thread.
@@ -113,7 +116,7 @@ impl SectorReader {
         out: &mut [u8],
         csums: &mut Vec<u8>,
     ) -> Result<()> {
-        self.read_parts(at, out, csums, false)
+        self.read_parts(at, out, csums, None)
     }
 
     fn read_parts(
@@ -121,11 +124,12 @@ impl SectorReader {
         at: LogicalAddr,
         out: &mut [u8],
         csums: &mut Vec<u8>,
-        is_shared: bool,
+        shared: Option<&LongRead<'_>>,
     ) -> Result<()> {
         let mut at = at;
         for part in out.chunks_mut(PART_BYTES_MAX) {
-            self.read_part(at, part, csums, is_shared && part.len() >= SHARED_BYTES_MIN)?;
+            let shared = shared.filter(|_| part.len() >= SHARED_BYTES_MIN);
+            self.read_part(at, part, csums, shared)?;
             at = LogicalAddr(at.0 + part.len() as u64);
         }
         Ok(())
@@ -136,17 +140,17 @@ impl SectorReader {
         at: LogicalAddr,
         out: &mut [u8],
         csums: &mut Vec<u8>,
-        is_shared: bool,
+        shared: Option<&LongRead<'_>>,
     ) -> Result<()> {
         let count = out.len() / self.sectorsize_bytes;
         let Some(lookup) = &mut self.csums else {
-            return self.read_requests(at, out, None, is_shared);
+            return self.read_requests(at, out, None, shared);
         };
         let looked_up = lookup.find(at, count as u64, csums);
         // Where some have none, or theirs cannot be read: of what is wrong the first is told.
         let known_count = csums.len() / self.csum.len_bytes();
         let known = &mut out[..known_count.min(count) * self.sectorsize_bytes];
-        self.read_requests(at, known, Some(&csums[..]), is_shared)?;
+        self.read_requests(at, known, Some(&csums[..]), shared)?;
         looked_up
     }
 
@@ -155,9 +159,9 @@ impl SectorReader {
         at: LogicalAddr,
         out: &mut [u8],
         stored: Option<&[u8]>,
-        is_shared: bool,
+        shared: Option<&LongRead<'_>>,
     ) -> Result<()> {
-        let request_bytes = if is_shared { SHARED_REQUEST_BYTES } else { REQUEST_BYTES_MAX };
+        let request_bytes = shared.map_or(REQUEST_BYTES_MAX, |_| SHARED_REQUEST_BYTES);
         let csum_bytes = request_bytes / self.sectorsize_bytes * self.csum.len_bytes();
         let requests = out.chunks_mut(request_bytes).enumerate().map(|(number, out)| {
             let at = LogicalAddr(at.0 + (number * request_bytes) as u64);
@@ -166,12 +170,12 @@ impl SectorReader {
         });
         let volume = self.source.store.volume();
         let format = (self.csum, self.sectorsize_bytes);
-        if !is_shared {
+        let Some(shared) = shared else {
             return requests.into_iter().try_for_each(|request| request.read(volume, format));
-        }
+        };
         let failure = Mutex::new(None::<(LogicalAddr, Error)>);
         let is_behind = |at| failure.lock().as_ref().is_some_and(|(first, _)| at > *first);
-        SHARING.compute_each(requests, |request| {
+        let is_in_time = SHARING.compute_each_in_time(requests, |request| {
             let at = request.at;
             // What lies behind an error is not asked for, as by who reads alone.
             if is_behind(at) {
@@ -183,6 +187,7 @@ impl SectorReader {
                 *failure = Some((at, error));
             }
         });
+        shared.reads.note(is_in_time);
         failure.into_inner().map_or(Ok(()), |(_, error)| Err(error))
     }
 
@@ -233,22 +238,55 @@ impl SectorReader {
     }
 }
 
-/// A read that is worth sharing, as long as it goes on.
+/// The reads of a filesystem that are worth sharing.
+#[derive(Debug, Default)]
+pub(crate) struct LongReads {
+    /// Those that go on.
+    count: AtomicUsize,
+    /// So many more go alone.
+    alone_count: AtomicUsize,
+    /// So many did when sharing was last too late.
+    last_alone_count: AtomicUsize,
+}
+
+impl LongReads {
+    /// Who waits for a thread that other programs keep from running, or a device, had better read alone: the longer, the more often.
+    fn note(&self, is_in_time: bool) {
+        let last = self.last_alone_count.load(Ordering::Relaxed);
+        let (alone, last) = match is_in_time {
+            // Once may be luck.
+            true => (0, last / 2),
+            false => {
+                let next = (2 * last).clamp(ALONE_COUNT_MIN, ALONE_COUNT_MAX);
+                (next, next)
+            }
+        };
+        self.last_alone_count.store(last, Ordering::Relaxed);
+        self.alone_count.store(alone, Ordering::Relaxed);
+    }
+}
+
+/// One of them, as long as it goes on.
 struct LongRead<'a> {
-    count: &'a AtomicUsize,
-    /// Others that go on keep the other processors busy.
-    is_alone: bool,
+    reads: &'a LongReads,
+    is_shared: bool,
 }
 
 impl<'a> LongRead<'a> {
-    fn begin(count: &'a AtomicUsize) -> Self {
-        Self { count, is_alone: count.fetch_add(1, Ordering::Relaxed) == 0 }
+    fn begin(reads: &'a LongReads) -> Self {
+        // Others that go on keep the other processors busy.
+        let is_only = reads.count.fetch_add(1, Ordering::Relaxed) == 0;
+        let left = reads.alone_count.load(Ordering::Relaxed);
+        if is_only && left > 0 {
+            reads.alone_count.store(left - 1, Ordering::Relaxed);
+        }
+        Self { reads, is_shared: is_only && left == 0 }
     }
 }
 
 impl Drop for LongRead<'_> {
     fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.reads.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -295,15 +333,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_read_is_alone_when_no_other_goes_on() {
-        let count = AtomicUsize::new(0);
-        let first = LongRead::begin(&count);
-        assert!(first.is_alone);
-        let second = LongRead::begin(&count);
-        assert!(!second.is_alone);
+    fn long_read_is_shared_when_no_other_goes_on() {
+        let reads = LongReads::default();
+        let first = LongRead::begin(&reads);
+        assert!(first.is_shared);
+        let second = LongRead::begin(&reads);
+        assert!(!second.is_shared);
         drop(first);
-        assert!(!LongRead::begin(&count).is_alone);
+        assert!(!LongRead::begin(&reads).is_shared);
         drop(second);
-        assert!(LongRead::begin(&count).is_alone);
+        assert!(LongRead::begin(&reads).is_shared);
+    }
+
+    #[test]
+    fn long_reads_go_alone_the_longer_the_more_often_sharing_is_late() {
+        let reads = LongReads::default();
+        let count_alone = || (0..).take_while(|_| !LongRead::begin(&reads).is_shared).count();
+        for expected in [4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024] {
+            reads.note(false);
+            assert_eq!(count_alone(), expected);
+        }
+        reads.note(true);
+        assert_eq!(count_alone(), 0);
+        reads.note(false);
+        assert_eq!(count_alone(), 1024, "once may be luck");
+        (0..12).for_each(|_| reads.note(true));
+        reads.note(false);
+        assert_eq!(count_alone(), 4);
     }
 }

@@ -34,6 +34,7 @@ use super::xattr;
 use crate::data::csum::PendingCsums;
 use crate::data::drop_range::Kept;
 use crate::data::read::DecodedCache;
+use crate::data::sectors::LongReads;
 use crate::error::{Error, Result};
 use crate::txn::{Core, Flush, Handle};
 
@@ -67,8 +68,7 @@ pub(crate) struct FileState {
     pub(super) fixed_csums: FixedCsums,
     pub(super) cuts: Cuts,
     pub(crate) decoded: Arc<DecodedCache>,
-    /// Long reads that go on.
-    pub(super) long_reads: Arc<AtomicUsize>,
+    pub(super) long_reads: Arc<LongReads>,
     /// Bytes of file data that are dirty in memory and will have items.
     delalloc_bytes: AtomicU64,
     /// What keeps file data, once there is one.
