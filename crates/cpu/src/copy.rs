@@ -62,7 +62,7 @@ fn read_by_detour<E>(
     offset: u64,
     read: impl FnMut(&mut [u8], u64) -> Result<(), E>,
 ) -> Result<(), E> {
-    // A thread that ends may have none any more.
+    // A thread that ends may have none any more: as `ubtrfs_rt::with_per_thread`, without which formats do, and so this crate.
     let mut buffer = BUFFER.try_with(RefCell::take).unwrap_or_default();
     buffer.resize(DETOUR + PAGE, 0);
     let result = read_through(&mut buffer, to, offset, read);

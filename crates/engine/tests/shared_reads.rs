@@ -2,12 +2,12 @@
 
 mod common;
 
-use std::fmt::{Debug, Formatter};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use common::full::{create, noise};
+use common::holding::Holding;
 use ubtrfs_engine::{Error, Filesystem, InodeId, MkfsOptions, OpenOptions, mkfs};
 use ubtrfs_iomap::FileOffset;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
@@ -29,9 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The kept threads are the process's: what another test has of them this one has not.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A device that knows how many long reads are in it, and has sectors that cannot be read.
+/// Knows how many long reads are in the devices of a filesystem, and which sectors there cannot be read.
+#[derive(Default)]
 struct Meeting {
-    inner: MemDevice,
     readers: Mutex<Readers>,
     came: Condvar,
     unreadable: Mutex<Vec<PhysicalAddr>>,
@@ -49,15 +49,6 @@ struct Readers {
 }
 
 impl Meeting {
-    fn new(inner: MemDevice) -> Self {
-        Self {
-            inner,
-            readers: Mutex::default(),
-            came: Condvar::new(),
-            unreadable: Mutex::default(),
-        }
-    }
-
     /// How many long reads there were at a time at most in `work`, of which the first wait for one another until there are so many.
     fn most_in(&self, awaited: usize, work: impl FnOnce()) -> usize {
         *self.readers.lock().unwrap() = Readers { awaited, ..Readers::default() };
@@ -65,37 +56,9 @@ impl Meeting {
         self.readers.lock().unwrap().most
     }
 
-    fn readable(&self, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
-        let unreadable = self.unreadable.lock().unwrap();
-        if unreadable.iter().any(|place| holds(at, buf, *place)) {
-            return Err(io::Error::other("no such sector any more"));
-        }
-        drop(unreadable);
-        self.inner.read_at(at, buf)
-    }
-}
-
-/// Whether a read of `buf` from `at` on has what lies there.
-fn holds(at: PhysicalAddr, buf: &[u8], place: PhysicalAddr) -> bool {
-    (at.0..at.0 + buf.len() as u64).contains(&place.0)
-}
-
-impl Debug for Meeting {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Meeting").field("inner", &self.inner).finish_non_exhaustive()
-    }
-}
-
-impl Device for Meeting {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
+    fn read(&self, inner: &MemDevice, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
         if buf.len() < LONG {
-            return self.readable(at, buf);
+            return self.readable(inner, at, buf);
         }
         let mut readers = self.readers.lock().unwrap();
         readers.now += 1;
@@ -113,28 +76,29 @@ impl Device for Meeting {
         if is_slow {
             std::thread::sleep(Duration::from_millis(20));
         }
-        let result = self.readable(at, buf);
+        let result = self.readable(inner, at, buf);
         self.readers.lock().unwrap().now -= 1;
         result
     }
-    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> io::Result<()> {
-        self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
+
+    fn readable(&self, inner: &MemDevice, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
+        let unreadable = self.unreadable.lock().unwrap();
+        if unreadable.iter().any(|place| holds(at, buf, *place)) {
+            return Err(io::Error::other("no such sector any more"));
+        }
+        drop(unreadable);
+        inner.read_at(at, buf)
     }
 }
 
-fn open(devices: &[Arc<Meeting>], executor: Executor, shares_reads: bool) -> Filesystem {
+type TestDevice = Holding<MemDevice>;
+
+/// Whether a read of `buf` from `at` on has what lies there.
+fn holds(at: PhysicalAddr, buf: &[u8], place: PhysicalAddr) -> bool {
+    (at.0..at.0 + buf.len() as u64).contains(&place.0)
+}
+
+fn open(devices: &[Arc<TestDevice>], executor: Executor, shares_reads: bool) -> Filesystem {
     let devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);
     let volume = Volume::open(devices.collect(), &VolumeOptions::default()).unwrap();
     let runtime = Arc::new(Runtime { executor, ..Runtime::system() });
@@ -144,7 +108,8 @@ fn open(devices: &[Arc<Meeting>], executor: Executor, shares_reads: bool) -> Fil
 
 /// A file in a new filesystem.
 struct Made {
-    devices: Vec<Arc<Meeting>>,
+    devices: Vec<Arc<TestDevice>>,
+    meeting: Arc<Meeting>,
     id: InodeId,
     bytes: Vec<u8>,
     /// Where each copy of its beginning is, on the first device of a filesystem of one.
@@ -153,8 +118,13 @@ struct Made {
 
 fn made(options: &MkfsOptions, device_count: usize, bits: u64) -> Made {
     let bytes = noise(&mut Prng::new(3), LEN as u64);
-    let devices: Vec<_> =
-        (0..device_count).map(|_| Arc::new(Meeting::new(MemDevice::new(512 << 20)))).collect();
+    let meeting = Arc::<Meeting>::default();
+    let device = || {
+        let meeting = Arc::clone(&meeting);
+        let read = move |inner: &MemDevice, at, buf: &mut [u8]| meeting.read(inner, at, buf);
+        Arc::new(Holding::read_by(MemDevice::new(512 << 20), read))
+    };
+    let devices: Vec<_> = std::iter::repeat_with(device).take(device_count).collect();
     let made = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);
     drop(mkfs(made.collect(), options, &Arc::new(Runtime::system())).unwrap());
     let fs = open(&devices, Executor::Inline, false);
@@ -171,7 +141,7 @@ fn made(options: &MkfsOptions, device_count: usize, bits: u64) -> Made {
     let place = |offset: u64| PhysicalAddr(offset + (start.0 - chunk.start.0));
     let copies = chunk.stripes.iter().map(|stripe| place(stripe.offset.0)).collect();
     fs.sync().unwrap();
-    Made { devices, id, bytes, copies }
+    Made { devices, meeting, id, bytes, copies }
 }
 
 fn made_of(data_profile: BlockGroupFlags, bits: u64) -> Made {
@@ -199,7 +169,7 @@ impl Made {
     }
 
     fn make_unreadable(&self, copy: usize, sector: usize) {
-        self.devices[0].unreadable.lock().unwrap().push(self.place(copy, sector));
+        self.meeting.unreadable.lock().unwrap().push(self.place(copy, sector));
     }
 
     fn open(&self, executor: Executor, shares_reads: bool) -> Filesystem {
@@ -235,21 +205,21 @@ fn long_reads_are_shared_where_they_may_be() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for bits in [0, flags::NODATASUM] {
         let made = made_of(BlockGroupFlags::default(), bits);
-        let device = &made.devices[0];
+        let meeting = &made.meeting;
         for executor in [BESIDE, Executor::Threads(16)] {
             let fs = made.open(executor, true);
-            let most = device.most_in(2, || assert!(made.read(&fs).unwrap() == made.bytes));
+            let most = meeting.most_in(2, || assert!(made.read(&fs).unwrap() == made.bytes));
             assert_eq!(most, 2, "with one beside");
             // Anew: whether the first was in time is known of that one.
             let fs = made.open(executor, true);
             let read = || assert!(made.read_by_number(&fs).unwrap() == made.bytes);
-            assert_eq!(device.most_in(2, read), 2);
+            assert_eq!(meeting.most_in(2, read), 2);
         }
         for (executor, shares) in
             [(BESIDE, false), (Executor::Threads(1), true), (Executor::Inline, true)]
         {
             let fs = made.open(executor, shares);
-            let most = device.most_in(1, || made.assert_is_read(&fs));
+            let most = meeting.most_in(1, || made.assert_is_read(&fs));
             assert_eq!(most, 1, "{executor:?}");
         }
     }
@@ -322,15 +292,15 @@ fn what_cannot_be_read_in_different_copies_is_read_around() {
 fn first_of_several_damaged_sectors_is_told() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let made = made_of(BlockGroupFlags::default(), 0);
-    let device = &made.devices[0];
+    let meeting = &made.meeting;
     [700, 710, 900, 901, 2303].iter().for_each(|sector| made.damage(0, *sector));
     for shares in [false, true] {
         for read in [Made::read, Made::read_by_number] {
             let fs = made.open(BESIDE, shares);
             let start = logical_start(&fs, made.id);
             let mut result = Ok(Vec::new());
-            device.most_in(2 * usize::from(shares), || {
-                device.readers.lock().unwrap().slow = Some(made.place(0, 700));
+            meeting.most_in(2 * usize::from(shares), || {
+                meeting.readers.lock().unwrap().slow = Some(made.place(0, 700));
                 result = read(&made, &fs);
             });
             let Err(Error::Corrupt(told)) = result else { panic!("read what is damaged") };
@@ -353,8 +323,8 @@ fn device_that_cannot_be_read_is_not_asked_for_all_that_is_behind() {
     (0..LEN / SECTOR).for_each(|sector| made.make_unreadable(0, sector));
     for shares in [false, true] {
         let fs = made.open(BESIDE, shares);
-        made.devices[0].most_in(0, || assert!(made.read(&fs).is_err()));
-        let asked = made.devices[0].readers.lock().unwrap().all;
+        made.meeting.most_in(0, || assert!(made.read(&fs).is_err()));
+        let asked = made.meeting.readers.lock().unwrap().all;
         assert!(asked <= 8, "{asked} long reads, where shared: {shares}");
     }
 }

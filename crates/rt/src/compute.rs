@@ -10,7 +10,7 @@ use rayon_core::{ThreadPool, ThreadPoolBuilder};
 use rustix::process::getpid;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
-use crate::{AtomicUsize, Mutex, Ordering};
+use crate::{AtomicUsize, Mutex, Ordering, monotonic_ns};
 
 /// Kept threads, one less than processors: who shares his work has one.
 static KEPT: OnceLock<Kept> = OnceLock::new();
@@ -68,13 +68,13 @@ impl Kept {
 }
 
 /// Runs `give` here, and `work` with each of the items that it gives: on kept threads, at most so many, from then on, and behind `give`
-/// here. A thread that finds no more items goes; for one that is given later another is asked for. Returns what `give` did, and whether all
-/// others were done about when this thread was.
+/// here. A thread that finds no more items goes; for one that is given later another is asked for. Returns what `give` did, and for how
+/// many ns this thread slept until the others were done.
 pub(crate) fn share<T: Send, R>(
     thread_count_max: usize,
     give: impl FnOnce(&mut dyn FnMut(T)) -> R,
     work: impl Fn(T) + Sync,
-) -> (R, bool) {
+) -> (R, u64) {
     // A thread of somebody's pool would do others of its work while it waits for ours, with what it has locked.
     let kept = match thread_count_max > 0 && rayon_core::current_thread_index().is_none() {
         true => Kept::get(),
@@ -91,10 +91,10 @@ pub(crate) fn share<T: Send, R>(
     let Some(kept) = kept else {
         let result = give(&mut |item| items.lock().push_back(item));
         take_all();
-        return (result, true);
+        return (result, 0);
     };
     let working_count = AtomicUsize::new(0);
-    kept.pool.in_place_scope(|scope| {
+    let (result, slept_from_ns) = kept.pool.in_place_scope(|scope| {
         let result = give(&mut |item| {
             items.lock().push_back(item);
             if working_count.load(Ordering::Relaxed) < thread_count_max && kept.take() {
@@ -108,8 +108,9 @@ pub(crate) fn share<T: Send, R>(
         take_all();
         let is_working = || working_count.load(Ordering::Acquire) > 0;
         (0..SPINS_MAX).take_while(|_| is_working()).for_each(|_| std::hint::spin_loop());
-        (result, !is_working())
-    })
+        (result, is_working().then(monotonic_ns))
+    });
+    (result, slept_from_ns.map_or(0, |from_ns| monotonic_ns() - from_ns))
 }
 
 /// A kept thread that works; free again also if that panics.

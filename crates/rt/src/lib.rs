@@ -17,7 +17,7 @@ use explore as sync;
 #[cfg(ubtrfs_explore)]
 pub use explore::check_orders;
 pub use per_thread::{PerThread, with_per_thread};
-pub use source::{Clock, Executor, Identifiers, Runtime, Service, Time, monotonic_ns};
+pub use source::{Clock, Executor, Identifiers, Runtime, Service, Shared, Time, monotonic_ns};
 
 pub use sync::{
     Arc, AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, RwLock,

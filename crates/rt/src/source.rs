@@ -36,7 +36,7 @@ impl Clock {
 }
 
 /// Nanoseconds since some moment, never fewer than before: to measure how long something took. What
-/// is measured must not decide anything, as it is not replayed.
+/// is measured must decide nothing where one thread does all, as such a run is replayed.
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let (sec, nsec) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
@@ -190,16 +190,20 @@ impl Executor {
         crate::compute::share(thread_count_max, give, work).0
     }
 
-    /// As [`Executor::compute_each`]; returns whether those who worked beside, if there were any, were done about when this thread was. Where
-    /// they were not, other programs may have the processors, or what they read takes its time: alone it would have been faster.
-    pub fn compute_each_in_time<T: Send>(
+    /// As [`Executor::compute_each`], with one thread beside at most, and tells whether that was worth it.
+    pub fn compute_each_with_one<T: Send>(
         self,
         items: impl ExactSizeIterator<Item = T>,
         work: impl Fn(T) + Sync,
-    ) -> bool {
-        let thread_count_max = self.thread_count().saturating_sub(1).min(items.len());
-        let give = |give: &mut dyn FnMut(T)| items.for_each(give);
-        crate::compute::share(thread_count_max, give, work).1
+    ) -> Shared {
+        let thread_count_max = self.thread_count().saturating_sub(1).min(1);
+        let from_ns = monotonic_ns();
+        let ((), slept_ns) = crate::compute::share(
+            thread_count_max,
+            |give: &mut dyn FnMut(T)| items.for_each(give),
+            work,
+        );
+        Shared { worked_ns: (monotonic_ns() - from_ns).saturating_sub(slept_ns), slept_ns }
     }
 
     /// As [`Executor::compute_given`], with items that there are: does `first` here, and works on them beside it.
@@ -225,6 +229,16 @@ impl Executor {
     ) {
         self.compute_each_beside(items, work, || ());
     }
+}
+
+/// What became of work that was shared.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    /// Nanoseconds that this thread worked.
+    pub worked_ns: u64,
+    /// Nanoseconds that it then slept until the other was done; 0 where that was done about when this one was. Where it was not, other
+    /// programs may have its processor, or it waits for a device.
+    pub slept_ns: u64,
 }
 
 /// What a thread returned. A panic there goes on here.

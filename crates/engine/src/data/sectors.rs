@@ -3,7 +3,7 @@
 //! A long read is shared with one kept thread: what it takes is the copy out of the system's cache, and the checksums.
 
 use ubtrfs_ondisk::{CsumType, LogicalAddr};
-use ubtrfs_rt::{Arc, AtomicUsize, Executor, Mutex, Ordering, PerThread, with_per_thread};
+use ubtrfs_rt::{Arc, AtomicUsize, Executor, Mutex, Ordering, PerThread, Shared, with_per_thread};
 use ubtrfs_volume::Volume;
 
 use super::csum::{self, CsumLookup, PendingCsums};
@@ -18,11 +18,11 @@ const REQUEST_BYTES_MAX: usize = 256 << 10;
 const SHARED_BYTES_MIN: usize = 256 << 10;
 /// What each of those who share a read takes at a time: the shorter, the sooner the last of them is done.
 const SHARED_REQUEST_BYTES: usize = 128 << 10;
-/// With one thread beside: it is kept for all of the process, and a device may let it wait.
-const SHARING: Executor = Executor::Threads(2);
-/// Reads that go alone after one for which sharing was too late; twice as many after the next, up to the second.
-const ALONE_COUNT_MIN: usize = 4;
-const ALONE_COUNT_MAX: usize = 1024;
+/// What is lost by waiting for the other is at most this part of the time, as so many reads then go alone for each that the wait was as long
+/// as.
+const LOST_PART: u64 = 16;
+/// Most reads that go alone behind a wait: a device may let one wait for long, once.
+const ALONE_COUNT_MAX: usize = 4096;
 /// Most bytes of which the checksums are looked up at once.
 const PART_BYTES_MAX: usize = 4 << 20;
 /// Buffers longer than this are not read together with their neighbours through a buffer here: a request for each
@@ -37,7 +37,7 @@ pub(crate) struct DataSource {
     pub(crate) csum_tree: Option<Arc<Tree>>,
     pub(crate) pending_csums: Arc<PendingCsums>,
     pub(crate) decoded: Arc<DecodedCache>,
-    /// Who decodes beside the reader.
+    /// Who reads and decodes beside the reader.
     pub(crate) executor: Executor,
     /// Where long reads are shared.
     pub(crate) long_reads: Option<Arc<LongReads>>,
@@ -121,37 +121,34 @@ impl SectorReader {
 
     fn read_parts(
         &mut self,
-        at: LogicalAddr,
+        mut at: LogicalAddr,
         out: &mut [u8],
         csums: &mut Vec<u8>,
         shared: Option<&LongRead<'_>>,
     ) -> Result<()> {
-        let mut at = at;
         for part in out.chunks_mut(PART_BYTES_MAX) {
-            let shared = shared.filter(|_| part.len() >= SHARED_BYTES_MIN);
-            self.read_part(at, part, csums, shared)?;
+            let (known_count, looked_up) =
+                self.look_up(at, part.len() / self.sectorsize_bytes, csums);
+            // Where some have none, or theirs cannot be read: of what is wrong the first is told.
+            let known = &mut part[..known_count * self.sectorsize_bytes];
+            let stored = self.csums.is_some().then_some(&csums[..]);
+            self.read_requests(at, known, stored, shared)?;
+            looked_up?;
             at = LogicalAddr(at.0 + part.len() as u64);
         }
         Ok(())
     }
 
-    fn read_part(
+    /// Fills `csums` for so many sectors from `at` on. Tells how many of them can be read then, and why not all.
+    fn look_up(
         &mut self,
         at: LogicalAddr,
-        out: &mut [u8],
+        count: usize,
         csums: &mut Vec<u8>,
-        shared: Option<&LongRead<'_>>,
-    ) -> Result<()> {
-        let count = out.len() / self.sectorsize_bytes;
-        let Some(lookup) = &mut self.csums else {
-            return self.read_requests(at, out, None, shared);
-        };
+    ) -> (usize, Result<()>) {
+        let Some(lookup) = &mut self.csums else { return (count, Ok(())) };
         let looked_up = lookup.find(at, count as u64, csums);
-        // Where some have none, or theirs cannot be read: of what is wrong the first is told.
-        let known_count = csums.len() / self.csum.len_bytes();
-        let known = &mut out[..known_count.min(count) * self.sectorsize_bytes];
-        self.read_requests(at, known, Some(&csums[..]), shared)?;
-        looked_up
+        (count.min(csums.len() / self.csum.len_bytes()), looked_up)
     }
 
     fn read_requests(
@@ -161,9 +158,10 @@ impl SectorReader {
         stored: Option<&[u8]>,
         shared: Option<&LongRead<'_>>,
     ) -> Result<()> {
+        let shared = shared.filter(|_| out.len() >= SHARED_BYTES_MIN);
         let request_bytes = shared.map_or(REQUEST_BYTES_MAX, |_| SHARED_REQUEST_BYTES);
         let csum_bytes = request_bytes / self.sectorsize_bytes * self.csum.len_bytes();
-        let requests = out.chunks_mut(request_bytes).enumerate().map(|(number, out)| {
+        let mut requests = out.chunks_mut(request_bytes).enumerate().map(|(number, out)| {
             let at = LogicalAddr(at.0 + (number * request_bytes) as u64);
             let stored = stored.map(|all| all.get(number * csum_bytes..).unwrap_or_default());
             Request { at, out, stored }
@@ -171,11 +169,11 @@ impl SectorReader {
         let volume = self.source.store.volume();
         let format = (self.csum, self.sectorsize_bytes);
         let Some(shared) = shared else {
-            return requests.into_iter().try_for_each(|request| request.read(volume, format));
+            return requests.try_for_each(|request| request.read(volume, format));
         };
         let failure = Mutex::new(None::<(LogicalAddr, Error)>);
         let is_behind = |at| failure.lock().as_ref().is_some_and(|(first, _)| at > *first);
-        let is_in_time = SHARING.compute_each_in_time(requests, |request| {
+        let work = |request: Request<'_>| {
             let at = request.at;
             // What lies behind an error is not asked for, as by who reads alone.
             if is_behind(at) {
@@ -186,8 +184,9 @@ impl SectorReader {
             if failure.as_ref().is_none_or(|(first, _)| at < *first) {
                 *failure = Some((at, error));
             }
-        });
-        shared.reads.note(is_in_time);
+        };
+        // With one: it is kept for all of the process, and a device may let it wait.
+        shared.reads.note(self.source.executor.compute_each_with_one(requests, work));
         failure.into_inner().map_or(Ok(()), |(_, error)| Err(error))
     }
 
@@ -245,24 +244,14 @@ pub(crate) struct LongReads {
     count: AtomicUsize,
     /// So many more go alone.
     alone_count: AtomicUsize,
-    /// So many did when sharing was last too late.
-    last_alone_count: AtomicUsize,
 }
 
 impl LongReads {
-    /// Who waits for a thread that other programs keep from running, or a device, had better read alone: the longer, the more often.
-    fn note(&self, is_in_time: bool) {
-        let last = self.last_alone_count.load(Ordering::Relaxed);
-        let (alone, last) = match is_in_time {
-            // Once may be luck.
-            true => (0, last / 2),
-            false => {
-                let next = (2 * last).clamp(ALONE_COUNT_MIN, ALONE_COUNT_MAX);
-                (next, next)
-            }
-        };
-        self.last_alone_count.store(last, Ordering::Relaxed);
-        self.alone_count.store(alone, Ordering::Relaxed);
+    /// Who waits for a thread that other programs keep from running, or a device, had better read alone.
+    fn note(&self, Shared { worked_ns, slept_ns }: Shared) {
+        let count = slept_ns.saturating_mul(LOST_PART) / worked_ns.max(1);
+        let count = usize::try_from(count).unwrap_or(usize::MAX).min(ALONE_COUNT_MAX);
+        self.alone_count.store(count, Ordering::Relaxed);
     }
 }
 
@@ -346,19 +335,20 @@ mod tests {
     }
 
     #[test]
-    fn long_reads_go_alone_the_longer_the_more_often_sharing_is_late() {
+    fn long_reads_go_alone_the_longer_one_waited() {
         let reads = LongReads::default();
         let count_alone = || (0..).take_while(|_| !LongRead::begin(&reads).is_shared).count();
-        for expected in [4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024] {
-            reads.note(false);
+        let note = |worked_ns, slept_ns| reads.note(Shared { worked_ns, slept_ns });
+        for (worked_ns, slept_ns, expected) in [
+            (100_000, 0, 0),
+            (100_000, 50_000, 8),
+            (100_000, 4_000_000, 640),
+            (100_000, 30_000_000_000, ALONE_COUNT_MAX),
+            (0, u64::MAX, ALONE_COUNT_MAX),
+        ] {
+            note(worked_ns, slept_ns);
             assert_eq!(count_alone(), expected);
+            assert_eq!(count_alone(), 0);
         }
-        reads.note(true);
-        assert_eq!(count_alone(), 0);
-        reads.note(false);
-        assert_eq!(count_alone(), 1024, "once may be luck");
-        (0..12).for_each(|_| reads.note(true));
-        reads.note(false);
-        assert_eq!(count_alone(), 4);
     }
 }

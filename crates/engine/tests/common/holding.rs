@@ -1,19 +1,31 @@
-//! A device that may hold up what is written to it.
+//! A device that may hold up what is written to it, and read it otherwise.
 
 use std::fmt::{Debug, Formatter};
+use std::io;
 
 use ubtrfs_ondisk::PhysicalAddr;
 use ubtrfs_volume::Device;
+
+type Read<D> = dyn Fn(&D, PhysicalAddr, &mut [u8]) -> io::Result<()> + Send + Sync;
 
 /// Each write first waits as long as `wait` does.
 pub struct Holding<D> {
     inner: D,
     wait: Box<dyn Fn() + Send + Sync>,
+    read: Box<Read<D>>,
 }
 
-impl<D> Holding<D> {
+impl<D: Device + 'static> Holding<D> {
     pub fn new(inner: D, wait: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { inner, wait: Box::new(wait) }
+        Self { inner, wait: Box::new(wait), read: Box::new(D::read_at) }
+    }
+
+    /// What is written is not held up, and each read is by `read`.
+    pub fn read_by(
+        inner: D,
+        read: impl Fn(&D, PhysicalAddr, &mut [u8]) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        Self { read: Box::new(read), ..Self::new(inner, || ()) }
     }
 }
 
@@ -30,20 +42,20 @@ impl<D: Device> Device for Holding<D> {
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes()
     }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
+    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
+        (self.read)(&self.inner, at, buf)
     }
-    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
+    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> io::Result<()> {
         (self.wait)();
         self.inner.write_at(at, buf)
     }
-    fn flush(&self) -> std::io::Result<()> {
+    fn flush(&self) -> io::Result<()> {
         self.inner.flush()
     }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
+    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> io::Result<()> {
         self.inner.discard(at, len_bytes)
     }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
+    fn resize(&self, len_bytes: u64) -> io::Result<()> {
         self.inner.resize(len_bytes)
     }
     fn is_read_only(&self) -> bool {
