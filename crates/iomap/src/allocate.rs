@@ -11,11 +11,12 @@ use crate::offset::{FileOffset, FileRange};
 
 impl<F: FileSystem> OpenFile<F> {
     /// Makes sure that the blocks of the range have space: what is a hole there becomes unwritten and reads as zeros; all else
-    /// stays. Durable with [`OpenFile::fsync()`].
+    /// stays. Durable with [`OpenFile::fsync()`]. What is dirty in the range gets its space as it is written back: of what is lost then, as fsync
+    /// tells, there is none.
     ///
     /// # Errors
     /// [`crate::Error::Invalid`], [`crate::Error::TooLarge`], or what the filesystem said; then any part of the range may have space, and the size
-    /// is as before, unless it could not be recorded: then it is what was asked for, in memory.
+    /// is as before.
     pub fn allocate(
         &self,
         offset: FileOffset,

@@ -55,8 +55,8 @@ pub use error::Error;
 pub use fiemap::{FiemapExtent, FiemapFlags, FiemapSync};
 pub use mapped::MappedRange;
 pub use mapping::{
-    BATCH_RUNS_MAX, Beyond, Cookie, DirtyBatch, FileSystem, Mapping, MappingFlags, MappingKind,
-    MappingSequence, Purpose, ReadPiece, RunFailure, StraightWrites, WritebackRun,
+    BATCH_RUNS_MAX, Beyond, Cookie, DirtyBatch, Fate, FileSystem, Mapping, MappingFlags,
+    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, StraightWrites, WritebackRun,
 };
 pub use offset::{FileOffset, FileRange};
 pub use page_cache::{CacheAblation, CacheCounts, CacheOptions, LostData, PageCache, ServiceEnd};

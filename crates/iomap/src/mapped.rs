@@ -12,7 +12,7 @@
 //! | what happens to his page | call |
 //! |---|---|
 //! | it is touched for the first time | [`MappedRange::load()`] of its blocks |
-//! | it is stored to for the first time since it was clean | [`MappedRange::fault_for_write()`] of each of its blocks: that there is no space is said here, and what was reserved is kept as long as the block is dirty |
+//! | it is stored to for the first time since it was clean | [`MappedRange::fault_for_write()`] of each of its blocks: that there is no space is said here, and what was reserved is kept until the block is written back |
 //! | what was stored goes to the file | [`MappedRange::store()`], of no more than what was stored |
 //! | somebody asks for it to be durable | the stores, then [`MappedRange::msync()`] |
 //!
@@ -24,7 +24,8 @@
 //!   changes nothing: where Linux sends SIGBUS. The rest of the last block is there, and reads as zeros until something is stored there.
 //! - Each call is atomic to all reads and writes, as those are to each other: none sees a store in part. Of what lies in pages of somebody
 //!   else nothing is known here: whoever truncates, punches, clones or deduplicates has to have them stored before, and loaded again after.
-//!   No call comes back from here to say that a block was changed.
+//!   No call comes back from here to say that a block was changed, or that one was written back, which may be at any time. What is stored behind that
+//!   has nothing reserved: the store reserves it, and may be told that there is no space. To be sure of it first, fault for writing again.
 //! - A private map is the embedder's: he loads, and stores nothing.
 //!
 //! Over FUSE nothing of this is called. The kernel's page cache is the map: a fault for reading is a READ request, answered by

@@ -232,11 +232,24 @@ pub struct RunFailure<E> {
     pub index: usize,
     /// Why.
     pub error: E,
-    /// It goes away by itself, and is no reason to lose data: the run keeps its reservation and will come again.
-    pub passes: bool,
+    /// What becomes of it.
+    pub fate: Fate,
     /// Parts of this run and of those behind it, whole blocks and ascending, that are stored all the same: their reservations are used
     /// up, and they do not come again.
     pub stored: Vec<FileRange>,
+}
+
+/// What becomes of a run that could not be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// The error goes away by itself, and is no reason to lose data: the run keeps its reservation and will come again.
+    Kept,
+    /// Its data is lost, and so is its reservation, but for one part of whole blocks, which may be empty: that is as if the error passed.
+    Lost {
+        /// The block in which the file ends on the medium, where the run has it and that is not stored: what that has behind the end
+        /// was cut off, and would be shown as soon as the file ended further on, were its zeros lost.
+        but: FileRange,
+    },
 }
 
 /// Whether writes that make a long file longer go past memory, straight from the writer's buffer.
@@ -309,8 +322,8 @@ pub trait FileSystem: Send + Sync + 'static {
     ///
     /// # Errors
     /// The run that failed. Those before it are written. Its own mappings are unchanged in at least the part that was not
-    /// written. Those behind it keep their reservations and will come again, but for what is said to be stored. So does the one that
-    /// failed, if the error passes; else its data is lost.
+    /// written. Those behind it keep their reservations and will come again, but for what is said to be stored. What becomes of
+    /// the one that failed it says itself.
     fn write_back(
         &self,
         inode: &Self::Inode,

@@ -13,7 +13,8 @@ impl<F: FileSystem> OpenFile<F> {
     /// # Errors
     /// [`crate::Error::Invalid`], or what the filesystem said. One that was to become shorter is as long as it was then; what it has
     /// beyond the new end may be zero, or, where it had not been written back yet, what was there before: the next
-    /// [`OpenFile::fsync()`] tells that, too. One that was to become longer is so in memory.
+    /// [`OpenFile::fsync()`] tells that, too. One that was to become longer ends where it did, or as far on as somebody else made durable
+    /// meanwhile.
     pub fn truncate(&self, size: FileOffset) -> Result<(), F::Error> {
         let size = AddressSpace::<F>::io_range(size, 0)?.start;
         self.space.truncate(size)
@@ -54,9 +55,15 @@ impl<F: FileSystem> AddressSpace<F> {
         self.zero_old_tail(new)?;
         self.flush_old_tail(new)?;
         let pages = self.pages.lock();
+        let old = self.size();
         self.set_size(&pages, new);
         drop(pages);
-        self.filesystem.set_size(&self.inode, new, Beyond::Kept)
+        self.filesystem.set_size(&self.inode, new, Beyond::Kept).inspect_err(|_| {
+            // Somebody else may have recorded the new end meanwhile, as it was in memory.
+            let stored = self.filesystem.stored_size(&self.inode).ok().flatten();
+            let end = stored.map_or(old, |stored| stored.min(new).max(old));
+            self.set_size(&self.pages.lock(), end);
+        })
     }
 
     fn shrink(&self, new: FileOffset, old: FileOffset) -> Result<(), F::Error> {

@@ -8,7 +8,7 @@
 
 use crate::address_space::{AddressSpace, OpenFile};
 use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
-use crate::mapping::{FileSystem, WritebackRun};
+use crate::mapping::{Fate, FileSystem, RunFailure, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{Blocks, FolioPart, Gone, LostData, Pages};
 use ubtrfs_rt::MutexGuard;
@@ -47,8 +47,8 @@ impl<F: FileSystem> OpenFile<F> {
     ///
     /// # Errors
     /// That of the last writeback of this file that failed since the last call on this open file, whoever began it;
-    /// the data of such a writeback is lost. Else that of making it durable, or one that passes, and the data is still
-    /// in memory.
+    /// the data of such a writeback is lost. Else that of making it durable, or one with which nothing was lost, as one that passes, and
+    /// the data is still in memory.
     pub fn fsync(&self) -> Result<(), F::Error> {
         let all = FileRange::from(FileOffset::ZERO);
         let space = &self.space;
@@ -83,7 +83,8 @@ impl<F: FileSystem> AddressSpace<F> {
     /// for [`OpenFile::fsync()`], and told at once by [`AddressSpace::flush_told()`] only. Durable only after that.
     ///
     /// # Errors
-    /// One that passes ([`RunFailure::passes`](crate::RunFailure)): some of it is still dirty.
+    /// One that passes, or with which the block could not be written in which the file ends on the medium ([`Fate`]): some of it is
+    /// still dirty.
     pub fn flush(&self, range: FileRange) -> Result<(), F::Error> {
         // Under the lock under which what is appended becomes dirty and of the file: who had the place taken from it that an append counts
         // on waits for that append here.
@@ -323,32 +324,44 @@ impl<F: FileSystem> AddressSpace<F> {
             Ok(()) => runs.len(),
             Err(failure) => failure.index.min(runs.len() - 1),
         };
-        let is_kept = result.as_ref().is_err_and(|failure| failure.passes);
+        let is_kept = result.as_ref().is_err_and(|failure| failure.fate == Fate::Kept);
         let done = if is_kept { failed } else { failed + 1 };
         let (begun, abandoned) = runs.split_at(done.min(runs.len()));
 
         let mut gone = Gone::new();
         let mut pages = self.pages.lock();
         for (index, run) in begun.iter().enumerate() {
-            if index != failed {
-                self.cache.usage().count_run(run.range.len_bytes());
+            if index == failed {
+                continue;
             }
-            pages.end_writeback(run.ticket, index == failed);
+            self.cache.usage().count_run(run.range.len_bytes());
+            pages.end_writeback(run.ticket);
             // The mapping shows the data before the state goes: a seek that does not see the one sees the other.
             self.states.clear(run.range, StateBits::ORDERED);
-            self.end_new(run.range, index == failed);
+            self.end_new(run.range, false);
             if !self.cache.options().keeps_clean {
                 gone.extend(pages.drop_clean(&self.blocks(run.range)));
             }
         }
         let stored = result.as_ref().map_or_else(|failure| failure.stored.as_slice(), |()| &[]);
-        let unused_bytes: u64 =
+        let mut unused_bytes: u64 =
             abandoned.iter().map(|run| self.abandon_run(&mut pages, run, stored)).sum();
+        let mut done_bytes = begun.iter().map(|run| run.range.len_bytes()).sum();
         let mut obstacle = None;
         match result {
             Ok(()) => {}
-            Err(failure) if is_kept => obstacle = Some(failure.error),
-            Err(failure) => self.errors.lock().record(failure.error),
+            Err(RunFailure { error, fate: Fate::Kept, .. }) => obstacle = Some(error),
+            Err(RunFailure { error, fate: Fate::Lost { but }, .. }) => {
+                if let Some(run) = begun.last() {
+                    let kept = but.intersection(run.range);
+                    unused_bytes += self.lose_run(&mut pages, run, kept);
+                    done_bytes -= kept.len_bytes();
+                    obstacle = (!kept.is_empty()).then(|| error.clone());
+                    if kept != run.range {
+                        self.errors.lock().record(error);
+                    }
+                }
+            }
         }
         drop(pages);
         self.ended.notify_all();
@@ -357,10 +370,35 @@ impl<F: FileSystem> AddressSpace<F> {
             self.filesystem.unreserve(&self.inode, unused_bytes);
         }
         Written {
-            done_bytes: begun.iter().map(|run| run.range.len_bytes()).sum(),
+            done_bytes,
             abandoned_from: abandoned.first().map(|run| run.range.start),
             obstacle,
         }
+    }
+
+    /// A run that the filesystem could not write is lost, but for a part of it that is dirty again. Returns for how many bytes of that there are
+    /// two reservations now.
+    fn lose_run(&self, pages: &mut Pages, run: &RunUnderWay, kept: FileRange) -> u64 {
+        pages.lose_writeback(run.ticket, &self.blocks(kept));
+        let mut twice_bytes = 0;
+        let lost = [
+            FileRange::new(run.range.start, kept.start.max(run.range.start)),
+            FileRange::new(kept.end.max(run.range.start), run.range.end),
+        ];
+        if !kept.is_empty() {
+            twice_bytes = self.make_dirty_again(kept);
+        }
+        for part in lost {
+            self.states.clear(part, StateBits::ORDERED);
+            self.end_new(part, true);
+            if !self.cache.options().keeps_clean {
+                drop(pages.drop_clean(&self.blocks(part)));
+            }
+        }
+        if !kept.is_empty() {
+            self.list(pages);
+        }
+        twice_bytes
     }
 
     /// A run that ended adds nothing to what the file takes any more: it has its space, also for what became dirty again meanwhile, or it

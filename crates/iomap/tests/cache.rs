@@ -331,30 +331,35 @@ fn read_ahead_of_a_block_that_is_written_meanwhile_is_void() {
         let fs = MemoryFs::new();
         fs.is_in_place.store(is_in_place, Ordering::Relaxed);
         let options = CacheOptions {
-            cached_bytes_max: 8 * BLOCK,
+            cached_bytes_max: 40 * BLOCK,
             folio_bytes_max: BLOCK,
             ..CacheOptions::default()
         };
         let cache = PageCache::new(options);
         let new =
             |size| AddressSpace::new(Arc::clone(&fs), Arc::default(), at(size), Arc::clone(&cache));
-        let (space, other) = (new(0), new(64 * BLOCK));
+        let (space, other) = (new(0), new(256 * BLOCK));
         let file = space.open();
         file.write(at(0), &vec![1; 8 * 4096]).unwrap();
         file.fsync().unwrap();
         let weak = Arc::downgrade(&space);
         // All clean folios of the file go.
-        other.open().read(at(0), &mut vec![0; 32 * 4096]).unwrap();
+        other.open().read(at(0), &mut vec![0; 256 * 4096]).unwrap();
         fs.after_next_read(move || {
             let space = weak.upgrade().unwrap();
             space.open().write(at(3 * BLOCK), &[2; 4096]).unwrap();
             space.flush(FileRange::from(at(0))).unwrap();
-            other.open().read(at(0), &mut vec![0; 32 * 4096]).unwrap();
+            other.open().read(at(0), &mut vec![0; 256 * 4096]).unwrap();
         });
         // Begins at the start of the file, so it counts as sequential.
         let mut bytes = [0; 100];
+        let before = fs.bytes_read.load(Ordering::Relaxed);
         space.open().read(at(0), &mut bytes).unwrap();
         assert_eq!(bytes, [1; 100]);
+        assert!(
+            fs.bytes_read.load(Ordering::Relaxed) - before >= 8 * BLOCK,
+            "it reads ahead to the block that is written"
+        );
         space.open().read(at(3 * BLOCK), &mut bytes).unwrap();
         assert_eq!(bytes, [2; 100]);
     }
@@ -401,25 +406,31 @@ fn read_ahead_into_a_range_being_punched_leaves_nothing_stale() {
     for is_punch in [true, false] {
         let fs = MemoryFs::new();
         let options = CacheOptions {
-            cached_bytes_max: 16 * BLOCK,
+            cached_bytes_max: 40 * BLOCK,
             folio_bytes_max: BLOCK,
             ..CacheOptions::default()
         };
         let cache = PageCache::new(options);
         let new =
             |size| AddressSpace::new(Arc::clone(&fs), Arc::default(), at(size), Arc::clone(&cache));
-        let (space, other) = (new(0), new(64 * BLOCK));
+        let (space, other) = (new(0), new(256 * BLOCK));
         let file = space.open();
         file.write(at(0), &vec![1; 8 * 4096]).unwrap();
         file.fsync().unwrap();
         // All clean folios of the file go, so that the first block must be read.
-        other.open().read(at(0), &mut vec![0; 60 * 4096]).unwrap();
+        other.open().read(at(0), &mut vec![0; 256 * 4096]).unwrap();
         let weak = Arc::downgrade(&space);
+        let reader = Arc::clone(&fs);
         fs.before_change(move || {
             // Sequential from the start of the file, so blocks of the range come with it.
             let mut bytes = [0; 100];
+            let before = reader.bytes_read.load(Ordering::Relaxed);
             weak.upgrade().unwrap().open().read(at(0), &mut bytes).unwrap();
             assert_eq!(bytes, [1; 100]);
+            assert!(
+                reader.bytes_read.load(Ordering::Relaxed) - before >= 8 * BLOCK,
+                "it reads ahead into the range"
+            );
         });
         if is_punch {
             file.punch_hole(at(4 * BLOCK), 4 * BLOCK).unwrap();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use durable::Durable;
 use ubtrfs_iomap::extent_state::{StateBits, Want};
 use ubtrfs_iomap::{
-    AddressSpace, Beyond, Error, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
+    AddressSpace, Beyond, Error, Fate, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
     MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites,
     WritebackRun,
 };
@@ -322,6 +322,12 @@ impl MemoryFs {
         inode.extents.lock().expect(UNPOISONED).size
     }
 
+    /// The block in which a file ends, if that is inside of one.
+    fn old_tail(inode: &MemoryInode) -> FileRange {
+        let size = Self::stored_size(inode);
+        FileRange::new(at(size), at(size.next_multiple_of(BLOCK))).round_out(BLOCK)
+    }
+
     fn drop_blocks(&self, inode: &MemoryInode, range: FileRange) {
         self.change_begins();
         let mut extents = inode.extents.lock().expect(UNPOISONED);
@@ -605,12 +611,16 @@ impl FileSystem for MemoryFs {
         for (index, run) in runs.iter().enumerate() {
             if self.is_held.load(Ordering::Relaxed) {
                 let stored = Vec::new();
-                return Err(RunFailure { index, error: Failure::NotNow, passes: true, stored });
+                return Err(RunFailure { index, error: Failure::NotNow, fate: Fate::Kept, stored });
             }
             let result = self.store(inode, run, true);
-            self.unreserve(inode, run.range.len_bytes());
-            let failed = |error| RunFailure { index, error, passes: false, stored: Vec::new() };
-            result.map_err(failed)?;
+            let but = match &result {
+                Ok(()) => FileRange::default(),
+                Err(_) => Self::old_tail(inode).intersection(run.range),
+            };
+            self.unreserve(inode, run.range.len_bytes() - but.len_bytes());
+            let fate = Fate::Lost { but };
+            result.map_err(|error| RunFailure { index, error, fate, stored: Vec::new() })?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use ubtrfs_ondisk::{FileOffset, KeyType};
 
 use super::entry::check_flags;
 use super::inode::{Inode, InodeId};
+use super::writeback::has_own_space;
 use crate::data::append::{self, Target, misplaced};
 use crate::data::compression::Method;
 use crate::data::prepare::{Extents, PreparedData, WriteOptions};
@@ -37,6 +38,8 @@ struct Tail {
     target: Target,
     sectorsize_bytes: u64,
     no_holes: bool,
+    /// What has space of its own, or is written in place, is never inline.
+    may_be_inline: bool,
     /// Pieces not placed yet, with their file offsets.
     held: Vec<(u64, PreparedData)>,
     held_bytes: u64,
@@ -71,9 +74,11 @@ impl Filesystem {
     /// As [`Filesystem::compression_of`].
     pub(super) fn write_options_of(&self, inode: &Inode) -> Result<WriteOptions> {
         let options = &self.inner.options;
+        let of_filesystem = self.write_options(self.compression_of(inode)?);
         Ok(WriteOptions {
             force_compression: options.force_compression && options.compression.is_some(),
-            ..self.write_options(self.compression_of(inode)?)
+            max_inline_bytes: if has_own_space(inode) { 0 } else { of_filesystem.max_inline_bytes },
+            ..of_filesystem
         })
     }
 
@@ -123,6 +128,7 @@ impl Filesystem {
             sectorsize_bytes,
             no_holes: Incompat(self.inner.core.superblock.lock().incompat_flags.get())
                 .contains(Incompat::NO_HOLES),
+            may_be_inline: !has_own_space(&inode),
             held: Vec::new(),
             held_bytes: 0,
             held_extents: 0,
@@ -331,7 +337,7 @@ impl Tail {
     fn place_inline(&mut self, handle: &mut Handle<'_>) -> Result<bool> {
         let [(0, data)] = self.held.as_slice() else { return Ok(false) };
         let len = data.len_bytes() as u64;
-        if self.placed_end != 0 || self.end != len {
+        if !self.may_be_inline || self.placed_end != 0 || self.end != len {
             return Ok(false);
         }
         let Some((compression, bytes)) = data.inline(self.target.has_csums) else {

@@ -18,7 +18,7 @@
 use std::sync::Weak;
 
 use ubtrfs_iomap::{
-    Beyond, DirtyBatch, FileOffset, FileRange, FileSystem, LostData, Mapping, MappingFlags,
+    Beyond, DirtyBatch, Fate, FileOffset, FileRange, FileSystem, LostData, Mapping, MappingFlags,
     MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites,
     WritebackRun,
 };
@@ -577,8 +577,8 @@ impl FileSystem for FileIo {
     ) -> Result<(), RunFailure<Error>> {
         let mut stored = Stored::default();
         let fs = self.fs().map_err(|error| {
-            let stored = Vec::new();
-            RunFailure { index: 0, error, passes: false, stored }
+            let (fate, stored) = (Fate::Lost { but: FileRange::default() }, Vec::new());
+            RunFailure { index: 0, error, fate, stored }
         })?;
         let (core, files) = (&fs.inner.core, &fs.inner.files);
         // In this order: whose hold came between the two counts.
@@ -603,14 +603,20 @@ impl FileSystem for FileIo {
                 }
                 _ => false,
             };
-            let mut left = &runs[index..];
+            let mut fate = Fate::Kept;
+            let mut kept_bytes = stored.missing_bytes(&runs[index..]);
             if !passes {
-                core.alloc.take_back_data(stored.missing_bytes(&left[..1]), inode.promised());
-                left = &left[1..];
+                // Where it cannot be asked any more, nothing is written any more.
+                let end = self.stored_size(inode).ok().flatten().unwrap_or_default();
+                let but = stored.missing_tail(run.range, end, self.block_bytes);
+                let lost_bytes = stored.missing_bytes(&runs[index..=index]) - but.len_bytes();
+                core.alloc.take_back_data(lost_bytes, inode.promised());
+                kept_bytes -= lost_bytes;
+                fate = Fate::Lost { but };
             }
-            files.add_delalloc(stored.missing_bytes(left));
+            files.add_delalloc(kept_bytes);
             let stored = stored.from(run.range.start);
-            return Err(RunFailure { index, error, passes, stored });
+            return Err(RunFailure { index, error, fate, stored });
         }
         Ok(())
     }

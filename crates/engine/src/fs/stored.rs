@@ -37,6 +37,19 @@ impl Stored {
         missing
     }
 
+    /// The block in which a file that ends at `end` does so, where that is inside of it, and the range has it and it is not stored.
+    pub(super) fn missing_tail(
+        &self,
+        range: FileRange,
+        end: FileOffset,
+        block_bytes: u32,
+    ) -> FileRange {
+        let block_bytes = u64::from(block_bytes);
+        let tail = FileRange::new(end, end.round_up(block_bytes)).round_out(block_bytes);
+        let missing = tail.intersection(range);
+        if self.within(missing).next().is_some() { FileRange::default() } else { missing }
+    }
+
     /// Bytes of runs that are not stored.
     pub(super) fn missing_bytes(&self, runs: &[WritebackRun<'_>]) -> u64 {
         let of_run = |run: &WritebackRun<'_>| {
@@ -74,6 +87,13 @@ mod tests {
         assert_eq!(stored.from(FileOffset::new(13)), [range(13, 14), range(20, 30)]);
         let run = WritebackRun { range: range(8, 21), buffers: &[], size: FileOffset::ZERO };
         assert_eq!(stored.missing_bytes(&[run]), 8);
+        let missing = |end| {
+            let tail = stored.missing_tail(range(10, 36), FileOffset::new(end), 2);
+            (!tail.is_empty()).then_some(tail)
+        };
+        assert_eq!([missing(11), missing(35)], [Some(range(10, 12)), Some(range(34, 36))]);
+        // Stored; on the border of a block; elsewhere.
+        assert_eq!([missing(13), missing(12), missing(9), missing(37)], [None; 4]);
         // The last block of the largest file.
         let last = range((1 << 63) - 4096, 1 << 63);
         stored.add(last);

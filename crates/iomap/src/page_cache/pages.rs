@@ -527,18 +527,27 @@ impl Pages {
         (ticket, parts)
     }
 
-    /// What was under writeback is not any more. If it failed, memory must not go on to show what the medium does not hold:
-    /// blocks that were not written again since are dropped.
-    pub(crate) fn end_writeback(&mut self, ticket: u64, has_failed: bool) {
+    /// What was under writeback is not any more, and is stored.
+    pub(crate) fn end_writeback(&mut self, ticket: u64) {
         let Some(blocks) = self.take_writeback(ticket) else { return };
         for first in self.firsts(&blocks) {
             let Some(folio) = self.folios.get_mut(first) else { continue };
+            folio.writeback &= !mask(first, FOLIO_BLOCKS_MAX, &blocks);
+        }
+    }
+
+    /// What was under writeback is not any more, and is not stored. Memory must not go on to show what the medium does not hold: blocks
+    /// that were not written again since are dropped, but for `kept`, which are dirty again.
+    pub(crate) fn lose_writeback(&mut self, ticket: u64, kept: &Blocks) {
+        let Some(blocks) = self.take_writeback(ticket) else { return };
+        self.abandoned_count += u64::from(!kept.is_empty());
+        for first in self.firsts(&blocks) {
+            let Some(folio) = self.folios.get_mut(first) else { continue };
             let bits = mask(first, FOLIO_BLOCKS_MAX, &blocks);
+            folio.dirty |= bits & folio.writeback & mask(first, FOLIO_BLOCKS_MAX, kept);
             folio.writeback &= !bits;
-            if has_failed {
-                let lost = bits & !folio.dirty;
-                self.forget(first, lost);
-            }
+            let lost = bits & !folio.dirty;
+            self.forget(first, lost);
         }
     }
 

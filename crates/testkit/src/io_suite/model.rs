@@ -35,8 +35,6 @@ struct Past {
     grown: Vec<Range<u64>>,
     /// Each change may have found any of the earlier ones lost.
     loses: bool,
-    /// Where it ended on the medium since then.
-    ends: BTreeSet<u64>,
 }
 
 pub(super) fn index(offset: u64) -> usize {
@@ -116,22 +114,25 @@ impl Model {
     /// From now on until the next sync a change may be lost before the next one is made.
     pub(super) fn begin_losing(&mut self) {
         self.past.loses = true;
-        self.past.ends.insert(self.size());
-    }
-
-    /// Where the file ended on the medium since it began to lose, for [`Model::was_not_cut()`].
-    pub(super) fn ends(&self) -> BTreeSet<u64> {
-        self.past.ends.clone()
-    }
-
-    /// A call failed that was to cut the file off, at a moment when its ends were these.
-    pub(super) fn was_not_cut(&mut self, ends: BTreeSet<u64>) {
-        self.past.ends = ends;
     }
 
     /// Whether what was written may be lost by now.
     pub(super) fn loses(&self) -> bool {
         self.past.loses
+    }
+
+    /// The file was cut at `size`, and that cannot be lost: what it had from there on never comes back.
+    pub(super) fn was_cut(&mut self, size: u64) {
+        let block = self.block;
+        let cut = |number: u64, value: &mut Vec<u8>| {
+            let kept = index(size.saturating_sub(number * block).min(block));
+            value[kept..].fill(0);
+        };
+        let Past { durable, later, .. } = &mut self.past;
+        durable.range_mut(size / block..).for_each(|(number, value)| cut(*number, value));
+        for (number, values) in later.range_mut(size / block..) {
+            values.iter_mut().for_each(|value| cut(*number, value));
+        }
     }
 
     /// Bytes of the range are others by now.
@@ -179,9 +180,6 @@ impl Model {
         self.space.retain(|kept| kept * block < size);
         self.bytes.truncate(index(size));
         self.past.sizes.insert(size);
-        if self.past.loses {
-            self.past.ends.insert(size);
-        }
         self.changed(size, old);
     }
 
@@ -284,14 +282,6 @@ impl Model {
         self.assert_blocks_were(found);
     }
 
-    /// How much of a block is judged. Where the device may have failed the zeros behind the end that the file had on it, what was cut off
-    /// there before can be shown again: the error said that something is lost.
-    fn judged_bytes(&self, number: u64) -> usize {
-        let ends = self.past.ends.iter().filter(|end| *end / self.block == number);
-        let first = ends.map(|end| end % self.block).find(|inside| *inside > 0);
-        index(first.unwrap_or(self.block))
-    }
-
     /// That each block is what that block was at some moment since the last sync.
     pub(super) fn assert_blocks_were(&self, found: &[u8]) {
         for (number, have) in (0_u64..).zip(found.chunks(index(self.block))) {
@@ -299,8 +289,7 @@ impl Model {
             let was_new = (!self.past.durable.contains_key(&number)).then_some(&zeros);
             let values: Vec<&Vec<u8>> =
                 was_new.into_iter().chain(self.past.values_of(number)).collect();
-            let judged = self.judged_bytes(number).min(have.len());
-            if values.iter().any(|was| was[..judged] == have[..judged]) {
+            if values.iter().any(|was| was[..have.len()] == *have) {
                 continue;
             }
             let start = number * self.block;
