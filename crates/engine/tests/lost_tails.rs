@@ -5,10 +5,10 @@ mod common;
 
 use std::sync::atomic::Ordering;
 
-use common::full::{create, make, open, open_failing, read};
+use common::full::{create, make, open, open_failing, open_failing_with, read};
 use common::judge;
-use ubtrfs_engine::{DataFile, Filesystem};
-use ubtrfs_iomap::{FileOffset, FileRange};
+use ubtrfs_engine::{DataFile, Filesystem, OpenOptions};
+use ubtrfs_iomap::{CacheOptions, FileOffset, FileRange};
 use ubtrfs_ondisk::inode::flags;
 
 const BLOCK: u64 = 4096;
@@ -23,7 +23,11 @@ const KINDS: [u64; 3] = [0, flags::COMPRESS, flags::NODATACOW | flags::NODATASUM
 
 /// A file of one block of which all but [`KEPT`] bytes were cut off, in memory.
 fn cut_file(fs: &Filesystem, bits: u64) -> DataFile {
-    let file = create(fs, "file", bits).unwrap();
+    cut_file_named(fs, "file", bits)
+}
+
+fn cut_file_named(fs: &Filesystem, name: &str, bits: u64) -> DataFile {
+    let file = create(fs, name, bits).unwrap();
     // What is compressed has two blocks, as one would be inline.
     let len = if bits == flags::COMPRESS { 2 * BLOCK } else { BLOCK };
     file.write(at(0), &vec![0xaa; len as usize]).unwrap();
@@ -137,6 +141,61 @@ fn file_does_not_grow_behind_zeros_that_could_not_be_written() {
         fs.drop_clean_data();
         assert!(read(&fs, file.id()) == grown, "{bits:x}");
         drop((file, fs));
+        judge(&image);
+    }
+}
+
+/// What stays dirty as its device fails for ever holds nobody up: not who writes where too much is dirty, nor who removes a file, opens
+/// it anew or closes the filesystem. What was durable is.
+#[test]
+fn zeros_that_can_never_be_written_hold_nobody_up() {
+    for bits in KINDS {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        make(&image, 128 << 20);
+        let page_cache = CacheOptions {
+            dirty_bytes_max: 4 * BLOCK,
+            dirty_bytes_background: BLOCK,
+            cached_bytes_max: 64 * BLOCK,
+            ..CacheOptions::default()
+        };
+        let options = OpenOptions { page_cache: Some(page_cache), ..OpenOptions::default() };
+        let (fs, faults) = open_failing_with(&image, options);
+        let files: Vec<DataFile> =
+            (0..16).map(|number| cut_file_named(&fs, &format!("file {number}"), bits)).collect();
+        fs.commit().unwrap();
+        faults.fails.store(true, Ordering::Relaxed);
+        let other = create(&fs, "other", 0).unwrap();
+        for number in 0..64 {
+            other.write(at(number * BLOCK), &[1; BLOCK as usize]).unwrap();
+        }
+        for file in &files {
+            // Where its last block was tried already, this is refused.
+            let _ = file.write(at(2 * BLOCK), &[2; BLOCK as usize]);
+            assert!(file.fsync().is_err(), "{bits:x}");
+        }
+        assert!(fs.sync().is_err());
+        fs.drop_clean_data();
+        // What comes behind a block that cannot be written is refused, or lost: memory does not fill with it.
+        for _ in 0..64 {
+            let _ = files[2].append(&[3; BLOCK as usize]);
+        }
+        let left_bytes = fs.unstored_bytes(files[2].id());
+        assert!(left_bytes <= 8 * BLOCK, "{bits:x}: {left_bytes} bytes are dirty");
+        // Removed, it has nothing to be written.
+        fs.unlink(fs.top_level(), b"file 0").unwrap();
+        let id = files[1].id();
+        drop((files, other));
+        let again = fs.open_data(id).unwrap();
+        assert!(again.fsync().is_err(), "{bits:x}: it is dirty still");
+        drop(again);
+        drop(fs);
+        let fs = open(&image);
+        for number in 1..16 {
+            let id = fs.lookup(fs.top_level(), format!("file {number}").as_bytes()).unwrap();
+            assert!(read(&fs, id) == [0xaa; KEPT as usize], "{bits:x}");
+        }
+        drop(fs);
         judge(&image);
     }
 }

@@ -5,11 +5,12 @@ mod common;
 
 use common::full::{create, fill, fill_by, make, noise, open, read};
 use common::judge;
-use ubtrfs_engine::{DataFile, PreparedData};
+use ubtrfs_engine::{DataFile, Error, PreparedData};
 use ubtrfs_iomap::{FiemapExtent, FiemapSync, FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::inode::flags;
-use ubtrfs_testkit::Prng;
+use ubtrfs_testkit::oracle::{self, Oracle};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Prng, run};
 
 const BLOCK: u64 = 4096;
 const IN_PLACE: u64 = flags::NODATACOW | flags::NODATASUM;
@@ -60,6 +61,8 @@ fn preallocated_block_takes_a_short_file_and_then_a_long_one_on_a_full_filesyste
                     assert_eq!(written.unwrap() as u64, BLOCK);
                     file.fsync().unwrap();
                     assert!(read(&fs, file.id()) == bytes);
+                } else {
+                    assert!(matches!(written, Err(Error::NoSpace { .. })), "{bits:x}: {written:?}");
                 }
             }
             fs.sync().unwrap();
@@ -103,5 +106,87 @@ fn file_that_is_written_in_place_is_never_inline() {
     assert!(!only_extent(&fs.open_data(appended).unwrap()).flags.is_inline);
     assert!(read(&fs, appended) == [b'd'; 100]);
     drop((cut, short, fs));
+    judge(&image);
+}
+
+/// A short file that will never be inline wanted space for moving inline data behind which it is written.
+#[test]
+fn write_behind_a_short_start_goes_to_its_place_on_a_full_filesystem() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 128 << 20);
+    let fs = open(&image);
+    let files = ["dirty", "written back"].map(|name| {
+        let file = create(&fs, name, IN_PLACE).unwrap();
+        file.allocate(at(0), 2 * BLOCK, Reach::Stays).unwrap();
+        file
+    });
+    fs.sync().unwrap();
+    files.iter().for_each(|file| assert_eq!(file.write(at(0), &[b'a'; 100]).unwrap(), 100));
+    files[1].fsync().unwrap();
+    let mut random = Prng::new(12);
+    let filler = fill(&fs, &mut random);
+    for file in &files {
+        let bytes = noise(&mut random, BLOCK);
+        assert_eq!(file.write(at(BLOCK), &bytes).unwrap() as u64, BLOCK);
+        file.fsync().unwrap();
+        assert!(read(&fs, file.id())[BLOCK as usize..] == bytes);
+    }
+    drop((files, filler, fs));
+    judge(&image);
+}
+
+/// Files that had preallocated space, and to which the kernel cloned inline data: they are inline all the same. To be cut they need no space.
+#[test]
+fn inline_file_with_flags_of_one_that_is_not_is_used_as_any() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    MkfsBtrfs::new().size_bytes(128 << 20).make(&image);
+    let mount = KernelMount::read_write(&image, "");
+    let names = ["cut", "cut to nothing", "cut open", "longer", "written", "written open"];
+    std::fs::write(mount.path().join("source"), [b'a'; 100]).unwrap();
+    for name in names {
+        let path = mount.path().join(name);
+        run("fallocate", ["-l".as_ref(), "4096".as_ref(), path.as_os_str()]);
+        run("sync", ["-f".as_ref(), path.as_os_str()]);
+        let source = mount.path().join("source");
+        run("cp", ["--reflink=always".as_ref(), source.as_os_str(), path.as_os_str()]);
+    }
+    mount.unmount();
+    let fs = open(&image);
+    let ids = names.map(|name| {
+        let id = fs.lookup(fs.top_level(), name.as_bytes()).unwrap();
+        assert!(fs.inode(id).unwrap().flags & flags::PREALLOC != 0);
+        assert!(only_extent(&fs.open_data(id).unwrap()).flags.is_inline);
+        id
+    });
+    let [cut, nothing, cut_open, longer, written, written_open] = ids;
+    fs.truncate(longer, 200).unwrap();
+    fs.write(written, DiskOffset(50), &[b'b'; 100]).unwrap();
+    let open_file = fs.open_data(written_open).unwrap();
+    open_file.write(at(50), &[b'b'; 100]).unwrap();
+    open_file.fsync().unwrap();
+    drop(open_file);
+    fs.sync().unwrap();
+    let filler = fill(&fs, &mut Prng::new(13));
+    fs.truncate(cut, 50).unwrap();
+    fs.truncate(nothing, 0).unwrap();
+    fs.open_data(cut_open).unwrap().truncate(at(0)).unwrap();
+    fs.sync().unwrap();
+    let expected = [
+        vec![b'a'; 50],
+        Vec::new(),
+        Vec::new(),
+        [&[b'a'; 100][..], &[0; 100]].concat(),
+        [&[b'a'; 50][..], &[b'b'; 100]].concat(),
+        [&[b'a'; 50][..], &[b'b'; 100]].concat(),
+    ];
+    for (id, expected) in ids.into_iter().zip(&expected) {
+        assert!(read(&fs, id) == *expected, "{id}");
+    }
+    drop((filler, fs));
     judge(&image);
 }

@@ -15,7 +15,8 @@
 //! ```text
 //! absent --fill()--> uptodate --write_range()--> dirty --write_back()--> under writeback
 //!    |                                            ^ |                        |      |
-//!    '--------------write_range()-----------------' '--drop_range()-> absent |      '--> uptodate, or absent if it failed
+//!    '--------------write_range()-----------------' '--drop_range()-> absent |      '--> uptodate, or absent if it failed,
+//!                                                                                  or dirty if it must come again
 //!                                                  ^--write_range()----------'
 //! ```
 //!
@@ -84,6 +85,8 @@ pub struct AddressSpace<F: FileSystem> {
     size: AtomicU64,
     /// How many times it was made shorter.
     cuts: AtomicU64,
+    /// The block in which the file ends on the medium could not be written, and stayed dirty; it may be there by now.
+    pub(crate) has_failed_tail: AtomicBool,
     me: Weak<Self>,
 }
 
@@ -148,6 +151,7 @@ impl<F: FileSystem> AddressSpace<F> {
             opened_count: AtomicU64::new(0),
             size: AtomicU64::new(size.bytes()),
             cuts: AtomicU64::new(0),
+            has_failed_tail: AtomicBool::new(false),
             me: Weak::clone(me),
         })
     }
@@ -682,7 +686,8 @@ impl<F: FileSystem> CachedFile for AddressSpace<F> {
     fn is_still_dirty(&self, order: DirtyOrder, is_new: bool) -> bool {
         let mut pages = self.pages.lock();
         let stays = pages.dirty_order == Some(order) && self.is_dirty();
-        if stays && !is_new {
+        // What fails for good is not tried again at once.
+        if stays && !is_new && !self.has_failed_tail() {
             return true;
         }
         pages.dirty_order = None;

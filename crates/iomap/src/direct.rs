@@ -53,7 +53,7 @@ impl<F: FileSystem> OpenFile<F> {
         let _locked = space.lock_for_write(range);
         space.zero_old_tail(range.start)?;
         // What is lost here is overwritten, so the next fsync tells it and the write goes on: as Linux since 6.6, which then writes through
-        // memory.
+        // memory. Of what stays dirty instead it is told here.
         space.flush(range)?;
         let write = |run: &WritebackRun<'_>| space.filesystem.write_direct(&space.inode, run);
         let done_bytes = space.write_device(range, bytes, write)?;

@@ -59,10 +59,14 @@ impl<F: FileSystem> AddressSpace<F> {
         self.set_size(&pages, new);
         drop(pages);
         self.filesystem.set_size(&self.inode, new, Beyond::Kept).inspect_err(|_| {
-            // Somebody else may have recorded the new end meanwhile, as it was in memory.
+            self.cut_to(&self.pages.lock(), old);
+            // Somebody else may have recorded the new end, as it was in memory, and may be at it still: this waits for him, and changes
+            // nothing.
+            let _ = self.filesystem.set_size(&self.inode, old, Beyond::Kept);
             let stored = self.filesystem.stored_size(&self.inode).ok().flatten();
-            let end = stored.map_or(old, |stored| stored.min(new).max(old));
-            self.set_size(&self.pages.lock(), end);
+            if let Some(stored) = stored {
+                self.end_not_before(stored.min(new));
+            }
         })
     }
 

@@ -11,7 +11,7 @@ use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
 use crate::mapping::{Fate, FileSystem, RunFailure, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{Blocks, FolioPart, Gone, LostData, Pages};
-use ubtrfs_rt::MutexGuard;
+use ubtrfs_rt::{MutexGuard, Ordering};
 
 /// What to do about dirty blocks of which an older version is still on its way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -195,6 +195,26 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(self.states.test(block, is_missing).then_some(block))
     }
 
+    /// Where the block in which the file ends on the medium could not be written before, that is tried by itself before `range` is written:
+    /// as long as it fails, nothing else is taken.
+    fn try_failed_tail(&self, range: FileRange) -> Result<(), F::Error> {
+        if !self.has_failed_tail() {
+            return Ok(());
+        }
+        match self.old_tail(FileOffset::MAX)? {
+            Some(tail) if tail == range => return Ok(()),
+            Some(tail) => self.flush_blocks(tail, tail)?,
+            None => {}
+        }
+        self.has_failed_tail.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the block in which the file ends on the medium could not be written, and was not since.
+    pub(crate) fn has_failed_tail(&self) -> bool {
+        self.has_failed_tail.load(Ordering::Relaxed)
+    }
+
     /// Brings `bytes_max` dirty bytes to the device, in whole blocks and at least one, but none of which an older version is
     /// on its way; returns how many.
     pub(crate) fn write_back_dirty(&self, range: FileRange, bytes_max: u64) -> u64 {
@@ -210,6 +230,9 @@ impl<F: FileSystem> AddressSpace<F> {
     ) -> (u64, Option<F::Error>) {
         let mut rest = range.round_out(self.block_bytes);
         let mut done_bytes = 0;
+        if let Err(error) = self.try_failed_tail(rest) {
+            return (0, Some(error));
+        }
         while done_bytes < bytes_max {
             let mut pages = self.pages.lock();
             let left_bytes = bytes_max - done_bytes;
@@ -356,7 +379,10 @@ impl<F: FileSystem> AddressSpace<F> {
                     let kept = but.intersection(run.range);
                     unused_bytes += self.lose_run(&mut pages, run, kept);
                     done_bytes -= kept.len_bytes();
-                    obstacle = (!kept.is_empty()).then(|| error.clone());
+                    if !kept.is_empty() {
+                        obstacle = Some(error.clone());
+                        self.has_failed_tail.store(true, Ordering::Relaxed);
+                    }
                     if kept != run.range {
                         self.errors.lock().record(error);
                     }

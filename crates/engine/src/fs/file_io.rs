@@ -31,7 +31,7 @@ use super::inode::{Inode, InodeId};
 use super::replaced::Cut;
 use super::state::DataChange;
 use super::stored::Stored;
-use super::writeback::From;
+use super::writeback::{From, has_own_space};
 use crate::alloc::Promised;
 use crate::data::append::{Target, extent_key};
 use crate::data::drop_range;
@@ -442,11 +442,15 @@ impl FileIo {
             }
             // It is among what is written: only packed can all of a block be inline, which then may be on the medium before the rest
             // is in memory.
-            _ if range.start.bytes() < block => Ok(inode.compresses(fs)),
+            _ if range.start.bytes() < block => {
+                Ok(inode.compresses(fs) && !has_own_space(&fs.disk_inode(inode.id)?))
+            }
             0 => Ok(false),
             size => {
                 let is_short = size <= fs.inner.options.max_inline_bytes as u64;
-                Ok(is_short || inode.compresses(fs) || is_inline()?)
+                let may_become =
+                    (is_short || inode.compresses(fs)) && !has_own_space(&fs.disk_inode(inode.id)?);
+                Ok(may_become || is_inline()?)
             }
         }
     }
@@ -605,9 +609,9 @@ impl FileSystem for FileIo {
             };
             let mut fate = Fate::Kept;
             let mut kept_bytes = stored.missing_bytes(&runs[index..]);
-            if !passes {
-                // Where it cannot be asked any more, nothing is written any more.
-                let end = self.stored_size(inode).ok().flatten().unwrap_or_default();
+            // Where it cannot be said where the file ends, that block may be any.
+            if !passes && let Ok(end) = self.stored_size(inode) {
+                let end = end.unwrap_or_default();
                 let but = stored.missing_tail(run.range, end, self.block_bytes);
                 let lost_bytes = stored.missing_bytes(&runs[index..=index]) - but.len_bytes();
                 core.alloc.take_back_data(lost_bytes, inode.promised());

@@ -252,7 +252,8 @@ impl Filesystem {
     /// the next commit.
     ///
     /// # Errors
-    /// That of what is still in memory: data that could not be written while commits are held, or where a file
+    /// That of what is still in memory: data that could not be written while commits are held, the block in which a file ends on the medium,
+    /// where the device fails it (it is tried again each time; the file can be cut in front of it, or removed), or where a file
     /// ends, or when it was written, that could not be entered in its inode; else one with which data was lost of which neither an
     /// fsync told nor this. Each open file's next fsync tells that, too.
     pub fn flush_files(&self) -> Result<()> {

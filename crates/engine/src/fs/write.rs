@@ -121,7 +121,9 @@ impl Filesystem {
             return Err(append::misplaced(size_bytes, "beyond the largest file"));
         }
         let old = file.inode.size_bytes;
-        file.outline_unless(0..size_bytes.max(old))?;
+        if size_bytes > old {
+            file.outline_unless(0..size_bytes)?;
+        }
         let _cut = match size_bytes < old {
             true => file.cut_from_end(size_bytes)?,
             false => None,
@@ -129,6 +131,9 @@ impl Filesystem {
         let options = file.write_options()?;
         if file.is_inline()? {
             let bytes = file.read(0..size_bytes)?;
+            // What is inline stays so, whatever new data of the file is: to be cut it needs no space.
+            let max_inline_bytes = self.write_options(None).max_inline_bytes;
+            let options = WriteOptions { max_inline_bytes, ..options };
             return file.replace(0, &bytes, size_bytes, &options);
         }
         // What lies behind the end in its sector must be zeros, for when the file grows.
