@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::atomic::Ordering;
 
-use common::full::{create, make, open, open_failing, open_failing_with, read};
+use common::full::{Faults, create, make, open, open_failing, open_failing_with, read};
 use common::judge;
 use ubtrfs_engine::{DataFile, Filesystem, OpenOptions};
 use ubtrfs_iomap::{CacheOptions, FileOffset, FileRange};
@@ -89,15 +89,32 @@ fn what_was_cut_off_stays_away_when_writeback_of_all_failed() {
     }
 }
 
-/// Only the block in which it ends failed, and what lies behind was written later.
-#[test]
-fn what_was_cut_off_stays_away_when_only_writing_its_zeros_failed() {
+/// With such a file of each kind on a device that can fail; what is judged in the end is the image.
+fn with_cut_files(test: impl Fn(u64, &Filesystem, &Faults, &DataFile)) {
     for bits in KINDS {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         make(&image, 128 << 20);
         let (fs, faults) = open_failing(&image);
         let file = cut_file(&fs, bits);
+        test(bits, &fs, &faults, &file);
+        drop((file, fs));
+        judge(&image);
+    }
+}
+
+/// In memory, and on the medium.
+fn assert_is(fs: &Filesystem, file: &DataFile, bytes: &[u8], bits: u64) {
+    assert!(read(fs, file.id()) == bytes, "{bits:x}");
+    fs.sync().unwrap();
+    fs.drop_clean_data();
+    assert!(read(fs, file.id()) == bytes, "{bits:x}: on the medium");
+}
+
+/// Only the block in which it ends failed, and what lies behind was written later.
+#[test]
+fn what_was_cut_off_stays_away_when_only_writing_its_zeros_failed() {
+    with_cut_files(|bits, fs, faults, file| {
         file.write(at(2 * BLOCK), &[0xbb; BLOCK as usize]).unwrap();
         faults.fails.store(true, Ordering::Relaxed);
         // Whoever tries, and however often.
@@ -108,25 +125,15 @@ fn what_was_cut_off_stays_away_when_only_writing_its_zeros_failed() {
         faults.fails.store(false, Ordering::Relaxed);
         fs.write_back_due(u64::MAX);
         file.fsync().unwrap_or_else(|error| panic!("{bits:x}: nothing was lost: {error}"));
-        let whole = expected(3 * BLOCK, FileRange::new(at(2 * BLOCK), at(3 * BLOCK)), 0xbb);
-        assert!(read(&fs, file.id()) == whole, "{bits:x}");
-        fs.sync().unwrap();
-        fs.drop_clean_data();
-        assert!(read(&fs, file.id()) == whole, "{bits:x}");
-        drop((file, fs));
-        judge(&image);
-    }
+        let written = FileRange::new(at(2 * BLOCK), at(3 * BLOCK));
+        assert_is(fs, file, &expected(3 * BLOCK, written, 0xbb), bits);
+    });
 }
 
 /// Who needs these zeros on the medium first is refused each time, not only the first.
 #[test]
 fn file_does_not_grow_behind_zeros_that_could_not_be_written() {
-    for bits in KINDS {
-        let dir = tempfile::tempdir().unwrap();
-        let image = dir.path().join("image");
-        make(&image, 128 << 20);
-        let (fs, faults) = open_failing(&image);
-        let file = cut_file(&fs, bits);
+    with_cut_files(|bits, fs, faults, file| {
         faults.fails.store(true, Ordering::Relaxed);
         for _ in 0..2 {
             assert!(file.truncate(at(2 * BLOCK)).is_err(), "{bits:x}");
@@ -135,14 +142,8 @@ fn file_does_not_grow_behind_zeros_that_could_not_be_written() {
         }
         faults.fails.store(false, Ordering::Relaxed);
         file.truncate(at(2 * BLOCK)).unwrap();
-        let grown = expected(2 * BLOCK, FileRange::default(), 0);
-        assert!(read(&fs, file.id()) == grown, "{bits:x}");
-        fs.sync().unwrap();
-        fs.drop_clean_data();
-        assert!(read(&fs, file.id()) == grown, "{bits:x}");
-        drop((file, fs));
-        judge(&image);
-    }
+        assert_is(fs, file, &expected(2 * BLOCK, FileRange::default(), 0), bits);
+    });
 }
 
 /// What stays dirty as its device fails for ever holds nobody up: not who writes where too much is dirty, nor who removes a file, opens

@@ -347,16 +347,12 @@ impl<F: FileSystem> AddressSpace<F> {
             Ok(()) => runs.len(),
             Err(failure) => failure.index.min(runs.len() - 1),
         };
-        let is_kept = result.as_ref().is_err_and(|failure| failure.fate == Fate::Kept);
-        let done = if is_kept { failed } else { failed + 1 };
-        let (begun, abandoned) = runs.split_at(done.min(runs.len()));
+        let (written, mut abandoned) = runs.split_at(failed);
+        let mut done_bytes: u64 = written.iter().map(|run| run.range.len_bytes()).sum();
 
         let mut gone = Gone::new();
         let mut pages = self.pages.lock();
-        for (index, run) in begun.iter().enumerate() {
-            if index == failed {
-                continue;
-            }
+        for run in written {
             self.cache.usage().count_run(run.range.len_bytes());
             pages.end_writeback(run.ticket);
             // The mapping shows the data before the state goes: a seek that does not see the one sees the other.
@@ -366,28 +362,25 @@ impl<F: FileSystem> AddressSpace<F> {
                 gone.extend(pages.drop_clean(&self.blocks(run.range)));
             }
         }
-        let stored = result.as_ref().map_or_else(|failure| failure.stored.as_slice(), |()| &[]);
-        let mut unused_bytes: u64 =
-            abandoned.iter().map(|run| self.abandon_run(&mut pages, run, stored)).sum();
-        let mut done_bytes = begun.iter().map(|run| run.range.len_bytes()).sum();
-        let mut obstacle = None;
-        match result {
-            Ok(()) => {}
-            Err(RunFailure { error, fate: Fate::Kept, .. }) => obstacle = Some(error),
-            Err(RunFailure { error, fate: Fate::Lost { but }, .. }) => {
-                if let Some(run) = begun.last() {
-                    let kept = but.intersection(run.range);
-                    unused_bytes += self.lose_run(&mut pages, run, kept);
-                    done_bytes -= kept.len_bytes();
-                    if !kept.is_empty() {
-                        obstacle = Some(error.clone());
-                        self.has_failed_tail.store(true, Ordering::Relaxed);
-                    }
-                    if kept != run.range {
-                        self.errors.lock().record(error);
-                    }
+        let (mut unused_bytes, mut obstacle) = (0, None);
+        if let Err(RunFailure { error, fate, stored, .. }) = result {
+            obstacle = Some(error.clone());
+            if let (Fate::Lost { but }, Some((run, behind))) = (fate, abandoned.split_first()) {
+                let kept = but.intersection(run.range);
+                unused_bytes += self.lose_run(&mut pages, run, kept);
+                done_bytes += run.range.len_bytes() - kept.len_bytes();
+                abandoned = behind;
+                if kept.is_empty() {
+                    obstacle = None;
+                } else {
+                    self.has_failed_tail.store(true, Ordering::Relaxed);
+                }
+                if kept != run.range {
+                    self.errors.lock().record(error);
                 }
             }
+            let abandon = |run| self.abandon_run(&mut pages, run, &stored);
+            unused_bytes += abandoned.iter().map(abandon).sum::<u64>();
         }
         drop(pages);
         self.ended.notify_all();
@@ -406,14 +399,10 @@ impl<F: FileSystem> AddressSpace<F> {
     /// two reservations now.
     fn lose_run(&self, pages: &mut Pages, run: &RunUnderWay, kept: FileRange) -> u64 {
         pages.lose_writeback(run.ticket, &self.blocks(kept));
-        let mut twice_bytes = 0;
         let lost = [
             FileRange::new(run.range.start, kept.start.max(run.range.start)),
             FileRange::new(kept.end.max(run.range.start), run.range.end),
         ];
-        if !kept.is_empty() {
-            twice_bytes = self.make_dirty_again(kept);
-        }
         for part in lost {
             self.states.clear(part, StateBits::ORDERED);
             self.end_new(part, true);
@@ -421,9 +410,11 @@ impl<F: FileSystem> AddressSpace<F> {
                 drop(pages.drop_clean(&self.blocks(part)));
             }
         }
-        if !kept.is_empty() {
-            self.list(pages);
+        if kept.is_empty() {
+            return 0;
         }
+        let twice_bytes = self.make_dirty_again(kept);
+        self.list(pages);
         twice_bytes
     }
 
