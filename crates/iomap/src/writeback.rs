@@ -195,19 +195,20 @@ impl<F: FileSystem> AddressSpace<F> {
         Ok(self.states.test(block, is_missing).then_some(block))
     }
 
-    /// Where the block in which the file ends on the medium could not be written before, that is tried by itself before `range` is written:
-    /// as long as it fails, nothing else is taken.
-    fn try_failed_tail(&self, range: FileRange) -> Result<(), F::Error> {
+    /// The block in which the file ends on the medium, where it could not be written before, and something in `range` is dirty that is it or lies
+    /// behind it. `None` where the range is that block.
+    fn failed_tail(&self, range: FileRange) -> Result<Option<FileRange>, F::Error> {
         if !self.has_failed_tail() {
-            return Ok(());
+            return Ok(None);
         }
-        match self.old_tail(FileOffset::MAX)? {
-            Some(tail) if tail == range => return Ok(()),
-            Some(tail) => self.flush_blocks(tail, tail)?,
-            None => {}
-        }
-        self.has_failed_tail.store(false, Ordering::Relaxed);
-        Ok(())
+        let Some(tail) = self.old_tail(FileOffset::MAX)? else {
+            self.has_failed_tail.store(false, Ordering::Relaxed);
+            return Ok(None);
+        };
+        let from_there = FileRange::new(range.start.max(tail.start), range.end);
+        let dirty = CountQuery::first_run(from_there, Want::All(StateBits::DELALLOC));
+        let needs_it = tail != range && self.states.count_range(dirty, None).is_some();
+        Ok(needs_it.then_some(tail))
     }
 
     /// Whether the block in which the file ends on the medium could not be written, and was not since.
@@ -221,18 +222,42 @@ impl<F: FileSystem> AddressSpace<F> {
         self.write_back_runs(range, bytes_max, Busy::Skip).0
     }
 
-    /// Returns how many bytes were written or lost, and why no more could be.
+    /// Returns how many bytes were written or lost, and why no more could be. A block in which the file ends on the medium that could not be
+    /// written before is tried by itself, behind what lies before it, which needs nothing of it: as long as it fails, nothing behind it is taken.
     fn write_back_runs(
         &self,
         range: FileRange,
         bytes_max: u64,
         busy: Busy,
     ) -> (u64, Option<F::Error>) {
-        let mut rest = range.round_out(self.block_bytes);
-        let mut done_bytes = 0;
-        if let Err(error) = self.try_failed_tail(rest) {
-            return (0, Some(error));
+        let range = range.round_out(self.block_bytes);
+        let tail = match self.failed_tail(range) {
+            Ok(Some(tail)) => tail,
+            Ok(None) => return self.write_back_in(range, bytes_max, busy),
+            Err(error) => return (0, Some(error)),
+        };
+        let before = FileRange::new(range.start, tail.start);
+        let (done_bytes, obstacle) = self.write_back_in(before, bytes_max, busy);
+        if obstacle.is_some() || done_bytes >= bytes_max {
+            return (done_bytes, obstacle);
         }
+        if let Err(error) = self.flush_blocks(tail, tail) {
+            return (done_bytes, Some(error));
+        }
+        self.has_failed_tail.store(false, Ordering::Relaxed);
+        let rest = FileRange::new(range.start.max(tail.start), range.end);
+        let (rest_bytes, obstacle) = self.write_back_in(rest, bytes_max - done_bytes, busy);
+        (done_bytes + rest_bytes, obstacle)
+    }
+
+    /// [`AddressSpace::write_back_runs()`] of whole blocks, whatever failed before.
+    fn write_back_in(
+        &self,
+        mut rest: FileRange,
+        bytes_max: u64,
+        busy: Busy,
+    ) -> (u64, Option<F::Error>) {
+        let mut done_bytes = 0;
         while done_bytes < bytes_max {
             let mut pages = self.pages.lock();
             let left_bytes = bytes_max - done_bytes;
@@ -240,16 +265,23 @@ impl<F: FileSystem> AddressSpace<F> {
             if !runs.is_empty() {
                 drop(pages);
                 // Nobody waits for others' runs while his own are on their way: they might wait for his.
-                let tail = self.old_tail_beside(&runs);
-                if !matches!(tail, Ok(None)) {
+                let tail = match self.old_tail_beside(&runs) {
+                    Ok(tail) => tail,
+                    Err(error) => {
+                        self.abandon(&runs);
+                        return (done_bytes, Some(error));
+                    }
+                };
+                if let Some(tail) = tail {
                     self.abandon(&runs);
                     rest.start = runs.first().map_or(rest.start, |run| run.range.start);
-                    match tail
-                        .and_then(|tail| tail.map_or(Ok(()), |tail| self.flush_blocks(tail, tail)))
-                    {
-                        Ok(()) => continue,
-                        Err(error) => return (done_bytes, Some(error)),
+                    if let Err(error) = self.flush_blocks(tail, tail) {
+                        let before = FileRange::new(rest.start, tail.start);
+                        let left_bytes = bytes_max - done_bytes;
+                        let (before_bytes, _) = self.write_back_in(before, left_bytes, busy);
+                        return (done_bytes + before_bytes, Some(error));
                     }
+                    continue;
                 }
                 let written = self.write_runs(runs);
                 done_bytes += written.done_bytes;
@@ -399,10 +431,11 @@ impl<F: FileSystem> AddressSpace<F> {
     /// two reservations now.
     fn lose_run(&self, pages: &mut Pages, run: &RunUnderWay, kept: FileRange) -> u64 {
         pages.lose_writeback(run.ticket, &self.blocks(kept));
-        let lost = [
-            FileRange::new(run.range.start, kept.start.max(run.range.start)),
-            FileRange::new(kept.end.max(run.range.start), run.range.end),
-        ];
+        // Where nothing is kept, that lies anywhere: also far behind the run, among what others have on their way.
+        let kept =
+            if kept.is_empty() { FileRange::new(run.range.end, run.range.end) } else { kept };
+        let lost =
+            [FileRange::new(run.range.start, kept.start), FileRange::new(kept.end, run.range.end)];
         for part in lost {
             self.states.clear(part, StateBits::ORDERED);
             self.end_new(part, true);

@@ -86,7 +86,11 @@ impl Filesystem {
             DataPromise::None => reservation,
             DataPromise::Given => reservation.promised(),
         })?;
-        handle.check_file(io.id)?;
+        match promise {
+            DataPromise::None => handle.check_file(io.id)?,
+            // What was taken before its subvolume became read-only keeps nobody from making durable what is there.
+            DataPromise::Given => handle.check_file_is_there(io.id)?,
+        }
         let _change = io.change(self);
         handle.count_data(io, 0, 0, |old| old.max(size))
     }
@@ -348,9 +352,9 @@ impl Filesystem {
         if io.written.lock().is_none() {
             return Ok(());
         }
-        // What was taken is told of as it was.
+        // What was taken is told of as it was, also of a subvolume that is read-only by now.
         let mut handle = self.begin_step(Reservation::items(1).promised())?;
-        handle.check_file(io.id)?;
+        handle.check_file_is_there(io.id)?;
         handle.count_data(io, 0, 0, |old| old)
     }
 }

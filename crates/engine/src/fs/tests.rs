@@ -198,6 +198,37 @@ fn inline_data_shorter_or_longer_than_the_file_is_read() {
     }
 }
 
+/// A truncation took all that stays of a file that begins with inline data for no more than a sector: it read that to memory, and wrote it, holes
+/// and all.
+#[test]
+fn sparse_file_with_inline_data_is_cut_without_filling_its_holes() {
+    const MIB: u64 = 1 << 20;
+    let fs = new_filesystem();
+    for behind in [false, true] {
+        let id = new_file(&fs, if behind { "before an extent" } else { "alone" });
+        let bytes = pattern(100);
+        let inline = FileExtent::Inline {
+            generation: Generation(5),
+            ram_bytes: 100,
+            compression: Compression::None,
+            data: &bytes,
+        };
+        put_extent(&fs, id, 0, &inline);
+        set_size(&fs, id, 32 * MIB);
+        if behind {
+            fs.write(id, FileOffset(24 * MIB), &[2; 4096]).unwrap();
+        }
+        for size in [16 * MIB, 5000, 4096, 50] {
+            fs.truncate(id, size).unwrap();
+            let mut expect = bytes.clone();
+            expect.resize(usize::try_from(size).unwrap(), 0);
+            assert!(read(&fs, id).unwrap() == expect, "{behind}, {size}");
+            let nbytes = fs.inode(id).unwrap().nbytes;
+            assert!(nbytes <= SECTOR, "{behind}: {nbytes} bytes for 100 of {size}");
+        }
+    }
+}
+
 #[test]
 fn damaged_extents_are_errors_that_name_the_file() {
     let whole = |start| extent(start, 65536, 0, 65536);

@@ -14,7 +14,7 @@ use ubtrfs_iomap::AddressSpace;
 use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::file_extent::Compression;
-use ubtrfs_ondisk::inode::flags;
+use ubtrfs_ondisk::inode::{InodeItem, flags};
 use ubtrfs_ondisk::{Corruption, FileOffset, KeyType, Reason};
 use ubtrfs_rt::Arc;
 
@@ -129,7 +129,8 @@ impl Filesystem {
             false => None,
         };
         let options = file.write_options()?;
-        if file.is_inline()? {
+        // A file that Linux left may go on behind its inline data.
+        if size_bytes <= file.sector && file.is_inline()? {
             let bytes = file.read(0..size_bytes)?;
             // What is inline stays so, whatever new data of the file is: to be cut it needs no space.
             let max_inline_bytes = self.write_options(None).max_inline_bytes;
@@ -459,18 +460,25 @@ impl<'a> Locked<'a> {
             // What was written before and is noted only is no later than this.
             space.inode().raise_noted_time(now);
         }
-        handle
-            .change_inode(self.inode.id, |item| {
-                item.size = size.into();
-                item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
-                if self.keeps_times {
-                    item.transid = transid.into();
-                } else {
-                    item.mtime = timespec(now);
-                    touch(item, transid, now);
-                }
-            })
-            .map_err(|error| handle.txn.abort(error))
+        let change = |item: &mut InodeItem| {
+            item.size = size.into();
+            item.nbytes = item.nbytes.get().saturating_add(added).saturating_sub(lost).into();
+            if self.keeps_times {
+                item.transid = transid.into();
+            } else {
+                item.mtime = timespec(now);
+                touch(item, transid, now);
+            }
+        };
+        let id = self.inode.id;
+        let changed = match self.promise {
+            DataPromise::None => handle.change_inode(id, change),
+            // As it was begun: what was taken is written though its subvolume is read-only by now.
+            DataPromise::Given => {
+                handle.change_checked_inode(&mut self.fs.inner.files.names(), id, change)
+            }
+        };
+        changed.map_err(|error| handle.txn.abort(error))
     }
 
     /// Removes extents from the end of the file until none begins behind the sector in which it ends if it ends at `size`, a few under

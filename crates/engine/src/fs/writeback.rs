@@ -481,7 +481,6 @@ impl<'f> Job<'f> {
     /// Writes parts to space of their own, and puts it in the place of what the file had there. Returns the
     /// bytes of it, for which as much of the promise is spent.
     fn write_new(&self, parts: &[Part<'_>]) -> Result<u64> {
-        self.outline(parts)?;
         let all: Vec<&Part<'_>> = parts.iter().collect();
         if self.target.has_csums && self.options.compression.is_some() {
             match self.write_compressed(&all) {
@@ -509,16 +508,14 @@ impl<'f> Job<'f> {
         self.enter_or_release(&all, &written, &csums, result)
     }
 
-    /// Moves inline data that is not written over into an extent: beside others it cannot stay inline. Nor
-    /// does it become so again, as long as the file is longer than a sector in memory.
-    fn outline(&self, parts: &[Part<'_>]) -> Result<()> {
+    /// Moves inline data that is not written over into an extent: beside others it cannot stay inline. The caller holds the data lock, without
+    /// which the beginning of a file may become inline at any time: how long it is in memory says who writes directly only behind that.
+    fn outline(&self, parts: &[&Part<'_>]) -> Result<()> {
         let is_kept = parts.first().is_none_or(|part| part.offset > 0);
         if !is_kept || !drop_range::is_inline(&self.fs.inner.core, &self.target)? {
             return Ok(());
         }
-        let _lock = self.fs.inner.files.lock_data(self.io.id);
-        let mut locked = Locked::of_open(self.fs, self.io.id)?;
-        locked.outline_as_promised(self.io)
+        Locked::of_open(self.fs, self.io.id)?.outline_as_promised(self.io)
     }
 
     /// Finds space, if need be behind a commit that makes it free.
@@ -565,6 +562,7 @@ impl<'f> Job<'f> {
             old_count += drop_range::extent_count(core, &self.target, &part.range())?;
         }
         let _lock = fs.inner.files.lock_data(self.io.id);
+        self.outline(parts)?;
         let end = parts.last().map_or(0, |part| part.range().end).min(self.size);
         let reservation = Reservation::extents(written.extent_count() + 2)
             .and(Reservation::items(4))
