@@ -94,6 +94,7 @@ pub(crate) fn check(sources: &[SourceFile], report: &mut Report) {
             check_unsafe(source, &code, report);
             check_unfinished(source, &code, report);
             check_ignored(source, &code, &targets, report);
+            check_is_compiled(source, sources, report);
         }
     }
 }
@@ -167,6 +168,29 @@ fn check_ignored(source: &SourceFile, code: &str, targets: &[&str], report: &mut
                     .to_owned(),
             });
         }
+    }
+}
+
+/// A file of tests that lies beside a `main.rs` which does not name it is compiled by nobody, and its tests never run.
+fn check_is_compiled(source: &SourceFile, sources: &[SourceFile], report: &mut Report) {
+    let (Some(directory), Some(stem)) = (source.path.parent(), source.path.file_stem()) else {
+        return;
+    };
+    let program = directory.join("main.rs");
+    if directory.file_name().is_none_or(|name| name == "src") || source.path == program {
+        return;
+    }
+    let Some(program) = sources.iter().find(|other| other.path == program) else { return };
+    let declaration = format!("mod {};", stem.to_string_lossy());
+    if !code_only(&program.text).lines().any(|line| line.trim() == declaration) {
+        report.errors.push(Finding {
+            file: source.path.clone(),
+            line: 1,
+            what: format!(
+                "its tests run nowhere: {} lacks `{declaration}`",
+                program.path.display()
+            ),
+        });
     }
 }
 

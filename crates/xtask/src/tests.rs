@@ -120,6 +120,20 @@ fn file_rules_each_broken_are_errors() {
 }
 
 #[test]
+fn file_of_tests_that_its_program_does_not_name_is_an_error() {
+    let check = |program: &str| {
+        let main = source("crates/engine/tests/files/main.rs", program);
+        let named = source("crates/engine/tests/files/named.rs", "fn f() {}");
+        let mut report = Report::default();
+        files::check(&[main, named], &mut report);
+        report.errors.len()
+    };
+    assert_eq!(check("mod named;\n"), 0);
+    assert_eq!(check("// mod named;\nmod other;\n"), 1);
+    assert_eq!(check("mod renamed;\n"), 1);
+}
+
+#[test]
 fn documents_that_name_what_is_not_there_are_errors() {
     let code = source("crates/engine/src/a.rs", "fn commit() {}");
     let cases = [

@@ -1,0 +1,127 @@
+//! Threads at the same file, of which one is at a certain place when another comes. What they do at random is in the suite.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::common::{BLOCK, MemoryFs, at, contents, new_file};
+use ubtrfs_iomap::{CacheOptions, FileRange};
+
+/// What an fsync promised is stored, whatever other threads do.
+#[test]
+fn fsync_beside_writers_stores_what_was_written_before() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = space.open();
+            let mut value = 0_u8;
+            while !stop.load(Ordering::Relaxed) {
+                value = value.wrapping_add(1);
+                file.write(at(0), &[value; 8192]).unwrap();
+            }
+        });
+        let file = space.open();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 0..300_u64 {
+                let value = u8::try_from(round % 256).unwrap();
+                file.write(at((round + 2) * BLOCK), &[value; 4096]).unwrap();
+                file.fsync().unwrap();
+                let stored = fs.stored(space.inode(), (round + 3) * BLOCK);
+                assert!(stored[stored.len() - 4096..].iter().all(|byte| *byte == value));
+                let first = stored[..8192].iter().all(|byte| *byte == stored[0]);
+                assert!(first, "a write was stored in part");
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        result.unwrap();
+    });
+}
+
+/// A block is written again while its older version is on its way. The fsync behind that waits, and then brings the new version
+/// down, too.
+#[test]
+fn fsync_of_a_block_whose_older_version_is_on_its_way_stores_the_new_one() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &[1; 4096]).unwrap();
+    let is_on_its_way = Arc::new(AtomicBool::new(false));
+    let is_written_again = Arc::new(AtomicBool::new(false));
+    let (on_its_way, written_again) = (Arc::clone(&is_on_its_way), Arc::clone(&is_written_again));
+    fs.before_mapping(move || {
+        if !on_its_way.swap(true, Ordering::SeqCst) {
+            while !written_again.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // Long enough for the fsync to get here, most often.
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+        }
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| space.flush(FileRange::from(at(0))).unwrap());
+        while !is_on_its_way.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        file.write(at(0), &[2; 4096]).unwrap();
+        is_written_again.store(true, Ordering::SeqCst);
+        file.fsync().unwrap();
+        assert!(fs.stored(space.inode(), 4096) == vec![2; 4096]);
+    });
+}
+
+/// Truncation, too, waits for what is on its way beyond the new end: else the filesystem would map it after it dropped the
+/// range.
+#[test]
+fn truncate_waits_for_what_is_on_its_way() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &[1; 8192]).unwrap();
+    let (begun, weak) = (Arc::new(AtomicBool::new(false)), Arc::downgrade(&space));
+    let has_begun = Arc::clone(&begun);
+    fs.before_mapping(move || {
+        has_begun.store(true, Ordering::SeqCst);
+        for _ in 0..1000 {
+            std::thread::yield_now();
+        }
+        assert_eq!(weak.upgrade().unwrap().size(), at(8192), "cut while a write was on its way");
+    });
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| space.flush(FileRange::from(at(0))).unwrap());
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        file.truncate(at(4096)).unwrap();
+        flush.join().unwrap();
+    });
+    assert_eq!(fs.used_blocks(), 1);
+    file.truncate(at(8192)).unwrap();
+    assert!(contents(&file)[4096..].iter().all(|byte| *byte == 0));
+}
+
+/// A block that is on its way may hold the new end. What the filesystem records for it came after the truncation had, and made the file
+/// longer on the medium than in memory, for good.
+#[test]
+fn file_cut_off_within_what_is_on_its_way_ends_there_on_the_medium() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    space.inode().note_space(&space);
+    let file = space.open();
+    file.write(at(0), &[1; 8192]).unwrap();
+    let (weak, is_cut) = (Arc::downgrade(&space), AtomicBool::new(false));
+    fs.before_mapping(move || {
+        if !is_cut.swap(true, Ordering::SeqCst) {
+            weak.upgrade().unwrap().open().truncate(at(5000)).unwrap();
+        }
+    });
+    file.fsync().unwrap();
+    assert_eq!((file.size(), MemoryFs::stored_size(space.inode())), (at(5000), 5000));
+    // The zeros behind the end were made after that began.
+    file.fsync().unwrap();
+    assert_eq!(MemoryFs::stored_size(space.inode()), 5000);
+    let stored = [vec![1; 5000], vec![0; 3192]].concat();
+    assert!(fs.stored(space.inode(), 8192) == stored);
+}
