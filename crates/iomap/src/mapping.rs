@@ -244,7 +244,8 @@ pub struct RunFailure<E> {
 pub enum Fate {
     /// The error goes away by itself, and is no reason to lose data: the run keeps its reservation and will come again.
     Kept,
-    /// Its data is lost, and so is its reservation, but for one part of whole blocks, which may be empty: that is as if the error passed.
+    /// Its data is lost, and so is its reservation, but for one part of whole blocks, which may be empty, wherever it lies then: that is as if the
+    /// error passed.
     Lost {
         /// The block in which the file ends on the medium, where the run has it and that is not stored: what that has behind the end
         /// was cut off, and would be shown as soon as the file ended further on, were its zeros lost.

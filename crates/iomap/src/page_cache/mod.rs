@@ -8,7 +8,7 @@
 //! Invariants:
 //! 1. Only clean folios are reclaimed, so memory is bounded as long as writeback does not fail to make progress: a call that
 //!    needs memory writes back where reclaim does not give enough, and goes on with what it needs for itself. Where the block in which a
-//!    file ends on the medium cannot be written, what is dirty of that file stays, and writes that reach further on are refused.
+//!    file ends on the medium cannot be written, that and what is dirty behind it stay, and writes that reach further on are refused.
 //! 2. A file with dirty folios is in the list of dirty files, which keeps it alive, or somebody has taken it from there to write
 //!    it back. The list is in the order in which files became dirty.
 //! 3. Lock order: a file's pages, then a list. A list's lock is held to put in or take out one file only.
