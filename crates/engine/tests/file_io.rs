@@ -431,6 +431,10 @@ impl io_suite::DataFile for Open {
         self.0.fsync()
     }
 
+    fn take_error(&self) -> Result<(), Error> {
+        self.0.take_error()
+    }
+
     fn flush(&self, range: FileRange) -> Result<(), Error> {
         self.0.space().flush(range)
     }
@@ -509,6 +513,14 @@ fn reads_and_writes_of_other_kinds_of_files_are_atomic_to_each_other() {
     for make in [EngineHarness::in_place, EngineHarness::compressed, EngineHarness::with_hole_items]
     {
         io_suite::reads_and_writes_are_atomic_to_each_other(make);
+    }
+}
+
+#[test]
+fn failing_device_takes_no_more_from_threads_at_other_kinds_of_files_than_is_told() {
+    for make in [EngineHarness::in_place, EngineHarness::compressed, EngineHarness::with_hole_items]
+    {
+        io_suite::failing_device_takes_no_more_from_threads_than_is_told(make);
     }
 }
 

@@ -92,23 +92,26 @@ impl<F: FileSystem> AddressSpace<F> {
         let size = self.size();
         drop(pages);
         let end = range.end.min(size.round_up(self.block_bytes)).max(range.start);
-        self.flush_blocks(range, FileRange::new(range.start, end))
+        self.flush_blocks(range, FileRange::new(range.start, end)).map(drop)
     }
 
-    /// Brings to the device what is dirty in `written`, and waits for what is on its way in `range`.
-    fn flush_blocks(&self, range: FileRange, written: FileRange) -> Result<(), F::Error> {
+    /// Brings to the device what is dirty in `written`, and waits for what is on its way in `range`. Returns how many bytes were written or lost.
+    fn flush_blocks(&self, range: FileRange, written: FileRange) -> Result<u64, F::Error> {
         let blocks = self.blocks(range);
+        let mut done_bytes = 0;
         loop {
             let abandoned_before = self.pages.lock().abandoned_count();
-            if let (_, Some(obstacle)) = self.write_back_runs(written, u64::MAX, Busy::Wait) {
+            let (bytes, obstacle) = self.write_back_runs(written, u64::MAX, Busy::Wait);
+            if let Some(obstacle) = obstacle {
                 return Err(obstacle);
             }
+            done_bytes += bytes;
             let mut pages = self.pages.lock();
             self.wait_for_runs(&mut pages, &blocks);
             // What somebody else had begun may be dirty again, because a run before it failed.
             if pages.abandoned_count() == abandoned_before {
                 self.unlist_if_clean(&mut pages);
-                return Ok(());
+                return Ok(done_bytes);
             }
         }
     }
@@ -237,16 +240,18 @@ impl<F: FileSystem> AddressSpace<F> {
             Err(error) => return (0, Some(error)),
         };
         let before = FileRange::new(range.start, tail.start);
-        let (done_bytes, obstacle) = self.write_back_in(before, bytes_max, busy);
+        let (mut done_bytes, obstacle) = self.write_back_in(before, bytes_max, busy);
         if obstacle.is_some() || done_bytes >= bytes_max {
             return (done_bytes, obstacle);
         }
-        if let Err(error) = self.flush_blocks(tail, tail) {
-            return (done_bytes, Some(error));
+        match self.flush_blocks(tail, tail) {
+            Ok(tail_bytes) => done_bytes += tail_bytes,
+            Err(error) => return (done_bytes, Some(error)),
         }
         self.has_failed_tail.store(false, Ordering::Relaxed);
         let rest = FileRange::new(range.start.max(tail.start), range.end);
-        let (rest_bytes, obstacle) = self.write_back_in(rest, bytes_max - done_bytes, busy);
+        let left_bytes = bytes_max.saturating_sub(done_bytes);
+        let (rest_bytes, obstacle) = self.write_back_in(rest, left_bytes, busy);
         (done_bytes + rest_bytes, obstacle)
     }
 
@@ -275,11 +280,14 @@ impl<F: FileSystem> AddressSpace<F> {
                 if let Some(tail) = tail {
                     self.abandon(&runs);
                     rest.start = runs.first().map_or(rest.start, |run| run.range.start);
-                    if let Err(error) = self.flush_blocks(tail, tail) {
-                        let before = FileRange::new(rest.start, tail.start);
-                        let left_bytes = bytes_max - done_bytes;
-                        let (before_bytes, _) = self.write_back_in(before, left_bytes, busy);
-                        return (done_bytes + before_bytes, Some(error));
+                    match self.flush_blocks(tail, tail) {
+                        Ok(tail_bytes) => done_bytes += tail_bytes,
+                        Err(error) => {
+                            let before = FileRange::new(rest.start, tail.start);
+                            let left_bytes = bytes_max - done_bytes;
+                            let (before_bytes, _) = self.write_back_in(before, left_bytes, busy);
+                            return (done_bytes + before_bytes, Some(error));
+                        }
                     }
                     continue;
                 }
@@ -399,7 +407,7 @@ impl<F: FileSystem> AddressSpace<F> {
             obstacle = Some(error.clone());
             if let (Fate::Lost { but }, Some((run, behind))) = (fate, abandoned.split_first()) {
                 let kept = but.intersection(run.range);
-                unused_bytes += self.lose_run(&mut pages, run, kept);
+                unused_bytes += self.lose_run(&mut pages, run, kept, &stored);
                 done_bytes += run.range.len_bytes() - kept.len_bytes();
                 abandoned = behind;
                 if kept.is_empty() {
@@ -427,9 +435,18 @@ impl<F: FileSystem> AddressSpace<F> {
         }
     }
 
-    /// A run that the filesystem could not write is lost, but for a part of it that is dirty again. Returns for how many bytes of that there are
-    /// two reservations now.
-    fn lose_run(&self, pages: &mut Pages, run: &RunUnderWay, kept: FileRange) -> u64 {
+    /// A run that the filesystem could not write is lost, but for what of it is stored, and for a part that is dirty again. Returns for how many
+    /// bytes of that there are two reservations now.
+    fn lose_run(
+        &self,
+        pages: &mut Pages,
+        run: &RunUnderWay,
+        kept: FileRange,
+        stored: &[FileRange],
+    ) -> u64 {
+        for part in stored.iter().filter(|part| part.overlaps(run.range)) {
+            self.end_new(part.intersection(run.range), false);
+        }
         pages.lose_writeback(run.ticket, &self.blocks(kept));
         // Where nothing is kept, that lies anywhere: also far behind the run, among what others have on their way.
         let kept =

@@ -138,6 +138,8 @@ pub struct MemoryFs {
     pub write_back_count: AtomicU64,
     /// After so many more writes to the device, one fails.
     pub writes_before_failure: AtomicU64,
+    /// A run whose write fails is stored up to so many blocks, fewer than it has.
+    pub blocks_before_failure: AtomicU64,
     /// Reads.
     pub read_count: AtomicU64,
     /// Bytes read.
@@ -361,6 +363,11 @@ impl MemoryFs {
         Self::spend(&self.writes_before_failure)
             .inspect_err(|_| self.writes_before_failure.store(u64::MAX, Ordering::Relaxed))
             .inspect_err(failed)?;
+        self.store_whole(inode, run, from_memory);
+        Ok(())
+    }
+
+    fn store_whole(&self, inode: &MemoryInode, run: &WritebackRun<'_>, from_memory: bool) {
         let total: usize = run.buffers.iter().map(|buffer| buffer.len()).sum();
         assert_eq!(u64::try_from(total).expect(IN_MEMORY), run.range.len_bytes());
         let mut bytes = run.buffers.iter().flat_map(|buffer| buffer.chunks(4096));
@@ -407,7 +414,20 @@ impl MemoryFs {
         let end = run.size.bytes().min(run.range.end.bytes());
         let end = if from_memory { inode.size_now(end) } else { end };
         extents.size = extents.size.max(end);
-        Ok(())
+    }
+
+    /// The front of a run whose write failed; returns what of it is stored.
+    fn store_front(&self, inode: &MemoryInode, run: &WritebackRun<'_>) -> Vec<FileRange> {
+        let len_bytes = self.blocks_before_failure.load(Ordering::Relaxed) * BLOCK;
+        if len_bytes == 0 {
+            return Vec::new();
+        }
+        let front = FileRange::with_len(run.range.start, len_bytes);
+        let bytes = run.buffers.concat();
+        let bytes = &bytes[..usize::try_from(len_bytes).expect(IN_MEMORY)];
+        let part = WritebackRun { range: front, buffers: &[bytes], size: run.size };
+        self.store_whole(inode, &part, true);
+        vec![front]
     }
 }
 
@@ -618,9 +638,10 @@ impl FileSystem for MemoryFs {
                 Ok(()) => FileRange::default(),
                 Err(_) => Self::old_tail(inode).intersection(run.range),
             };
+            let stored = if result.is_err() { self.store_front(inode, run) } else { Vec::new() };
             self.unreserve(inode, run.range.len_bytes() - but.len_bytes());
             let fate = Fate::Lost { but };
-            result.map_err(|error| RunFailure { index, error, fate, stored: Vec::new() })?;
+            result.map_err(|error| RunFailure { index, error, fate, stored })?;
         }
         Ok(())
     }

@@ -58,3 +58,14 @@ fn memory_does_not_fill_before_a_block_that_cannot_be_written() {
     let dirty_bytes = file.space().cache().dirty_bytes();
     assert!(dirty_bytes <= 8 * BLOCK, "{} blocks are dirty", dirty_bytes / BLOCK);
 }
+
+/// Who asks whether memory could be made clean is told of that block, too, once it can be written: he was told that nothing was.
+#[test]
+fn block_that_can_be_written_again_counts_as_written() {
+    let fs = MemoryFs::new();
+    let file = file_with_failed_tail(&fs, 1, CacheOptions::default());
+    assert_eq!(file.space().cache().shrink_dirty(BLOCK), 0);
+    fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(file.space().cache().shrink_dirty(BLOCK), BLOCK);
+    assert_eq!(file.space().cache().dirty_bytes(), 0);
+}

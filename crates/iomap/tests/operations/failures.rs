@@ -129,6 +129,31 @@ fn space_of_what_was_written_beside_a_run_that_fails_counts() {
     assert_eq!(MemoryFs::allocated_blocks(space.inode()), [0, 3]);
 }
 
+/// Of a run that is lost in part, what is stored has its space: what becomes dirty again there takes no more. It was counted as new until it was
+/// written the next time.
+#[test]
+fn space_of_what_is_stored_of_a_lost_run_counts_once() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &[1; 2 * 4096]).unwrap();
+    let weak = Arc::downgrade(&space);
+    fs.before_mapping(move || {
+        weak.upgrade().unwrap().open().write(at(100), &[2; 200]).unwrap();
+    });
+    fs.blocks_before_failure.store(1, Ordering::Relaxed);
+    fs.writes_left.store(0, Ordering::Relaxed);
+    space.cache().shrink_dirty(2 * BLOCK);
+    assert_eq!(MemoryFs::allocated_blocks(space.inode()), [0]);
+    assert_eq!(space.states().delalloc_new_bytes(), 0);
+    assert!(space.is_dirty());
+    fs.before_mapping(|| {});
+    fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(file.fsync(), Err(Failure::Io));
+    let expected = [vec![1; 100], vec![2; 200], vec![1; 4096 - 300], vec![0; 4096]].concat();
+    assert!(contents(&file) == expected);
+}
+
 /// Between the look at the mapping and the write, what was on its way arrives, and is no hole any more.
 #[test]
 fn space_of_a_block_that_arrives_meanwhile_counts_once() {

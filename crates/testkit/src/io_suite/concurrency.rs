@@ -10,8 +10,8 @@ use crate::iomap_model::{at, range};
 use crate::prng::Prng;
 
 /// Threads that count their rounds in all tests of the suite: of writes and reads twice 6, of appends 3, beside truncation 3, of
-/// several files 3, beside change twice 4, of mapped access twice 4, and of writes that overlap in part twice 6.
-pub(super) const COUNTING_THREADS: u64 = 49;
+/// several files 3, beside change twice 4, of mapped access twice 4, of writes that overlap in part twice 6, and at a failing device 4.
+pub(super) const COUNTING_THREADS: u64 = 53;
 
 /// What each thread of such a test does: `each` times the number of seeds, or as often as UBTRFS_IOMAP_CONCURRENT_ROUNDS says.
 pub(super) fn concurrent_rounds<H: Harness>(each: u64) -> u64 {

@@ -37,6 +37,7 @@ pub trait DataFile: Send + Sync {
         sync: FiemapSync,
     ) -> Result<Vec<FiemapExtent>, Self::Error>;
     fn fsync(&self) -> Result<(), Self::Error>;
+    fn take_error(&self) -> Result<(), Self::Error>;
     /// Writes back what is dirty, and waits; an error with which data was lost is kept for [`DataFile::fsync()`].
     ///
     /// # Errors
@@ -130,6 +131,10 @@ impl<F: FileSystem> DataFile for OpenFile<F> {
 
     fn fsync(&self) -> Result<(), F::Error> {
         Self::fsync(self)
+    }
+
+    fn take_error(&self) -> Result<(), F::Error> {
+        Self::take_error(self)
     }
 
     fn flush(&self, range: FileRange) -> Result<(), F::Error> {

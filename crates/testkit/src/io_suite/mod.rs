@@ -17,6 +17,7 @@ mod beside_change;
 mod concurrency;
 mod content;
 mod counts;
+mod failing_device;
 mod file;
 mod limits;
 mod mapped;
@@ -38,6 +39,7 @@ pub use counts::{
     Count, Running, count, counted, judged_one_in, replayed_one_in,
     zz_counts_of_all_tests_are_what_was_asked_for,
 };
+pub use failing_device::*;
 pub use file::{DataFile, contents, is_on_its_way, walk};
 pub use limits::*;
 pub use mapped::*;
@@ -253,6 +255,7 @@ macro_rules! io_suite_tests {
             reads_beside_truncation_and_holes_see_bytes_or_zeros
             files_that_share_a_small_cache_keep_their_bytes
             fiemap_and_seek_beside_change_hold_to_what_stays
+            failing_device_takes_no_more_from_threads_than_is_told
             mapped_access_of_threads_beside_truncation_and_holes_is_exact
             random_operations_same_as_arrays
             random_operations_with_little_memory_same_as_arrays
