@@ -98,6 +98,15 @@ pub struct SeenEnd {
     cuts: u64,
 }
 
+/// While it lives, a file is being cut: the count of cuts is odd.
+pub(crate) struct Cutting<'a>(&'a AtomicU64);
+
+impl Drop for Cutting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+}
+
 impl SeenEnd {
     /// Where it ended.
     pub fn size(self) -> FileOffset {
@@ -211,8 +220,21 @@ impl<F: FileSystem> AddressSpace<F> {
 
     /// As [`AddressSpace::set_size()`], before where it ends.
     pub(crate) fn cut_to(&self, pages: &MutexGuard<'_, Pages>, size: FileOffset) {
+        drop(self.begin_cut(pages, size));
+    }
+
+    /// As [`AddressSpace::cut_to()`]. Until what this returns is dropped the filesystem has not said yet whether the file is cut. All behind `size` is
+    /// locked, so there is only one.
+    pub(crate) fn begin_cut(&self, pages: &MutexGuard<'_, Pages>, size: FileOffset) -> Cutting<'_> {
         self.set_size(pages, size);
         self.cuts.fetch_add(1, Ordering::Release);
+        Cutting(&self.cuts)
+    }
+
+    /// Whether the file was cut since its end was seen, or was being cut then. If that is refused, the end was one that it never had.
+    pub(crate) fn was_cut_since(&self, seen: SeenEnd) -> bool {
+        let is_being_cut = !seen.cuts.is_multiple_of(2);
+        is_being_cut || self.cuts.load(Ordering::Acquire) != seen.cuts
     }
 
     pub(crate) fn blocks(&self, range: FileRange) -> Blocks {
@@ -433,6 +455,9 @@ impl<F: FileSystem> AddressSpace<F> {
         let mut at = range.start;
         while at < range.end {
             let skipped = at.bytes_since(range.start);
+            if reach == Reach::Extends {
+                self.check_tail_before(range).map_err(|error| (skipped, error))?;
+            }
             let rest = match source {
                 Source::Bytes(bytes) => {
                     Source::Bytes(&bytes[usize::try_from(skipped).unwrap_or(bytes.len())..])
@@ -456,6 +481,16 @@ impl<F: FileSystem> AddressSpace<F> {
             self.cache.throttle();
         }
         Ok(())
+    }
+
+    /// Refuses to write behind the block in which the file ends on the medium where that cannot be written: what comes there could not be either,
+    /// and memory would fill with it, in the course of a single call.
+    fn check_tail_before(&self, range: FileRange) -> Result<(), F::Error> {
+        if !self.has_failed_tail() {
+            return Ok(());
+        }
+        let last = FileOffset::new(range.end.bytes().saturating_sub(1));
+        self.flush_old_tail(last.round_down(self.block_bytes))
     }
 
     /// Puts data into as much of `step` as one mapping holds; returns where that ends.

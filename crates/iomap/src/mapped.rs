@@ -134,11 +134,8 @@ impl<F: FileSystem> MappedRange<'_, F> {
     /// # Errors
     /// As there.
     pub fn msync(&self, range: FileRange) -> Result<(), F::Error> {
-        let space = &self.file.space;
         let upto = range.intersection(self.range).end;
-        let end = space.see_end().at_most(upto);
-        let flushed = space.flush(FileRange::new(FileOffset::ZERO, upto));
-        let synced = flushed.and_then(|()| space.filesystem.sync(&space.inode, end));
+        let synced = self.file.space.make_durable(upto);
         self.file.take_error()?;
         synced
     }

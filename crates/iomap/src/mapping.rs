@@ -385,7 +385,8 @@ pub trait FileSystem: Send + Sync + 'static {
         beyond: Beyond,
     ) -> Result<(), Self::Error>;
 
-    /// Makes whole blocks a hole.
+    /// Makes whole blocks a hole. Who records then where the file ends, as a dirty block may be gone that would have said so, brings the block in which
+    /// it ended there before: [`crate::AddressSpace::flush_old_tail()`].
     ///
     /// # Errors
     /// If that cannot be recorded.

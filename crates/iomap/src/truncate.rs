@@ -11,10 +11,10 @@ impl<F: FileSystem> OpenFile<F> {
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`], or what the filesystem said. One that was to become shorter is as long as it was then; what it has
-    /// beyond the new end may be zero, or, where it had not been written back yet, what was there before: the next
-    /// [`OpenFile::fsync()`] tells that, too. One that was to become longer ends where it did, or as far on as somebody else made durable
-    /// meanwhile.
+    /// [`crate::Error::Invalid`], or what the filesystem said. One that was to become shorter is as long as it was then, also on the
+    /// medium, or the next [`OpenFile::fsync()`] tells that it is not; what it has beyond the new end may be zero, or, where it had not been written
+    /// back yet, what was there before: the next [`OpenFile::fsync()`] tells that, too. One that was to become longer ends where it did, or
+    /// as far on as somebody else made durable meanwhile.
     pub fn truncate(&self, size: FileOffset) -> Result<(), F::Error> {
         let size = AddressSpace::<F>::io_range(size, 0)?.start;
         self.space.truncate(size)
@@ -86,7 +86,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let (pages, dropped_bytes, gone) =
             self.drop_range(self.pages.lock(), FileRange::from(kept));
         // In one step with the drop: whoever reads sees either both or none.
-        self.cut_to(&pages, new);
+        let cutting = self.begin_cut(&pages, new);
         drop(pages);
         drop(gone);
         if dropped_bytes > 0 {
@@ -100,10 +100,13 @@ impl<F: FileSystem> AddressSpace<F> {
                 // Together: who read ahead since the cut found zeros there.
                 self.set_size(pages, self.size().max(old));
             });
-            if dropped_bytes > 0 || has_dropped {
+            // A part of the cut, or what was written back since, may have said on the medium that the file ends before that.
+            let is_restored = self.filesystem.set_size(&self.inode, old, Beyond::Kept).is_ok();
+            if dropped_bytes > 0 || has_dropped || !is_restored {
                 self.errors.lock().record(error.clone());
             }
         }
+        drop(cutting);
         result
     }
 

@@ -6,8 +6,8 @@
 //! What the block that holds the end of the file has behind it is zeroed each time: a mapped store may have
 //! put bytes there, at any time.
 
-use crate::address_space::{AddressSpace, OpenFile};
-use crate::extent_state::{Conversion, CountQuery, Span, StateBits, Want};
+use crate::address_space::{AddressSpace, OpenFile, SeenEnd};
+use crate::extent_state::{Conversion, CountQuery, LockMode, Span, StateBits, Want};
 use crate::mapping::{Fate, FileSystem, RunFailure, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{Blocks, FolioPart, Gone, LostData, Pages};
@@ -50,11 +50,7 @@ impl<F: FileSystem> OpenFile<F> {
     /// the data of such a writeback is lost. Else that of making it durable, or one with which nothing was lost, as one that passes, and
     /// the data is still in memory.
     pub fn fsync(&self) -> Result<(), F::Error> {
-        let all = FileRange::from(FileOffset::ZERO);
-        let space = &self.space;
-        let end = space.see_end();
-        let flushed = space.flush(all);
-        let synced = flushed.and_then(|()| space.filesystem.sync(&space.inode, end));
+        let synced = self.space.make_durable(FileOffset::MAX);
         self.take_error()?;
         synced
     }
@@ -78,6 +74,24 @@ impl<F: FileSystem> OpenFile<F> {
 }
 
 impl<F: FileSystem> AddressSpace<F> {
+    /// Makes the file durable up to `upto`: what it has before that, and that it ends there, or where it does. Who cuts it meanwhile is waited
+    /// for: a cut that is refused leaves the file as long as it was, and on the medium it may have been shorter by then.
+    pub(crate) fn make_durable(&self, upto: FileOffset) -> Result<(), F::Error> {
+        let sync = || -> Result<SeenEnd, F::Error> {
+            let end = self.see_end().at_most(upto);
+            self.flush(FileRange::new(FileOffset::ZERO, upto))?;
+            self.filesystem.sync(&self.inode, end)?;
+            Ok(end)
+        };
+        if !self.was_cut_since(sync()?) {
+            return Ok(());
+        }
+        // Who changes where a file ends has all behind that locked, as far as one can reach.
+        let last = FileRange::from(FileOffset::MAX.round_down(self.block_bytes));
+        let _locked = self.states.lock(last, LockMode::Exclusive);
+        sync().map(drop)
+    }
+
     /// Brings to the device what is dirty in `range`, as far as the file reaches now, and waits for what is on its way. What others append
     /// meanwhile is not waited for: who appends as fast as the device writes would let it never end. Errors with which data was lost are kept
     /// for [`OpenFile::fsync()`], and told at once by [`AddressSpace::flush_told()`] only. Durable only after that.

@@ -156,6 +156,8 @@ pub struct MemoryFs {
     before_change: Mutex<Option<Arc<Hook>>>,
     /// After data was read.
     after_read: Mutex<Option<Arc<Hook>>>,
+    /// When where a file ends is to be changed, which then fails.
+    size_refusal: Mutex<Option<Arc<Hook>>>,
 }
 
 impl MemoryFs {
@@ -194,6 +196,11 @@ impl MemoryFs {
     /// Once, before a range is punched or written past the cache.
     pub fn before_change(&self, hook: impl Fn() + Send + Sync + 'static) {
         *self.before_change.lock().expect(UNPOISONED) = Some(Arc::new(Box::new(hook)));
+    }
+
+    /// Once, when where a file ends is to be changed, which then fails for want of space.
+    pub fn refuse_next_size(&self, hook: impl Fn() + Send + Sync + 'static) {
+        *self.size_refusal.lock().expect(UNPOISONED) = Some(Arc::new(Box::new(hook)));
     }
 
     fn change_begins(&self) {
@@ -693,6 +700,11 @@ impl FileSystem for MemoryFs {
         size: FileOffset,
         beyond: Beyond,
     ) -> Result<(), Failure> {
+        let refusal = self.size_refusal.lock().expect(UNPOISONED).take();
+        if let Some(refusal) = refusal {
+            refusal();
+            return Err(Failure::NoSpace);
+        }
         let ends_dirty = inode.ends_dirty(size.bytes());
         // Shorter than in memory, it may be longer than on the medium.
         if beyond == Beyond::Dropped
@@ -715,7 +727,10 @@ impl FileSystem for MemoryFs {
 
     fn punch(&self, inode: &Arc<MemoryInode>, range: FileRange) -> Result<(), Failure> {
         self.drop_blocks(inode, range);
-        // The dirty block that would have said where the file ends may be gone.
+        // The dirty block that would have said where the file ends may be gone. Behind the block in which it ended that must be there first.
+        if let Some(space) = inode.space() {
+            space.flush_old_tail(space.size())?;
+        }
         let mut extents = inode.extents.lock().expect(UNPOISONED);
         if let Some(space) = inode.space() {
             extents.size = extents.size.max(space.size().bytes());

@@ -17,6 +17,7 @@
 
 use std::sync::Weak;
 
+use ubtrfs_iomap::extent_state::{StateBits, Want};
 use ubtrfs_iomap::{
     Beyond, DirtyBatch, Fate, FileOffset, FileRange, FileSystem, LostData, Mapping, MappingFlags,
     MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites,
@@ -428,6 +429,8 @@ impl FileIo {
     fn may_be_inline(&self, fs: &Filesystem, inode: &IoInode, range: FileRange) -> Result<bool> {
         let block = u64::from(self.block_bytes);
         let is_inline = || drop_range::is_inline(&fs.inner.core, &inode.target(true));
+        let is_short = |size| size <= fs.inner.options.max_inline_bytes as u64;
+        let first = FileRange::with_len(FileOffset::ZERO, block);
         let Some(space) = fs.inner.open_files.find(inode.id) else { return Ok(false) };
         match space.size().bytes() {
             size if size > block => {
@@ -441,15 +444,21 @@ impl FileIo {
                 Ok(is_inline)
             }
             // It is among what is written: only packed can all of a block be inline, which then may be on the medium before the rest
-            // is in memory.
-            _ if range.start.bytes() < block => {
-                Ok(inode.compresses(fs) && !has_own_space(&fs.disk_inode(inode.id)?))
+            // is in memory; or an older version of it that is short, which arrives when what lies behind is about to.
+            size if range.start.bytes() < block => {
+                let has_older = |bits| space.states().test(first, Want::Any(bits));
+                let may_become = inode.compresses(fs)
+                    || has_older(StateBits::ORDERED)
+                    || is_short(size) && has_older(StateBits::DELALLOC);
+                Ok(may_become && !has_own_space(&fs.disk_inode(inode.id)?))
             }
             0 => Ok(false),
             size => {
-                let is_short = size <= fs.inner.options.max_inline_bytes as u64;
-                let may_become =
-                    (is_short || inode.compresses(fs)) && !has_own_space(&fs.disk_inode(inode.id)?);
+                // What is on its way may be shorter than it is now.
+                let is_coming_short =
+                    is_short(size) || space.states().test(first, Want::Any(StateBits::ORDERED));
+                let may_become = (is_coming_short || inode.compresses(fs))
+                    && !has_own_space(&fs.disk_inode(inode.id)?);
                 Ok(may_become || is_inline()?)
             }
         }

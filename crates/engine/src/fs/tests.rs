@@ -633,3 +633,22 @@ fn damaged_sector_is_told_before_those_behind_it_without_checksums() {
     assert_eq!(fs.read(id, FileOffset(0), &mut front).unwrap(), front.len());
     assert!(front == bytes[..front.len()]);
 }
+
+/// A short first block that is dirty, or on its way, may become inline while somebody writes more from the file's beginning on; what lies behind it
+/// then moves it, for which no space was promised. Where there was none, data behind it that had been taken was lost.
+#[test]
+fn who_writes_over_a_short_block_and_behind_it_has_the_promise_for_moving_it() {
+    let fs = new_filesystem();
+    let file = fs.open_data(new_file(&fs, "file")).unwrap();
+    let promised = || file.space().inode().has_outline_promise();
+    file.write(ubtrfs_iomap::FileOffset::new(0), &[1; 100]).unwrap();
+    assert!(!promised());
+    file.write(ubtrfs_iomap::FileOffset::new(0), &[2; 2 * SECTOR as usize]).unwrap();
+    assert!(promised());
+    file.fsync().unwrap();
+    assert!(!promised());
+    // Nothing of it was ever short.
+    let file = fs.open_data(new_file(&fs, "other")).unwrap();
+    file.write(ubtrfs_iomap::FileOffset::new(0), &[2; 2 * SECTOR as usize]).unwrap();
+    assert!(!file.space().inode().has_outline_promise());
+}

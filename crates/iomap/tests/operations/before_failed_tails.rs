@@ -69,3 +69,28 @@ fn block_that_can_be_written_again_counts_as_written() {
     assert_eq!(file.space().cache().shrink_dirty(BLOCK), BLOCK);
     assert_eq!(file.space().cache().dirty_bytes(), 0);
 }
+
+/// A single long write in the course of which that block is found to fail: it had been asked before the write only.
+#[test]
+fn one_long_write_does_not_fill_memory_behind_a_block_that_cannot_be_written() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions {
+        cached_bytes_max: 16 * BLOCK,
+        dirty_bytes_max: 4 * BLOCK,
+        dirty_bytes_background: 2 * BLOCK,
+        ..CacheOptions::default()
+    };
+    for straight_write_bytes_min in [u64::MAX, BLOCK] {
+        let file =
+            new_file(&fs, CacheOptions { straight_write_bytes_min, ..options.clone() }).open();
+        file.write(at(0), &[1; 4096]).unwrap();
+        file.fsync().unwrap();
+        file.truncate(at(KEPT)).unwrap();
+        fs.writes_left.store(0, Ordering::Relaxed);
+        let written = file.write(at(2 * BLOCK), &[2; 512 * 4096]);
+        let cached_bytes = file.space().cache().cached_bytes();
+        assert!(cached_bytes <= 32 * BLOCK, "{} blocks are in memory", cached_bytes / BLOCK);
+        assert!(written.is_ok_and(|len| len < 512 * 4096), "all of it was taken");
+        fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    }
+}

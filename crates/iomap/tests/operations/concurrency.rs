@@ -1,9 +1,9 @@
 //! Threads at the same file, of which one is at a certain place when another comes. What they do at random is in the suite.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use crate::common::{BLOCK, MemoryFs, at, contents, new_file};
+use crate::common::{BLOCK, Failure, MemoryFs, at, contents, new_file, range};
 use ubtrfs_iomap::{CacheOptions, FileRange};
 
 /// What an fsync promised is stored, whatever other threads do.
@@ -124,4 +124,72 @@ fn file_cut_off_within_what_is_on_its_way_ends_there_on_the_medium() {
     assert_eq!(MemoryFs::stored_size(space.inode()), 5000);
     let stored = [vec![1; 5000], vec![0; 3192]].concat();
     assert!(fs.stored(space.inode(), 8192) == stored);
+}
+
+/// A cut that the filesystem refuses, beside an fsync that saw the end before it: what was written back meanwhile had said on the medium that the
+/// file ends where it was to be cut, the fsync took it that who cuts says where it ends, and nobody did: it was short after a crash, and when it
+/// was opened again, which nothing told.
+#[test]
+fn file_that_could_not_be_cut_ends_on_the_medium_where_it_did() {
+    const SIZE: u64 = BLOCK + 100;
+    let fs = MemoryFs::new();
+    let options = CacheOptions { writeback_bytes_max: BLOCK, ..CacheOptions::default() };
+    let space = new_file(&fs, options);
+    space.inode().note_space(&space);
+    let file = space.open();
+    file.write(at(0), &[1; 4096]).unwrap();
+    file.write(at(BLOCK), &[2; 100]).unwrap();
+    let is_refused = Arc::new(AtomicBool::new(false));
+    let (refused, weak) = (Arc::clone(&is_refused), Arc::downgrade(&space));
+    fs.refuse_next_size(move || {
+        weak.upgrade().unwrap().flush(range(BLOCK, 2 * BLOCK)).unwrap();
+        refused.store(true, Ordering::SeqCst);
+    });
+    let (begun, first) = (Arc::new(AtomicBool::new(false)), AtomicBool::new(true));
+    let has_begun = Arc::clone(&begun);
+    fs.before_mapping(move || {
+        if first.swap(false, Ordering::SeqCst) {
+            has_begun.store(true, Ordering::SeqCst);
+            while !is_refused.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+    });
+    std::thread::scope(|scope| {
+        let synced = scope.spawn(|| space.open().fsync());
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        assert_eq!(file.truncate(at(BLOCK + 20)), Err(Failure::NoSpace));
+        synced.join().unwrap().unwrap();
+    });
+    assert_eq!(file.size(), at(SIZE));
+    let durable = fs.durable(space.inode());
+    assert_eq!(durable.len() as u64, SIZE, "an fsync promised it");
+    assert!(durable[4096..][..20] == [2; 20]);
+}
+
+/// The same of an fsync that begins while the file is being cut, and so sees it shorter than it will ever have been.
+#[test]
+fn fsync_of_a_file_that_is_being_cut_in_vain_makes_all_of_it_durable() {
+    const SIZE: u64 = BLOCK + 100;
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    space.inode().note_space(&space);
+    let file = space.open();
+    file.write(at(0), &[1; SIZE as usize]).unwrap();
+    let syncing = Arc::new(Mutex::new(None));
+    let (slot, weak, device) = (Arc::clone(&syncing), Arc::downgrade(&space), Arc::downgrade(&fs));
+    fs.refuse_next_size(move || {
+        let (space, fs) = (weak.upgrade().unwrap(), device.upgrade().unwrap());
+        let other = space.open();
+        *slot.lock().unwrap() = Some(std::thread::spawn(move || other.fsync()));
+        while fs.durable(space.inode()).len() as u64 != BLOCK + 20 {
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(file.truncate(at(BLOCK + 20)), Err(Failure::NoSpace));
+    let syncing = syncing.lock().unwrap().take().unwrap();
+    syncing.join().unwrap().unwrap();
+    assert_eq!(fs.durable(space.inode()).len() as u64, SIZE, "an fsync promised it");
 }
