@@ -83,8 +83,10 @@ pub struct AddressSpace<F: FileSystem> {
     pub(crate) last_reader: AtomicU64,
     opened_count: AtomicU64,
     size: AtomicU64,
-    /// How many times it was made shorter.
+    /// Twice how many times it was made shorter; odd as long as the filesystem has not said whether it is.
     cuts: AtomicU64,
+    /// How many of them the filesystem refused.
+    refused_cuts: AtomicU64,
     /// The block in which the file ends on the medium could not be written, and stayed dirty; it may be there by now.
     pub(crate) has_failed_tail: AtomicBool,
     me: Weak<Self>,
@@ -96,14 +98,25 @@ pub struct AddressSpace<F: FileSystem> {
 pub struct SeenEnd {
     size: FileOffset,
     cuts: u64,
+    refused_cuts: u64,
 }
 
-/// While it lives, a file is being cut: the count of cuts is odd.
-pub(crate) struct Cutting<'a>(&'a AtomicU64);
+/// While it lives, a file is being cut.
+pub(crate) struct Cutting<'a> {
+    cuts: &'a AtomicU64,
+    refused_cuts: &'a AtomicU64,
+}
+
+impl Cutting<'_> {
+    /// The filesystem refused it, and the file ends where it did, also on the medium.
+    pub(crate) fn refused(self) {
+        self.refused_cuts.fetch_add(1, Ordering::Release);
+    }
+}
 
 impl Drop for Cutting<'_> {
     fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Release);
+        self.cuts.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -160,6 +173,7 @@ impl<F: FileSystem> AddressSpace<F> {
             opened_count: AtomicU64::new(0),
             size: AtomicU64::new(size.bytes()),
             cuts: AtomicU64::new(0),
+            refused_cuts: AtomicU64::new(0),
             has_failed_tail: AtomicBool::new(false),
             me: Weak::clone(me),
         })
@@ -186,8 +200,9 @@ impl<F: FileSystem> AddressSpace<F> {
     /// Where it ends now, for who will record it. What others write behind that end from now on may not be on the medium then.
     pub fn see_end(&self) -> SeenEnd {
         // In this order: who is cut between the two counts as cut.
+        let refused_cuts = self.refused_cuts.load(Ordering::Acquire);
         let cuts = self.cuts.load(Ordering::Acquire);
-        SeenEnd { size: self.size(), cuts }
+        SeenEnd { size: self.size(), cuts, refused_cuts }
     }
 
     /// Where the file may be said to end on the medium, at least, once what was dirty before `seen` is there: nowhere, if it was cut since,
@@ -228,13 +243,18 @@ impl<F: FileSystem> AddressSpace<F> {
     pub(crate) fn begin_cut(&self, pages: &MutexGuard<'_, Pages>, size: FileOffset) -> Cutting<'_> {
         self.set_size(pages, size);
         self.cuts.fetch_add(1, Ordering::Release);
-        Cutting(&self.cuts)
+        Cutting { cuts: &self.cuts, refused_cuts: &self.refused_cuts }
     }
 
-    /// Whether the file was cut since its end was seen, or was being cut then. If that is refused, the end was one that it never had.
-    pub(crate) fn was_cut_since(&self, seen: SeenEnd) -> bool {
-        let is_being_cut = !seen.cuts.is_multiple_of(2);
-        is_being_cut || self.cuts.load(Ordering::Acquire) != seen.cuts
+    /// Whether the filesystem has not said yet whether the file is cut.
+    pub(crate) fn is_being_cut(&self) -> bool {
+        !self.cuts.load(Ordering::Acquire).is_multiple_of(2)
+    }
+
+    /// Whether a cut was refused since the end was seen: that may have been one that the file never had, and the medium have had it, too. Asked
+    /// behind [`AddressSpace::is_being_cut()`].
+    pub(crate) fn was_cut_in_vain_since(&self, seen: SeenEnd) -> bool {
+        self.refused_cuts.load(Ordering::Acquire) != seen.refused_cuts
     }
 
     pub(crate) fn blocks(&self, range: FileRange) -> Blocks {

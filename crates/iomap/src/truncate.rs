@@ -105,8 +105,8 @@ impl<F: FileSystem> AddressSpace<F> {
             if dropped_bytes > 0 || has_dropped || !is_restored {
                 self.errors.lock().record(error.clone());
             }
+            cutting.refused();
         }
-        drop(cutting);
         result
     }
 

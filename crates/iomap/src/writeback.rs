@@ -83,13 +83,14 @@ impl<F: FileSystem> AddressSpace<F> {
             self.filesystem.sync(&self.inode, end)?;
             Ok(end)
         };
-        if !self.was_cut_since(sync()?) {
+        let seen = sync()?;
+        if !self.is_being_cut() && !self.was_cut_in_vain_since(seen) {
             return Ok(());
         }
         // Who changes where a file ends has all behind that locked, as far as one can reach.
         let last = FileRange::from(FileOffset::MAX.round_down(self.block_bytes));
         let _locked = self.states.lock(last, LockMode::Exclusive);
-        sync().map(drop)
+        if self.was_cut_in_vain_since(seen) { sync().map(drop) } else { Ok(()) }
     }
 
     /// Brings to the device what is dirty in `range`, as far as the file reaches now, and waits for what is on its way. What others append
