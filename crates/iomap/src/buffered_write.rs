@@ -85,10 +85,6 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     fn write_locked(&self, range: FileRange, bytes: &[u8]) -> Result<usize, F::Error> {
-        if self.has_failed_tail() {
-            // What comes behind that block could not be written either, and memory would fill with it.
-            self.flush_old_tail(range.end)?;
-        }
         self.zero_old_tail(range.start)?;
         let len = usize::try_from(range.len_bytes()).unwrap_or(bytes.len());
         let straight = self.straight_writes(range);

@@ -89,7 +89,7 @@ impl<F: FileSystem> AddressSpace<F> {
         }
         // Who changes where a file ends has all behind that locked, as far as one can reach.
         let last = FileRange::from(FileOffset::MAX.round_down(self.block_bytes));
-        let _locked = self.states.lock(last, LockMode::Exclusive);
+        let _locked = self.states.lock(last, LockMode::Shared);
         if self.was_cut_in_vain_since(seen) { sync().map(drop) } else { Ok(()) }
     }
 

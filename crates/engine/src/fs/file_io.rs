@@ -679,7 +679,13 @@ impl FileSystem for FileIo {
     }
 
     fn set_size(&self, inode: &IoInode, size: FileOffset, beyond: Beyond) -> Result<()> {
-        self.fs()?.set_file_size(inode, size.bytes(), beyond)
+        let fs = self.fs()?;
+        fs.set_file_size(inode, size.bytes(), beyond)?;
+        if beyond == Beyond::Dropped && size.bytes() <= u64::from(self.block_bytes) {
+            // Nothing is behind the first block, in memory neither, as long as the caller has that locked: nothing makes it move.
+            inode.give_outline_promise_back(&fs.inner.core);
+        }
+        Ok(())
     }
 
     fn punch(&self, inode: &IoInode, range: FileRange) -> Result<()> {

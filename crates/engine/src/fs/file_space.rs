@@ -39,22 +39,6 @@ impl Filesystem {
             lock = self.inner.files.lock_data(io.id);
         }
         let _lock = lock;
-        self.set_size_of_dirty(io, size, beyond, is_dirty)?;
-        if beyond == Beyond::Dropped && size <= self.sectorsize_bytes() {
-            // Nothing is behind the first block, in memory neither: nothing makes that move.
-            io.give_outline_promise_back(&self.inner.core);
-        }
-        Ok(())
-    }
-
-    /// [`Filesystem::set_file_size`] of a file of which the block in which it is to end may be dirty. The caller holds the data lock.
-    fn set_size_of_dirty(
-        &self,
-        io: &IoInode,
-        size: u64,
-        beyond: Beyond,
-        is_dirty: bool,
-    ) -> Result<()> {
         let medium = io.medium(self)?;
         let end = size.next_multiple_of(self.sectorsize_bytes());
         let has_beyond = beyond == Beyond::Dropped && medium.extents_end > end;

@@ -9,6 +9,15 @@ use ubtrfs_iomap::{CacheOptions, OpenFile};
 
 const KEPT: u64 = 3000;
 
+fn little_memory() -> CacheOptions {
+    CacheOptions {
+        cached_bytes_max: 16 * BLOCK,
+        dirty_bytes_max: 4 * BLOCK,
+        dirty_bytes_background: 2 * BLOCK,
+        ..CacheOptions::default()
+    }
+}
+
 /// A file of so many whole blocks on the medium and one more of which all but [`KEPT`] bytes were cut off, in memory: writing it has failed, and
 /// each further write does.
 fn file_with_failed_tail(
@@ -42,13 +51,7 @@ fn what_is_clean_before_a_block_that_cannot_be_written_is_used() {
 #[test]
 fn memory_does_not_fill_before_a_block_that_cannot_be_written() {
     let fs = MemoryFs::new();
-    let options = CacheOptions {
-        cached_bytes_max: 16 * BLOCK,
-        dirty_bytes_max: 4 * BLOCK,
-        dirty_bytes_background: 2 * BLOCK,
-        ..CacheOptions::default()
-    };
-    let file = file_with_failed_tail(&fs, 64, options);
+    let file = file_with_failed_tail(&fs, 64, little_memory());
     for block in 0..64 {
         // It may be refused, or be lost as writing it back fails.
         let _ = file.write(at(block * BLOCK), &[2; 4096]);
@@ -74,15 +77,9 @@ fn block_that_can_be_written_again_counts_as_written() {
 #[test]
 fn one_long_write_does_not_fill_memory_behind_a_block_that_cannot_be_written() {
     let fs = MemoryFs::new();
-    let options = CacheOptions {
-        cached_bytes_max: 16 * BLOCK,
-        dirty_bytes_max: 4 * BLOCK,
-        dirty_bytes_background: 2 * BLOCK,
-        ..CacheOptions::default()
-    };
     for straight_write_bytes_min in [u64::MAX, BLOCK] {
         let file =
-            new_file(&fs, CacheOptions { straight_write_bytes_min, ..options.clone() }).open();
+            new_file(&fs, CacheOptions { straight_write_bytes_min, ..little_memory() }).open();
         file.write(at(0), &[1; 4096]).unwrap();
         file.fsync().unwrap();
         file.truncate(at(KEPT)).unwrap();
