@@ -350,6 +350,46 @@ fn data() -> Vec<Case> {
     let with = |name, before, after| Case { name, before, after };
     const KEEP: FallocateFlags = FallocateFlags::KEEP_SIZE;
     vec![
+        // Who has a file open goes on writing, and Linux logs it. Nobody could open the filesystem for writing: each step of the
+        // replay was refused, as the subvolume is read-only.
+        with(
+            "files of a subvolume that became read-only",
+            |s| {
+                tree(s);
+                subvolume(s, &["create"], "sub");
+                write(s, "sub/file", 50_000);
+                write(s, "sub/other", 50_000);
+            },
+            |s| {
+                let open = |name| File::options().write(true).open(s.at(name)).unwrap();
+                let (file, other) = (open("sub/file"), open("sub/other"));
+                unlink(s, "sub/other");
+                let sub = s.at("sub");
+                run("btrfs", ["property", "set", "-ts", sub.to_str().unwrap(), "ro", "true"]);
+                for file in [file, other] {
+                    file.write_all_at(&[7; 20_000], 10_000).unwrap();
+                    file.write_all_at(&[8; 5000], 90_000).unwrap();
+                    file.sync_all().unwrap();
+                    s.open.borrow_mut().push(file);
+                }
+            },
+        ),
+        // The checksums of all were held back until the end of the replay, and for each run of them more was kept free than the
+        // filesystem has.
+        with(
+            "blocks of an allocated file written here and there",
+            |s| {
+                tree(s);
+                fallocate(s, "a/large", FallocateFlags::empty(), 1 << 20, 32 << 20);
+            },
+            |s| {
+                let file = File::options().write(true).open(s.at("a/large")).unwrap();
+                for block in 0..4000 {
+                    file.write_all_at(&[block as u8; 4096], (1 << 20) + block * 8192).unwrap();
+                }
+                file.sync_all().unwrap();
+            },
+        ),
         with("a NOCOW file overwritten", nocow, |s| {
             pwrite(s, "a/nocow", 10_000, 50_000);
             sync_all(s, &["a/nocow"]);

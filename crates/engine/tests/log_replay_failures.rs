@@ -34,9 +34,14 @@ fn has_judges() -> bool {
 /// What a power cut leaves right after the last of many fsyncs: files new, changed, cut off, with holes, linked and unlinked, in
 /// two subvolumes. Metadata is there once, so that each failure counts.
 fn logged() -> Image {
+    logged_on("-m single")
+}
+
+/// The same, made with other options.
+fn logged_on(mkfs: &str) -> Image {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = directory.path().join("image");
-    MkfsBtrfs::new().options("-m single").size_bytes(300 << 20).make(&image);
+    MkfsBtrfs::new().options(mkfs).size_bytes(300 << 20).make(&image);
     let mount = KernelMount::read_write(&image, "subvolid=5,commit=300");
     let at = |name: &str| mount.path().join(name);
     let write = |name: &str, len: usize| fs::write(at(name), Prng::new(1).bytes(len)).unwrap();
@@ -496,6 +501,97 @@ fn forged_item_of_a_log_ends_in_an_error_or_a_consistent_filesystem() {
     }
     println!("{} refused, {} replayed", counts[0], counts[1]);
     assert!(counts[0] > 100 && counts[1] > 100, "{counts:?}");
+}
+
+/// Without SKINNY_METADATA a tree block has an item such as data's, and was taken for data that is shared: a reference of a file went to
+/// it, and was committed.
+#[test]
+fn forged_file_extent_over_a_tree_block_is_refused() {
+    if !has_judges() {
+        return;
+    }
+    let image = logged_on("-m single -O ^skinny-metadata");
+    let before = state_of(&image);
+    let root = open_read_only(&image).unwrap().superblock().root.get();
+    let mut count = 0;
+    for block in log_blocks(&image).iter().filter(|block| block.is_leaf()) {
+        for slot in 0..block.item_count() {
+            let data = block.data(slot);
+            if block.key_type(slot) != KeyType::EXTENT_DATA || data.len() != 53 {
+                continue;
+            }
+            let forged = block.forged(&image, |bytes| {
+                // Its length decoded, where it lies, its length there, what of it is used, and that length.
+                let node = NODE_BYTES as u64;
+                for (at, number) in [(8, node), (21, root), (29, node), (37, 0), (45, node)] {
+                    bytes[data.start + at..][..8].copy_from_slice(&number.to_le_bytes());
+                }
+            });
+            let (_, device) = on(&forged);
+            let said = try_open(&device).map(drop).unwrap_err().to_string();
+            assert!(said.contains("space that is free but for the log"), "item {slot}: {said}");
+            assert!(state_of(&device.image()).is_same(&before), "item {slot}");
+            count += 1;
+        }
+    }
+    assert!(count > 3, "{count}");
+}
+
+/// A file that was open as it lost its name, and of which a block of metadata is damaged: it cannot be cleaned up. The log was
+/// replayed, and committed, and the filesystem could not be opened all the same.
+#[test]
+fn log_beside_what_cannot_be_cleaned_up_is_replayed() {
+    if !has_judges() {
+        return;
+    }
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = directory.path().join("image");
+    MkfsBtrfs::new().options("-m single").size_bytes(300 << 20).make(&image);
+    let mount = KernelMount::read_write(&image, "subvolid=5,commit=300");
+    let gone = File::create(mount.path().join("gone")).unwrap();
+    for block in 0..2000 {
+        gone.write_all_at(&[1; 4096], block * 8192).unwrap();
+    }
+    let number = std::os::unix::fs::MetadataExt::ino(&gone.metadata().unwrap());
+    fs::remove_file(mount.path().join("gone")).unwrap();
+    run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
+    fs::write(mount.path().join("new"), "logged").unwrap();
+    File::open(mount.path().join("new")).unwrap().sync_all().unwrap();
+    let mut cut = copy_of(&image);
+    drop(gone);
+    mount.unmount();
+
+    // A block in the middle of the file's extents.
+    let fs = open_read_only(&cut).unwrap();
+    let roots = LogBlock::read(&fs, LogicalAddr(fs.superblock().root.get()));
+    let is_top = |slot: &usize| {
+        roots.key_type(*slot) == KeyType::ROOT_ITEM
+            && roots.number(HEADER_BYTES + slot * ITEM_BYTES) == ubtrfs_ondisk::RootId::FS_TREE.0
+    };
+    let slot = (0..roots.item_count()).find(is_top).unwrap();
+    let top = LogBlock::read(&fs, LogicalAddr(roots.number(roots.data(slot).start + 160 + 16)));
+    let pointer = |slot: usize| HEADER_BYTES + slot * POINTER_BYTES;
+    let is_of_extents = |slot: &usize| {
+        let at = pointer(*slot);
+        top.number(at) == number && KeyType(top.bytes[at + 8]) == KeyType::EXTENT_DATA
+    };
+    let slots: Vec<usize> = (0..top.item_count()).filter(is_of_extents).collect();
+    assert!(!top.is_leaf() && slots.len() > 4, "{slots:?}");
+    let middle = LogicalAddr(top.number(pointer(slots[slots.len() / 2]) + 17));
+    let damaged = LogBlock::read(&fs, middle);
+    drop(fs);
+    damaged.places.iter().for_each(|place| cut.write(place + 1000, &[0x5a; 100]));
+
+    let (_, device) = on(&cut);
+    for _ in 0..2 {
+        let fs = try_open(&device).unwrap();
+        let [Notice::OrphansNotCleaned { error: Error::Volume(_), .. }] = fs.notices() else {
+            panic!("{:?}", fs.notices());
+        };
+        let new = fs.lookup(fs.top_level(), b"new").unwrap();
+        assert_eq!(fs.inode(new).unwrap().size_bytes, 6);
+    }
+    assert_eq!(open_read_only(&device.image()).unwrap().superblock().log_root.get(), 0);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Space that is in use and not in the extent tree: what a log refers to.
 
+use ubtrfs_ondisk::extent::{ExtentItem, flags};
+use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Corruption, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
 
 use super::Allocator;
@@ -37,13 +39,13 @@ impl Allocator {
             Self::class_of_group(group.flags)
         };
         state.spaces[class.index()].loaded_free_bytes -= len_bytes;
-        state.pinned.push((start.0, end));
+        state.claimed.insert(start.0, end);
         Ok(())
     }
 
     /// Takes over what was claimed: it stays in use after the commit.
-    pub(crate) fn take_claimed(&self, start: LogicalAddr, len_bytes: u64) {
-        self.state().pinned.retain(|range| *range != (start.0, start.0 + len_bytes));
+    pub(crate) fn take_claimed(&self, start: LogicalAddr) {
+        self.state().claimed.remove(&start.0);
     }
 
     /// Whether the extent tree has that data extent, as of the last commit.
@@ -57,7 +59,10 @@ impl Allocator {
         len_bytes: u64,
     ) -> Result<bool> {
         let key = Key::new(ObjectId(start.0), KeyType::EXTENT_ITEM, len_bytes);
-        Ok(roots.tree(RootId::EXTENT_TREE)?.lookup(&key)?.is_some())
+        let Some(bytes) = roots.tree(RootId::EXTENT_TREE)?.lookup(&key)? else { return Ok(false) };
+        // Without SKINNY_METADATA, tree blocks have such keys, too.
+        let item = ExtentItem::peek(&bytes).map_err(|error| error.in_root(RootId::EXTENT_TREE))?;
+        Ok(item.flags.get() & flags::DATA != 0)
     }
 
     /// As [`Allocator::is_recorded`], what the running transaction has added included.

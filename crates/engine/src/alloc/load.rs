@@ -312,6 +312,7 @@ impl State {
         for (from, to) in &self.pinned {
             free.remove(*from, *to);
         }
+        // Claimed ranges lie within their group, whose free space the first of them had loaded.
         let group = self.groups.get_mut(&start).expect("the caller found it");
         let class = Allocator::class_of_group(group.flags);
         self.spaces[class.index()].loaded_free_bytes += free.free_bytes();

@@ -113,6 +113,8 @@ struct State {
     refs: DelayedRefs,
     /// Ranges freed in the running transaction.
     pinned: Vec<(u64, u64)>,
+    /// Where ranges begin and end that only a log refers to.
+    claimed: BTreeMap<u64, u64>,
     devices: BTreeMap<DeviceId, DeviceSpace>,
     /// Data and metadata share their groups.
     is_mixed: bool,

@@ -354,7 +354,12 @@ impl Allocator {
     /// After the superblock is durable, and before another handle is opened: what the transaction
     /// freed is free.
     pub(crate) fn unpin(&self) {
-        let freed = std::mem::take(&mut self.state().pinned);
+        let freed = {
+            let mut state = self.state();
+            let mut freed = std::mem::take(&mut state.pinned);
+            freed.extend(std::mem::take(&mut state.claimed));
+            freed
+        };
         if self.options.discard {
             for (start, end) in &freed {
                 // Whatever becomes of it, the space is free: a device that cannot is no failure.

@@ -11,9 +11,14 @@ use crate::data::append::Target;
 use crate::data::drop_range::{drop_range, end_of_extents};
 use crate::error::Result;
 use crate::filesystem::Handle;
-use crate::fs::write::start_of_last_extents;
+use crate::fs::write::{STEP_EXTENTS_MAX, start_of_last_extents};
+use crate::txn::Reservation;
 
-pub(super) use crate::fs::write::STEP_EXTENTS_MAX;
+/// To take extents out of a file: the inode besides.
+const DROP: Reservation = Reservation::removals(STEP_EXTENTS_MAX as u64).and(Reservation::items(1));
+
+/// To enter an extent: its item, the inode, and the checksums of 128 MiB at most, those that were there taken away.
+const ENTER: Reservation = Reservation::items(24);
 
 impl Replay<'_> {
     fn target(&self, number: u64) -> Result<Target> {
@@ -30,7 +35,7 @@ impl Replay<'_> {
             let core = &self.fs.inner.core;
             let step_end = end_of_extents(core, &target, &(at..end), STEP_EXTENTS_MAX)?;
             let step_end = step_end.max(at + 1).min(end);
-            let mut handle = self.begin()?;
+            let mut handle = self.begin(DROP)?;
             self.drop_step(&mut handle, &target, at, step_end)?;
             at = step_end;
         }
@@ -69,7 +74,7 @@ impl Replay<'_> {
         let target = self.target(number)?;
         loop {
             let from = start_of_last_extents(self.fs, inode.id, end, STEP_EXTENTS_MAX)?;
-            let mut handle = self.begin()?;
+            let mut handle = self.begin(DROP)?;
             self.drop_step(&mut handle, &target, from, u64::MAX)?;
             if from <= end {
                 return Ok(());
@@ -114,7 +119,7 @@ impl Replay<'_> {
             return Ok(());
         }
         let target = self.target(number)?;
-        let mut handle = self.begin()?;
+        let mut handle = self.begin(ENTER)?;
         handle.txn.insert(self.root, item.key, &item.data)?;
         if let Some(regular) = regular.filter(|regular| !regular.is_hole()) {
             self.refer(&mut handle, &target, start, &regular)?;
@@ -137,7 +142,7 @@ impl Replay<'_> {
         if core.alloc.is_known(&core.roots, at, len)? {
             core.alloc.share_data(at, len, root, inode, offset);
         } else {
-            core.alloc.take_claimed(at, len);
+            core.alloc.take_claimed(at);
             core.alloc.add_data(at, len, root, inode, offset)?;
         }
         let used = match extent.compression {
@@ -157,6 +162,7 @@ impl Replay<'_> {
             csums.remove(&mut handle.txn, start, end)?;
             csums.add(LogicalAddr(start), &bytes, geometry.csum, sectorsize);
         }
-        Ok(())
+        // Nothing commits yet, and what is held back needs room for each run: a log may bring many thousands, here and there.
+        csums.flush(&mut handle.txn)
     }
 }

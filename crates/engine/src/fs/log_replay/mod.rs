@@ -71,7 +71,7 @@ pub(crate) fn replay(fs: &Filesystem) -> Result<()> {
     core.hold_commits(u64::MAX);
     let result = replay_all(fs).and_then(|roots| {
         // Before anything can commit: a superblock must not name a log that is replayed already.
-        core.begin(Reservation::items(0))?.change_superblock(|superblock| {
+        core.begin(Reservation::items(0).promised())?.change_superblock(|superblock| {
             superblock.log_root = 0.into();
             superblock.log_root_level = 0;
             superblock.log_root_transid = 0.into();
@@ -84,12 +84,13 @@ pub(crate) fn replay(fs: &Filesystem) -> Result<()> {
     {
         // What is remembered of these is of before: the number of the next inode, first of all.
         let mut names = fs.inner.files.names();
-        roots.iter().for_each(|root| names.forget_subvolume(*root));
+        for root in roots {
+            names.forget_subvolume(root);
+            names.check_known(core, root)?;
+        }
     }
-    // What lost its last name goes, for good before anybody sees the filesystem.
-    for root in roots {
-        fs.clean_orphans(root)?;
-    }
+    // What lost its last name goes, for good before anybody sees the filesystem. What cannot go stays noted: the log is replayed
+    // all the same, and who opens the filesystem is told.
     fs.commit()
 }
 
@@ -122,6 +123,8 @@ fn replay_all(fs: &Filesystem) -> Result<Vec<RootId>> {
         let is_live = fs.root_item(root)?.is_some_and(|(_, item)| item.refs.get() > 0);
         // Of a subvolume that was deleted since, nothing is to be replayed.
         if root.is_subvolume() && is_live {
+            // Linux logs what is written to a file that was open when its subvolume became read-only.
+            fs.inner.files.names().set_read_only(core, root, false)?;
             replays.push(Replay { fs, root, log, touched: BTreeSet::new() });
         }
     }
@@ -217,13 +220,10 @@ impl<'a> Replay<'a> {
         InodeId { root: self.root, inode: InodeNo(number) }
     }
 
-    /// A handle for one step of the replay.
-    fn begin(&self) -> Result<Handle<'a>> {
-        let removals = Reservation::removals(extents::STEP_EXTENTS_MAX as u64);
-        Ok(Handle {
-            fs: self.fs,
-            txn: self.fs.inner.core.begin(Reservation::items(32).and(removals))?,
-        })
+    /// A handle for one step of the replay. It may use what is kept back from what does not free space: a filesystem that is nearly
+    /// full could not be opened otherwise, to be emptied.
+    fn begin(&self, reservation: Reservation) -> Result<Handle<'a>> {
+        self.fs.begin_step(reservation.promised())
     }
 
     fn tree(&self) -> Result<Arc<Tree>> {
@@ -366,7 +366,7 @@ impl<'a> Replay<'a> {
 
     /// Gives an item of the subvolume the log's data.
     fn put_item(&self, item: &Item) -> Result<()> {
-        let mut handle = self.begin()?;
+        let mut handle = self.begin(Reservation::items(1))?;
         let txn = &mut handle.txn;
         match txn.insert(self.root, item.key, &item.data) {
             Err(Error::Exists { .. }) => txn.replace(self.root, item.key, &item.data),
@@ -378,7 +378,7 @@ impl<'a> Replay<'a> {
     /// extents, and the size of a directory.
     fn put_inode(&self, number: u64, logged: &InodeItem) -> Result<()> {
         let id = self.id(number);
-        let mut handle = self.begin()?;
+        let mut handle = self.begin(Reservation::items(1))?;
         let generation = handle.txn.generation().0;
         let files = &self.fs.inner.files;
         let mut names = files.names();
@@ -442,7 +442,7 @@ impl<'a> Replay<'a> {
         for (name, _) in self.fs.xattrs(id)? {
             if !logged.contains(&name) {
                 let key = id.key(KeyType::XATTR_ITEM, ubtrfs_ondisk::hash::name_hash(&name));
-                self.begin()?.remove_part(id, key, &name)?;
+                self.begin(Reservation::items(1))?.remove_part(id, key, &name)?;
             }
         }
         Ok(())

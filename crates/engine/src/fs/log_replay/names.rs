@@ -13,6 +13,10 @@ use crate::error::{Error, Result};
 use crate::fs::entry::Named;
 use crate::fs::inode::InodeId;
 use crate::fs::state::timespec;
+use crate::txn::Reservation;
+
+/// To take a name away, or to enter one: two directory items, the reference back, both inodes.
+const NAME: Reservation = Reservation::items(6);
 
 /// A name of an inode, as a reference back tells it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -52,7 +56,7 @@ impl Replay<'_> {
 
     /// What is named so, if there is such a name.
     fn named(&self, dir: InodeId, name: &[u8]) -> Result<Option<Named>> {
-        let handle = self.begin()?;
+        let handle = self.begin(Reservation::items(0))?;
         match Named::find(&handle, dir, name) {
             Ok(named) => Ok(Some(named)),
             Err(Error::NotFound { .. }) => Ok(None),
@@ -75,7 +79,7 @@ impl Replay<'_> {
             // Linux commits when subvolumes are made or deleted: none is ever logged.
             return Ok(());
         }
-        let mut handle = self.begin()?;
+        let mut handle = self.begin(NAME)?;
         if named.id.is_stand_in() {
             // Removed as an empty directory is; Linux writes such a log, and fails to replay it.
             handle.remove_stand_in(dir, name)?;
@@ -98,7 +102,7 @@ impl Replay<'_> {
                 .expect("a directory")
                 .into());
         }
-        let mut handle = self.begin()?;
+        let mut handle = self.begin(NAME)?;
         handle.attach(dir, name, named, index)?;
         self.resize(&mut handle, dir, 2 * i64::try_from(name.len()).unwrap_or(0))?;
         self.touched.insert(named.id.inode.0);
@@ -293,7 +297,7 @@ impl Replay<'_> {
                     .expect("one of a directory")
                     .into());
             }
-            let mut handle = self.begin()?;
+            let mut handle = self.begin(Reservation::items(2))?;
             if count != inode.nlink {
                 handle.change_inode(id, |item| item.nlink = count.into())?;
             }
