@@ -10,6 +10,7 @@ use common::{judge, open_for_writing};
 use ubtrfs_engine::{
     Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation, mkfs,
 };
+use ubtrfs_iomap::Reach;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::{DeviceId, FileOffset};
 use ubtrfs_rt::{Runtime, Time};
@@ -65,6 +66,39 @@ fn groups_that_become_empty_are_removed_and_their_space_is_used_again() {
         assert!(left + 150 * MIB <= many, "{left} bytes of {many} stayed");
     }
     drop(fs);
+    judge(&image);
+}
+
+/// Metadata was promised three blocks for each stretch of checksums that waited to be entered, however many waited: for so many blocks
+/// of an allocated file, written here and there between two commits, groups of metadata were made that held nothing.
+#[test]
+fn blocks_written_here_and_there_make_no_groups_of_metadata() {
+    const BLOCKS: u64 = 8000;
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let fs = make(&image, 16 << 30);
+    let id = create(&fs, "file", 0, &mut Prng::of_test(5));
+    let file = fs.open_data(id).unwrap();
+    file.allocate(ubtrfs_iomap::FileOffset::ZERO, BLOCKS * 8192, Reach::Extends).unwrap();
+    fs.commit().unwrap();
+    let metadata = || {
+        let usage = fs.usage().unwrap();
+        let is_metadata = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::METADATA);
+        let spaces = usage.spaces.iter().filter(|space| is_metadata(space.flags));
+        spaces.map(|space| space.total_bytes).sum::<u64>()
+    };
+    let before = metadata();
+    for block in 0..BLOCKS {
+        let at = ubtrfs_iomap::FileOffset::new(block * 8192);
+        file.write(at, &[block.to_le_bytes()[0]; 4096]).unwrap();
+    }
+    fs.flush_files().unwrap();
+    // As an operation that takes space does.
+    create(&fs, "other", 0, &mut Prng::of_test(5));
+    assert_eq!(metadata(), before);
+    file.fsync().unwrap();
+    assert_eq!(metadata(), before);
+    drop((file, fs));
     judge(&image);
 }
 

@@ -178,6 +178,8 @@ struct PendingRuns {
 
 /// Bytes of checksums that are held back at most.
 const PENDING_BYTES_MAX: usize = 512 << 10;
+/// Runs of them at most: metadata is kept free for each, for which groups would be made.
+const PENDING_RUNS_MAX: usize = 1024;
 /// Checksums in one item at most, as Linux limits itself.
 const ITEM_CSUMS_MAX: usize = 4096;
 
@@ -261,6 +263,7 @@ impl PendingCsums {
     /// Whether so many are held that they should become items.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > PENDING_BYTES_MAX
+            || self.run_count.load(Ordering::Relaxed) > PENDING_RUNS_MAX
     }
 
     /// Appends to `out` the checksums held of the sectors from `at` on, at most `count`; returns
