@@ -306,6 +306,76 @@ fn image_that_the_kernel_snapshotted_and_balanced_can_be_changed() {
     judge(&image);
 }
 
+/// A balance of some data moves the leaves that refer to it, and marks the nodes above; leaves beside them stay as they are. The node was
+/// shared, and marked, so nothing below it was handed over when its owner was deleted: the snapshot's leaves referred to data in the name
+/// of a tree that was gone, and whoever changed or deleted the snapshot found no such reference.
+#[test]
+fn owner_of_what_the_kernel_balanced_in_part_can_be_deleted() {
+    if !oracle::require_all(&[
+        Oracle::KernelBtrfs,
+        Oracle::Root,
+        Oracle::BtrfsProgs,
+        Oracle::MkfsBtrfs,
+    ]) {
+        return;
+    }
+    for small_steps in [false, true] {
+        let mut random = Prng::of_test(13);
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("image");
+        MkfsBtrfs::new().options("-n 4096").size_bytes(1 << 30).make(&image);
+        let mount = KernelMount::read_write(&image, "subvolid=5");
+        let at = |name: &str| mount.path().join(name);
+        run("btrfs", ["subvolume".as_ref(), "create".as_ref(), at("origin").as_os_str()]);
+        // With another behind the first ones, so that its data is in two groups.
+        for batch in 0..3 {
+            for number in 0..1000 {
+                let path = at("origin").join(format!("{batch} {number}"));
+                std::fs::write(path, random.text(5000)).unwrap();
+            }
+            if batch == 0 {
+                std::fs::write(at("between"), random.bytes(120 << 20)).unwrap();
+            }
+            run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
+        }
+        // The group with the data of the others: of leaves below one node some are moved.
+        let moved = common::filefrag::by_kernel(&at("origin").join("1 500"))[0].physical.unwrap();
+        let range = format!("-dvrange={moved}..{}", moved + 1);
+        let path = mount.path();
+        run("btrfs", ["balance".as_ref(), "start".as_ref(), range.as_ref(), path.as_os_str()]);
+        let words = ["subvolume".as_ref(), "snapshot".as_ref()];
+        run("btrfs", words.into_iter().chain([at("origin").as_os_str(), at("copy").as_os_str()]));
+        mount.unmount();
+
+        let fs = open_for_writing(&image);
+        let copy = fs.lookup(fs.top_level(), b"copy").unwrap();
+        let before = view(&fs, copy.root);
+        fs.delete_subvolume(fs.top_level(), b"origin").unwrap();
+        if small_steps {
+            while fs.clean_deleted_step(40).unwrap() {}
+        } else {
+            fs.clean_deleted_subvolumes().unwrap();
+        }
+        fs.commit().unwrap();
+        before.assert_same(&view(&fs, copy.root), &Compare::same_filesystem());
+        drop(fs);
+        judge(&image);
+        let fs = open_for_writing(&image);
+        for number in (0..1000).step_by(10) {
+            fs.unlink(copy, format!("{} {number}", number / 10 % 3).as_bytes()).unwrap();
+        }
+        fs.commit().unwrap();
+        drop(fs);
+        judge(&image);
+        let fs = open_for_writing(&image);
+        fs.delete_subvolume(fs.top_level(), b"copy").unwrap();
+        fs.clean_deleted_subvolumes().unwrap();
+        fs.commit().unwrap();
+        drop(fs);
+        judge(&image);
+    }
+}
+
 /// A snapshot's root item said that blocks of its own transaction were older than it. Whoever
 /// dropped it, Linux too, then did not hand over to others what it owned.
 #[test]

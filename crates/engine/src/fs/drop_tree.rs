@@ -5,9 +5,9 @@
 //! below it. How far it came is kept in the root item, as Linux keeps it: the key and the level of
 //! the next child to go, everything before it gone, so that a crash, or Linux, can go on from there.
 //!
-//! What others share stays. If the tree that goes owns it, it is handed over first, from the
-//! leaves up: a block that is marked FULL_BACKREF has nothing of the owner's below it, so that
-//! a walk that was cut off finds again what is still to be done.
+//! What others share stays. If the tree that goes owns it, it is handed over first, from the leaves up. A leaf that is marked
+//! FULL_BACKREF has nothing of the owner's below it, so that a walk that was cut off finds again what is still to be done. A marked node
+//! may have: Linux marks from the root down, and a balance moves nodes, which are marked then, and leaves the leaves below where they are.
 
 use ubtrfs_ondisk::block::{Block, Node};
 use ubtrfs_ondisk::root::RootItem;
@@ -30,6 +30,8 @@ pub(super) struct DropTree {
     way: Vec<Step>,
     /// The root, where it is a leaf.
     root_leaf: Option<BlockPtr>,
+    /// Up to this key all that others share was handed over: a walk that goes on does not look for it again.
+    handed_over: Key,
 }
 
 /// A node on the way, which nobody shares, and the next child to go.
@@ -84,6 +86,7 @@ impl DropTree {
             born: Generation(key.offset),
             way: Vec::new(),
             root_leaf: None,
+            handed_over: Key::MIN,
         };
         if ptr.level == 0 {
             this.root_leaf = Some(ptr);
@@ -178,7 +181,7 @@ impl DropTree {
         let sharing = core.alloc.lock_sharing();
         let refs = core.alloc.block_refs(&core.roots, child.addr, child.level)?;
         if refs.count > 1 {
-            if !refs.is_full_backref && !self.hand_over(core, child, key, budget)? {
+            if !self.hand_over(core, child, key, refs.is_full_backref, budget)? {
                 return Ok(false);
             }
             core.alloc.drop_block_ref(&child, below.of_block());
@@ -220,17 +223,21 @@ impl DropTree {
         Ok(())
     }
 
-    /// Hands what this tree owns of a shared block and all below it over to those who share it.
-    /// Returns false if the budget ended before all was done.
+    /// Hands what this tree owns of a shared block and all below it over to those who share it; the block itself is that already where
+    /// it is marked FULL_BACKREF. Returns false if the budget ended before all was done.
     fn hand_over(
-        &self,
+        &mut self,
         core: &Core,
         ptr: BlockPtr,
         first_key: Key,
+        is_marked: bool,
         budget: &mut usize,
     ) -> Result<bool> {
-        if ptr.generation <= self.born {
+        if ptr.generation <= self.born || (ptr.level == 0 && is_marked) {
             return Ok(true);
+        }
+        if *budget == 0 {
+            return Ok(false);
         }
         let block = core.roots.store.read(&ptr, self.root, Some(first_key))?;
         if block.owner() != self.root {
@@ -238,22 +245,27 @@ impl DropTree {
         }
         if let Block::Node(node) = &*block {
             for slot in 0..node.len() {
+                let next = (slot + 1 < node.len()).then(|| node.key(slot + 1));
+                if next.is_some_and(|next| next <= self.handed_over) {
+                    continue;
+                }
                 let child = BlockPtr {
                     addr: node.child(slot),
                     generation: node.child_generation(slot),
                     level: ptr.level - 1,
                 };
-                if child.generation <= self.born {
-                    continue;
+                if child.generation > self.born {
+                    let refs = core.alloc.block_refs(&core.roots, child.addr, child.level)?;
+                    let is_marked = refs.is_full_backref;
+                    if !self.hand_over(core, child, node.key(slot), is_marked, budget)? {
+                        return Ok(false);
+                    }
                 }
-                let refs = core.alloc.block_refs(&core.roots, child.addr, child.level)?;
-                if refs.is_full_backref {
-                    continue;
-                }
-                if *budget == 0 || !self.hand_over(core, child, node.key(slot), budget)? {
-                    return Ok(false);
-                }
+                self.handed_over = next.unwrap_or(self.handed_over);
             }
+        }
+        if is_marked {
+            return Ok(true);
         }
         core.alloc.hand_over(&block)?;
         *budget = budget.saturating_sub(
