@@ -364,6 +364,7 @@ fn device_of(error: &ubtrfs_volume::Error) -> Option<&str> {
         Error::NotBtrfs { device, .. }
         | Error::BadSuperblock { device, .. }
         | Error::StaleDevice { device, .. }
+        | Error::OtherHistory { device, .. }
         | Error::OtherFilesystem { device, .. }
         | Error::TooShort { device, .. }
         | Error::SuperblockChanged { device, .. }

@@ -12,7 +12,7 @@ use ubtrfs_ondisk::{
     RootId, Uuid,
 };
 use ubtrfs_rt::{Arc, Mutex, Runtime};
-use ubtrfs_volume::Volume;
+use ubtrfs_volume::{LeftOut, Volume};
 
 use crate::alloc::{AllocOptions, Allocator};
 use crate::btree::{BlockPtr, Readahead, Roots, Store, Tree};
@@ -89,6 +89,8 @@ pub enum Notice {
     LogNotReplayed,
     /// Features that a writer must know are not known: nothing can be written.
     UnknownCompatRo(CompatRo),
+    /// A device that was given is out of date, and the filesystem, opened degraded, does without it.
+    DeviceLeftOut(LeftOut),
     /// What has no name any more could not be removed at open, or not even looked for: inodes of the
     /// subvolume `root`, or, where that is the root tree, deleted subvolumes. Their space stays in
     /// use; everything else can be read and written.
@@ -105,7 +107,7 @@ impl Notice {
     pub fn forbids_writing(&self) -> bool {
         match self {
             Self::LogNotReplayed | Self::UnknownCompatRo(_) => true,
-            Self::OrphansNotCleaned { .. } => false,
+            Self::DeviceLeftOut(_) | Self::OrphansNotCleaned { .. } => false,
         }
     }
 }
@@ -116,6 +118,7 @@ impl PartialEq for Notice {
         match (self, other) {
             (Self::LogNotReplayed, Self::LogNotReplayed) => true,
             (Self::UnknownCompatRo(a), Self::UnknownCompatRo(b)) => a == b,
+            (Self::DeviceLeftOut(a), Self::DeviceLeftOut(b)) => a == b,
             (
                 Self::OrphansNotCleaned { root: a, error: a_error },
                 Self::OrphansNotCleaned { root: b, error: b_error },
@@ -133,6 +136,11 @@ impl std::fmt::Display for Notice {
             Self::LogNotReplayed => f.write_str(
                 "the filesystem was not unmounted cleanly and holds a log of the last fsyncs; \
                  opened read-only without it, as of the last commit",
+            ),
+            Self::DeviceLeftOut(LeftOut { device, have, newest }) => write!(
+                f,
+                "{device}: left out, as it is out of date: it holds generation {have}, the \
+                 filesystem is of {newest}; replace it"
             ),
             Self::UnknownCompatRo(bits) => {
                 write!(f, "opened read-only: unknown features {bits}")
@@ -285,6 +293,7 @@ impl Filesystem {
         };
         let alloc = Allocator::new(Arc::clone(&store), &superblock, chunk_tree_uuid, alloc_options);
         let read_only = read_only_reason(store.volume(), &options, &notices);
+        notices.extend(store.volume().left_out().iter().cloned().map(Notice::DeviceLeftOut));
         // Where it can be written, the log becomes part of it before anything else does.
         let has_log = superblock.log_root.get() != 0;
         let is_writable = read_only.is_none();

@@ -130,6 +130,17 @@ pub enum Error {
         /// The newest generation.
         newest: Generation,
     },
+    /// A device is of the newest generation, and of another commit: it and another were each written to without the other.
+    #[error(
+        "{device}: of generation {generation} as another device of the filesystem, but of another \
+         history: each was written to without the other; give only those whose history is to go on, with --degraded, and replace the others"
+    )]
+    OtherHistory {
+        /// The device's name.
+        device: String,
+        /// The generation of both.
+        generation: Generation,
+    },
     /// A device belongs to another filesystem than the first.
     #[error("{device}: belongs to filesystem {have}, not to {expect}")]
     OtherFilesystem {

@@ -22,4 +22,4 @@ pub use device::{Device, FileDevice, MemDevice, OpenMode, Window};
 pub use error::{Error, Op, Result};
 pub use lock::lock_holder;
 pub use stats::DeviceStats;
-pub use volume::{Volume, VolumeOptions};
+pub use volume::{LeftOut, Volume, VolumeOptions};

@@ -8,16 +8,17 @@
 //!    leaves primaries that are the old or the new one. Of several devices, the copies are flushed
 //!    before the first primary: by its copy, a device whose primary was not written any more is told
 //!    from one that was missing.
-//!    A device that a cut left behind gets the superblock that it lacks, durably, before any newer one is
-//!    written.
+//!    What was found at opening is written to all primaries and flushed before anything else is written: a cut may have kept it from some,
+//!    and it may have been read from a cache only.
 //! 3. Each primary must be the one last read or written here: [`crate::volume`] compares them, before a commit and now and again while
 //!    anything is written.
 
 use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
+use ubtrfs_ondisk::misc::DevItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, flags};
 use ubtrfs_ondisk::{Corruption, Generation, PhysicalAddr, Reason};
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 use crate::device::Device;
 use crate::error::{Error, Op, Result};
@@ -34,6 +35,21 @@ impl Seen {
     pub(crate) fn of(superblock: &Superblock) -> Self {
         Self { generation: Generation(superblock.generation.get()), csum: superblock.csum }
     }
+}
+
+/// Whether two superblocks are of one commit: what is of the device, of the place, and of the log, which is written between commits, may
+/// differ. Two devices that were each written to without the other may have come to the same generation.
+pub(crate) fn is_same_commit(one: &Superblock, other: &Superblock) -> bool {
+    let common = |superblock: &Superblock| Superblock {
+        csum: [0; CSUM_FIELD_BYTES],
+        bytenr: 0.into(),
+        dev_item: DevItem::new_zeroed(),
+        log_root: 0.into(),
+        log_root_transid: 0.into(),
+        log_root_level: 0,
+        ..*superblock
+    };
+    common(one).as_bytes() == common(other).as_bytes()
 }
 
 /// Reads the copy that is to be believed.

@@ -7,7 +7,7 @@ mod open;
 mod read;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 use ubtrfs_ondisk::chunk::Chunk;
@@ -45,11 +45,23 @@ pub struct Volume {
     members: RwLock<BTreeMap<DeviceId, Arc<Member>>>,
     map: RwLock<ChunkMap>,
     superblock: RwLock<Box<Superblock>>,
-    /// All devices have the last superblock.
+    /// All devices have the last superblock, durably.
     is_caught_up: AtomicBool,
-    /// The devices that were given it, until that is durable. Locked by who does so.
-    catching_up: Mutex<BTreeSet<DeviceId>>,
+    /// Held by who gives it to them.
+    catching_up: Mutex<()>,
     watch: Watch,
+    left_out: Vec<LeftOut>,
+}
+
+/// A device that was given and is not used: it is missing, as others were written to without it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeftOut {
+    /// Its name.
+    pub device: String,
+    /// Its superblock's generation.
+    pub have: Generation,
+    /// That of the filesystem.
+    pub newest: Generation,
 }
 
 /// A device of the filesystem, there or missing.
@@ -326,54 +338,52 @@ impl Volume {
         }
     }
 
-    /// Before anything else is written, all devices get the last superblock: what the one before it refers to
-    /// may be written over from now on.
+    /// Makes durable what the volume was opened with, unless this session has done so. What is read is not what a power cut leaves: whoever
+    /// wrote the last superblock may have been killed, or have failed, as it was to be flushed. A sync that finds nothing to commit asks for it.
+    ///
+    /// # Errors
+    /// `MountedByKernel` and `SuperblockChanged`; `Io`: it is done again by the next call, or the next write.
+    pub fn make_opened_durable(&self) -> Result<()> {
+        if self.options.read_only || self.is_caught_up.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.begin_write().map(drop)
+    }
+
+    /// Before anything else is written, all devices get the last superblock, durably: what the one before it refers to may be written over from
+    /// now on, and a device that a power cut kept from it would be two behind after another cut, or have no copy of it any more, and be
+    /// taken for stale. It is written where it stands already, too: after a flush that failed the system may have dropped it, and takes the next
+    /// flush, of which nothing is left, for done.
     fn catch_up_first(&self) -> Result<()> {
         if self.is_caught_up.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut unflushed = self.catching_up.lock();
-        let members = self.present_members();
-        if members.len() > 1 {
-            self.catch_up(&members, &mut unflushed)?;
+        let _catching_up = self.catching_up.lock();
+        if self.is_caught_up.load(Ordering::Acquire) {
+            return Ok(());
         }
-        self.is_caught_up.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// Writes the last superblock to the devices that a power cut kept from it: after another cut they
-    /// would be two behind, or have no copy of it any more, and be taken for stale. `unflushed` are those that have it, but perhaps not
-    /// durably: after a flush that failed the system may have dropped what was written, so it is written again.
-    fn catch_up(&self, members: &[Arc<Member>], unflushed: &mut BTreeSet<DeviceId>) -> Result<()> {
         let last = self.superblock();
-        let generation = Generation(last.generation.get());
         let mut caught_up = Vec::new();
         let writing = self.watch.begin_write()?;
-        for member in members {
+        for member in self.present_members() {
             let Some(device) = member.device.as_deref() else { continue };
             let own = Superblock { dev_item: *member.durable_item.lock(), ..last };
             let mut seen = member.seen.lock();
-            let is_behind = seen.is_some_and(|seen| seen.generation < generation);
-            if !is_behind && !unflushed.contains(&member.devid) {
-                continue;
-            }
             self.check_seen(device, *seen)?;
             self.watch.check()?;
-            unflushed.insert(member.devid);
             // Until that is durable it is the old one, or this, or neither, of our own making.
             *seen = None;
             let written = superblocks::write_copy(device, &own, SUPERBLOCK_OFFSETS[0])
-                .inspect_err(|_| Counters::add(&member.counters.write));
-            caught_up.push((member, written?));
+                .inspect_err(|_| Counters::add(&member.counters.write))?;
+            drop(seen);
+            caught_up.push((member, written));
         }
         writing.end_as_superblock();
-        if !unflushed.is_empty() {
-            self.flush()?;
-            unflushed.clear();
-            for (member, written) in caught_up {
-                *member.seen.lock() = Some(written);
-            }
+        self.flush()?;
+        for (member, written) in caught_up {
+            *member.seen.lock() = Some(written);
         }
+        self.is_caught_up.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -396,6 +406,11 @@ impl Volume {
                 device.yield_claim();
             }
         }
+    }
+
+    /// The devices that were given and are out of date, which a degraded volume does without.
+    pub fn left_out(&self) -> &[LeftOut] {
+        &self.left_out
     }
 
     /// The numbers of the devices that are missing.

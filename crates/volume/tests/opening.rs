@@ -153,6 +153,9 @@ fn degraded_writes_go_on_and_the_device_that_missed_them_is_stale() {
         let volume = Volume::open(devices, &DEGRADED).unwrap();
         assert_eq!(volume.missing_devices(), [DeviceId(2)]);
         assert_eq!(volume.superblock().generation, superblock.generation);
+        let [left_out] = volume.left_out() else { panic!("{:?}", volume.left_out()) };
+        assert_eq!(left_out.device, images[1].to_str().unwrap());
+        assert_eq!(left_out.newest.0, superblock.generation.get());
     }
 }
 
@@ -286,7 +289,8 @@ fn open_after_two_cuts_at_any_write_of_the_superblocks_finds_the_old_or_the_new_
     let dir = tempfile::tempdir().unwrap();
     let Some(images) = mkfs(dir.path(), 3, &["-m", "raid0", "-d", "raid0"]) else { return };
     let (new, writes) = next_superblock_after(&images, &[]);
-    assert_eq!(writes.len(), 6);
+    // That of before, on each, and two copies of the new one.
+    assert_eq!(writes.len(), 3 + 6);
     let mut newest = new - 1;
     for cut in 0..=writes.len() {
         let found = generation_after(&images, &writes[..cut]);
@@ -326,18 +330,18 @@ fn first_write_after_a_cut_comes_behind_the_last_superblock_on_all_devices() {
     };
     let primary = SUPERBLOCK_OFFSETS[0];
     for cut in 0..=writes.len() {
-        let has_it = |index: usize| {
-            writes[..cut].iter().any(|(device, at, _)| (*device, *at) == (index, primary))
+        let is_new = |(_, at, bytes): &Write| {
+            let generation = Superblock::parse(bytes, *at).unwrap().generation.get();
+            *at == primary && generation == new
         };
-        let behind: Vec<usize> = (0..3).filter(|index| !has_it(*index)).collect();
-        let behind = if behind.len() == 3 { Vec::new() } else { behind };
+        let expect = if writes[..cut].iter().any(is_new) { new } else { new - 1 };
         let (generation, log) = writes_behind_cut(cut);
-        let (first, blocks) = log.split_at(behind.len());
-        for (index, (device, at, bytes)) in behind.iter().zip(first) {
-            assert_eq!((device, *at), (index, primary), "cut {cut}");
+        let (first, blocks) = log.split_at(3);
+        for (index, (device, at, bytes)) in first.iter().enumerate() {
+            assert_eq!((*device, *at), (index, primary), "cut {cut}");
             let superblock = Superblock::parse(bytes, primary).unwrap();
-            assert_eq!((superblock.generation.get(), generation), (new, new));
-            assert_eq!(superblock.dev_item.devid.get(), *index as u64 + 1);
+            assert_eq!((superblock.generation.get(), generation), (expect, expect));
+            assert_eq!(superblock.dev_item.devid.get(), index as u64 + 1);
         }
         assert_eq!(blocks.len(), 2, "cut {cut}");
         assert!(blocks.iter().all(|(_, _, bytes)| bytes[..] == [1; 4096]));
@@ -352,7 +356,10 @@ fn last_superblock_is_written_again_where_it_could_not_be_made_durable() {
     let Some(images) = mkfs(dir.path(), 2, &["-m", "raid0", "-d", "raid0"]) else { return };
     let primary = SUPERBLOCK_OFFSETS[0];
     let (new, writes) = next_superblock_after(&images, &[]);
-    let first = writes.iter().position(|(_, at, _)| *at == primary).unwrap();
+    let of_new = |(_, at, bytes): &Write| {
+        *at == primary && Superblock::parse(bytes, primary).unwrap().generation.get() == new
+    };
+    let first = writes.iter().position(of_new).unwrap();
     let devices = heads(&images);
     for (index, at, bytes) in &writes[..=first] {
         devices[*index].write_at(*at, bytes).unwrap();
@@ -376,11 +383,128 @@ fn last_superblock_is_written_again_where_it_could_not_be_made_durable() {
     assert!(volume.write(start, &[1; 4096]).is_err());
     volume.write(start, &[1; 4096]).unwrap();
     let log = log.lock().unwrap();
-    let of_primary = |(device, at, bytes): &Write| {
-        let is_new = || Superblock::parse(bytes, primary).unwrap().generation.get() == new;
-        (*device, *at) == (behind, primary) && is_new()
+    let places: Vec<_> = log.iter().map(|(device, at, _)| (*device, *at == primary)).collect();
+    // Each time all devices are given it. The block is of raid0's first device, or of the other.
+    assert_eq!(places[..4], [(0, true), (1, true), (0, true), (1, true)]);
+    assert!(log[..4].iter().all(of_new));
+    assert_eq!(log.len(), 5);
+    assert_eq!(log[4].2, [1; 4096]);
+}
+
+/// Whoever wrote the last superblock may have been killed before it was flushed, or its flush may have failed: what is read is what a cache
+/// has. Blocks that only the one before it refers to were written over, and one device was never given it again.
+#[test]
+fn superblock_found_is_durable_before_anything_is_written_or_a_sync_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 1, &[]) else { return };
+    let primary = SUPERBLOCK_OFFSETS[0];
+    for syncs in [false, true] {
+        let (log, flushes) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+        let flushed: Arc<Flushed> = Arc::new({
+            let (log, flushes) = (Arc::clone(&log), Arc::clone(&flushes));
+            move |_, _: &MemDevice| {
+                let written: &Mutex<Vec<Write>> = &log;
+                flushes.lock().unwrap().push(written.lock().unwrap().len());
+                Ok(())
+            }
+        });
+        let volume = Volume::open(recorders(heads(&images), &log, Some(&flushed)), &WRITE).unwrap();
+        assert!(log.lock().unwrap().is_empty());
+        if syncs {
+            volume.make_opened_durable().unwrap();
+            volume.make_opened_durable().unwrap();
+        } else {
+            let start = volume.chunks().first().unwrap().start;
+            volume.write(start, &[1; 4096]).unwrap();
+        }
+        let log = log.lock().unwrap();
+        let superblock = Superblock::parse(&log[0].2, primary).unwrap();
+        assert_eq!(
+            (log[0].1, superblock.generation.get()),
+            (primary, volume.superblock().generation.get())
+        );
+        assert_eq!(*flushes.lock().unwrap(), [1]);
+        assert!(log[1..].iter().all(|(_, at, _)| *at != primary));
+        assert_eq!(log.len() == 1, syncs);
+    }
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let volume = Volume::open(recorders(heads(&images), &log, None), &READ_ONLY).unwrap();
+    volume.make_opened_durable().unwrap();
+    assert!(log.lock().unwrap().is_empty());
+}
+
+/// The first commit without a device goes up by two generations, and a device that a cut keeps from it is behind by as many. It was taken for
+/// one that had been missing.
+#[test]
+fn device_that_a_cut_kept_from_a_commit_without_another_is_not_stale() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 3, &["-m", "raid1", "-d", "raid1"]) else { return };
+    let primary = SUPERBLOCK_OFFSETS[0];
+    let (log, two) =
+        (Arc::new(Mutex::new(Vec::new())), || heads(&images).into_iter().take(2).collect());
+    let volume = Volume::open(recorders(two(), &log, None), &DEGRADED).unwrap();
+    let mut superblock = volume.superblock();
+    superblock.generation += 2;
+    volume.write_superblocks(&superblock).unwrap();
+    let log = log.lock().unwrap();
+    let cut_after = |cut: usize| {
+        let devices = two();
+        for (index, at, bytes) in &log[..cut] {
+            devices[*index].write_at(*at, bytes).unwrap();
+        }
+        let devices = devices.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>);
+        Volume::open(devices.collect(), &DEGRADED).unwrap()
     };
-    assert_eq!(log.iter().map(of_primary).collect::<Vec<_>>(), [true, true, false]);
+    let mut found = Vec::new();
+    for cut in 0..=log.len() {
+        let volume = cut_after(cut);
+        assert_eq!(volume.missing_devices(), [DeviceId(3)], "cut {cut}");
+        found.push(volume.superblock().generation.get() == superblock.generation.get());
+    }
+    let last = log.iter().rposition(|(_, at, _)| *at == primary).unwrap();
+    // So there is a cut between the primaries.
+    assert!(found[last] && found[last + 1] && !found[last - 1]);
+}
+
+/// Two devices each written to without the other came to the same generation, and were taken for one filesystem: what was read was of the one or
+/// of the other. So was a device whose copy is of a commit that was cut off, and then made again, otherwise, without it.
+#[test]
+fn devices_of_two_histories_are_refused_whatever_their_generations() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(images) = mkfs(dir.path(), 2, &["-m", "raid1", "-d", "raid1"]) else { return };
+    let device = |index: usize| Arc::new(heads(&images).swap_remove(index));
+    let write_alone = |device: &Arc<MemDevice>, root: u64| {
+        let alone = vec![Arc::clone(device) as Arc<dyn Device>];
+        let volume = Volume::open(alone, &DEGRADED).unwrap();
+        let mut superblock = volume.superblock();
+        superblock.generation += 2;
+        superblock.root += root;
+        volume.write_superblocks(&superblock).unwrap();
+    };
+    let both = || [device(0), device(1)];
+    let open = |devices: &[Arc<MemDevice>; 2], options: &VolumeOptions| {
+        let devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);
+        Volume::open(devices.collect(), options)
+    };
+    let devices = both();
+    write_alone(&devices[0], 0);
+    write_alone(&devices[1], 16384);
+    for options in [WRITE, READ_ONLY, DEGRADED] {
+        let error = open(&devices, &options).unwrap_err();
+        assert!(matches!(error, Error::OtherHistory { .. }), "{error}");
+    }
+    let devices = both();
+    let copy = SUPERBLOCK_OFFSETS[1];
+    write_alone(&devices[0], 0);
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    devices[1].read_at(copy, &mut bytes).unwrap();
+    let mut attempt = Superblock::parse(&bytes, copy).unwrap();
+    attempt.generation += 2;
+    attempt.root += 16384;
+    attempt.seal(copy).unwrap();
+    devices[1].write_at(copy, zerocopy::IntoBytes::as_bytes(&*attempt)).unwrap();
+    let error = open(&devices, &WRITE).unwrap_err();
+    assert!(matches!(error, Error::StaleDevice { .. }), "{error}");
 }
 
 /// Between the copies and the primaries of several devices all of them are flushed, which may take seconds: what another wrote meanwhile was
@@ -391,8 +515,11 @@ fn primaries_that_changed_while_the_copies_were_flushed_stay() {
     let Some(images) = mkfs(dir.path(), 2, &["-m", "raid0", "-d", "raid0"]) else { return };
     let log = Arc::new(Mutex::new(Vec::new()));
     let primary = SUPERBLOCK_OFFSETS[0];
+    // Not while the one of before is made durable, which is a change of its own.
+    let is_armed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let armed = Arc::clone(&is_armed);
     let flushed: Arc<Flushed> = Arc::new(move |index, device: &MemDevice| {
-        if index == 1 {
+        if index == 1 && armed.load(std::sync::atomic::Ordering::SeqCst) {
             let mut bytes = [0; SUPERBLOCK_BYTES];
             device.read_at(primary, &mut bytes)?;
             let mut other = Superblock::parse(&bytes, primary).unwrap();
@@ -403,6 +530,9 @@ fn primaries_that_changed_while_the_copies_were_flushed_stay() {
         Ok(())
     });
     let volume = Volume::open(recorders(heads(&images), &log, Some(&flushed)), &WRITE).unwrap();
+    volume.make_opened_durable().unwrap();
+    log.lock().unwrap().clear();
+    is_armed.store(true, std::sync::atomic::Ordering::SeqCst);
     let mut superblock = volume.superblock();
     superblock.generation += 1;
     let error = volume.write_superblocks(&superblock).unwrap_err();

@@ -9,7 +9,7 @@ use ubtrfs_ondisk::{Corruption, CsumType, DeviceId, Generation, Reason, Uuid};
 use ubtrfs_rt::{Arc, AtomicBool, Mutex, RwLock};
 
 use super::watch::Watch;
-use super::{Member, Volume, VolumeOptions};
+use super::{LeftOut, Member, Volume, VolumeOptions};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::missing;
@@ -21,7 +21,7 @@ impl Volume {
     ///
     /// # Errors
     /// `NotBtrfs` or `BadSuperblock` for a device without a usable superblock; `OtherFilesystem`,
-    /// `DuplicateDevice`, `StaleDevice` or `MissingDevice` when the devices do not make up one
+    /// `DuplicateDevice`, `StaleDevice`, `OtherHistory` or `MissingDevice` when the devices do not make up one
     /// filesystem; `Unsupported` for a feature that cannot be opened; `TooShort`; `Io`; `Corrupt`.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: &VolumeOptions) -> Result<Self> {
         let copy = options.super_copy.unwrap_or(0);
@@ -32,7 +32,7 @@ impl Volume {
         }
         let newest = newest_of(&found)?;
         superblocks::check_features(&newest, options.read_only)?;
-        let volume = Self {
+        let mut volume = Self {
             options: *options,
             geometry: geometry_of(&newest)?,
             members: RwLock::default(),
@@ -41,6 +41,7 @@ impl Volume {
             is_caught_up: AtomicBool::new(false),
             catching_up: Mutex::default(),
             watch: Watch::new(found.iter().any(|(device, _)| device.is_shareable())),
+            left_out: Vec::new(),
         };
         for (device, superblock) in found {
             verify::superblock(&superblock)?;
@@ -86,25 +87,33 @@ impl Volume {
             is_caught_up: AtomicBool::new(true),
             catching_up: Mutex::default(),
             watch,
+            left_out: Vec::new(),
         })
     }
 
     fn take_member(
-        &self,
+        &mut self,
         device: Arc<dyn Device>,
         superblock: &Superblock,
         newest: &Superblock,
     ) -> Result<()> {
         let generation = superblock.generation.get();
+        if generation == newest.generation.get() && !superblocks::is_same_commit(superblock, newest)
+        {
+            return Err(Error::OtherHistory {
+                device: device.name(),
+                generation: Generation(generation),
+            });
+        }
         if generation < newest.generation.get() && !is_cut_off(&*device, superblock, newest) {
+            let device = device.name();
+            let have = Generation(generation);
+            let newest = Generation(newest.generation.get());
             if self.options.degraded {
+                self.left_out.push(LeftOut { device, have, newest });
                 return Ok(());
             }
-            return Err(Error::StaleDevice {
-                device: device.name(),
-                have: Generation(generation),
-                newest: Generation(newest.generation.get()),
-            });
+            return Err(Error::StaleDevice { device, have, newest });
         }
         if !self.options.read_only {
             if device.is_read_only() {
@@ -183,18 +192,15 @@ impl Volume {
 /// Whether a device is behind because a power cut came between the superblocks of the devices: what
 /// the newer one reaches was durable on all. The copies are durable on all devices before the first
 /// primary is written, so this device has the new one then. One that was missing in the last commit
-/// has not, and lacks what that commit wrote. A device too short for a copy cannot be told from that.
+/// has not, and lacks what that commit wrote; it may have one of that generation, of a commit that was cut off, and made again without it.
+/// A device too short for a copy cannot be told from that.
 fn is_cut_off(device: &dyn Device, superblock: &Superblock, newest: &Superblock) -> bool {
-    if superblock.generation.get().saturating_add(1) != newest.generation.get() {
-        return false;
-    }
     if superblocks::copies(superblock.dev_item.total_bytes.get()).nth(1).is_none() {
-        return true;
+        return superblock.generation.get().saturating_add(1) == newest.generation.get();
     }
     superblocks::read_copy(device, SUPERBLOCK_OFFSETS[1]).is_ok_and(|copy| {
-        copy.fsid == newest.fsid
-            && copy.dev_item.devid == superblock.dev_item.devid
-            && copy.generation == newest.generation
+        copy.dev_item.devid == superblock.dev_item.devid
+            && superblocks::is_same_commit(&copy, newest)
     })
 }
 
