@@ -397,29 +397,55 @@ fn place(
         (is_missing(device), std::cmp::Reverse(unallocated), device.item.devid.get())
     });
     if !layout.is_striped {
-        return place_longest(&devices, layout, layout.copies, wanted_bytes);
+        return place_longest(&devices, missing, layout, layout.copies, wanted_bytes);
     }
     // All devices that have room for the least, in whole columns.
     let least = CHUNK_BYTES_MIN / STRIPE_LEN_BYTES * STRIPE_LEN_BYTES;
     devices.retain(|device| device.find(least).is_some());
+    if layout.copies > 1 && !missing.is_empty() {
+        devices = with_one_present_each(devices, &is_missing, layout.copies);
+    }
     let count = devices.len() / layout.copies * layout.copies;
     // Linux makes a RAID10 of two devices, too, and a RAID0 of one.
     if count == 0 {
         return Ok(None);
     }
     let columns = (count / layout.copies) as u64;
-    place_longest(&devices, layout, count, (wanted_bytes / columns).max(least))
+    place_longest(&devices, missing, layout, count, (wanted_bytes / columns).max(least))
+}
+
+/// Of the devices as many as make up whole columns of `copies`, in their order, each with one that is there.
+fn with_one_present_each<'a>(
+    devices: Vec<&'a DeviceSpace>,
+    is_missing: &dyn Fn(&DeviceSpace) -> bool,
+    copies: usize,
+) -> Vec<&'a DeviceSpace> {
+    let count = devices.len();
+    let (absent, mut present): (Vec<_>, Vec<_>) =
+        devices.into_iter().partition(|device| is_missing(device));
+    let spare = present.split_off(present.len().min(count / copies));
+    let mut others = spare.into_iter().chain(absent);
+    let mut columns = Vec::with_capacity(count);
+    for first in present {
+        columns.push(first);
+        columns.extend(others.by_ref().take(copies - 1));
+    }
+    columns
 }
 
 /// Places `count` stripes of `wanted_bytes`, or of as much as there is room for.
 fn place_longest(
     devices: &[&DeviceSpace],
+    missing: &[DeviceId],
     layout: Layout,
     count: usize,
     wanted_bytes: u64,
 ) -> Result<Option<Placed>> {
+    // What no device holds that is there cannot be written.
+    let is_held = |column: &[ChunkStripe]| column.iter().any(|one| !missing.contains(&one.device));
     let fit = |stripe_bytes: u64| -> Result<Option<Placed>> {
         let stripes = place_whole(devices, count, layout.is_on_one, stripe_bytes)?;
+        let stripes = stripes.filter(|stripes| stripes.chunks(layout.copies).all(is_held));
         let len_bytes = layout.data_bytes(count, stripe_bytes);
         Ok(stripes.map(|stripes| Placed { stripes, stripe_bytes, len_bytes }))
     };
@@ -565,6 +591,30 @@ mod tests {
         assert_eq!(lens(&state, raid10, 300 * MIB), Some((vec![1, 3], 63 * MIB)));
         assert_eq!(lens(&devices(&[(64 * MIB, full)]), raid0, MIB), None);
         assert_eq!(lens(&devices(&[(64 * MIB, empty)]), raid10, MIB), None);
+    }
+
+    /// Missing devices came last, two of a RAID10 as one column: what was placed there could not be written, and the filesystem was aborted. So
+    /// could a mirror lie on missing ones alone, where those that are there had no room for so much.
+    #[test]
+    fn place_puts_no_column_on_missing_devices_alone() {
+        let empty: &[(u64, u64)] = &[];
+        let placed = |list: &[(u64, &[(u64, u64)])], missing: &[u64], flags| {
+            let missing: Vec<_> = missing.iter().copied().map(DeviceId).collect();
+            let found = place(&devices(list), &missing, flags, 100 * MIB).unwrap()?;
+            let ids: Vec<_> = found.stripes.iter().map(|stripe| stripe.device.0).collect();
+            Some((ids, found.len_bytes))
+        };
+        let raid10 = BlockGroupFlags::DATA | BlockGroupFlags::RAID10;
+        let five = [(64 * MIB, empty); 5];
+        assert_eq!(placed(&five[..4], &[], raid10), Some((vec![1, 2, 3, 4], 100 * MIB)));
+        assert_eq!(placed(&five[..4], &[2, 3], raid10), Some((vec![1, 2, 4, 3], 100 * MIB)));
+        assert_eq!(placed(&five[..4], &[1, 2, 3], raid10), Some((vec![4, 1], 63 * MIB)));
+        assert_eq!(placed(&five, &[4], raid10), Some((vec![1, 3, 2, 5], 100 * MIB)));
+        assert_eq!(placed(&five[..2], &[1, 2], raid10), None);
+        let raid1 = BlockGroupFlags::DATA | BlockGroupFlags::RAID1;
+        let small = [(21 * MIB, empty), (200 * MIB, empty), (200 * MIB, empty)];
+        assert_eq!(placed(&small, &[2, 3], raid1), Some((vec![1, 2], 20 * MIB)));
+        assert_eq!(placed(&small[1..], &[1, 2], raid1), None);
     }
 
     #[test]
