@@ -416,7 +416,10 @@ fn flags_forbid_what_they_say_and_compression_is_inherited() {
     assert_eq!(have, [7; 5000]);
 
     set_flags(sub, flags::COMPRESS);
-    fs.begin(Reservation::items(4)).unwrap().set_xattr(sub, b"btrfs.compression", b"zstd").unwrap();
+    fs.begin(Reservation::items(4))
+        .unwrap()
+        .set_xattr(sub, b"btrfs.compression", b"zstd:7")
+        .unwrap();
     let child = create(sub, b"child", 0o040_755).unwrap();
     let grandchild = create(child, b"file", 0o100_644).unwrap();
     for id in [child, grandchild] {

@@ -270,6 +270,27 @@ out('wo user',as_user(lambda: ren('g2/f','g2/h',4)),os.path.lexists('g2/f') and 
 "#,
     );
 }
+
+/// A new file, directory or subvolume took over the level, too, or that nothing is to be compressed.
+#[test]
+fn compression_is_inherited_as_with_the_kernel() {
+    assert_as_with_the_kernel(
+        r#"
+def fl(p):
+    f=os.open(p,os.O_RDONLY); b=bytearray(8); fcntl.ioctl(f,0x80086601,b); os.close(f); return hex(struct.unpack('I',b[:4])[0])
+def subvolume(p,name):
+    f=os.open(p,os.O_RDONLY); fcntl.ioctl(f,0x5000940e,bytearray(struct.pack('q4088s',0,name))); os.close(f)
+def shown(p): return e(os.getxattr,p,'btrfs.compression'),fl(p)
+for i,v in enumerate([b'zstd',b'zstd:7',b'zlib:3',b'zlib',b'lzo',b'none',b'no']):
+    d='p%d'%i; os.mkdir(d); os.setxattr(d,'btrfs.compression',v)
+    os.mkdir(d+'/d'); os.mkdir(d+'/d/d'); open(d+'/d/f','w').close(); os.symlink('x',d+'/l'); os.mkfifo(d+'/p')
+    out(v,[shown(d+p) for p in ('','/d','/d/d','/d/f')],e(os.listxattr,d+'/p'))
+    s='s%d'%i; subvolume('.',s.encode()); out('of none',shown(s)); os.setxattr(s,'btrfs.compression',v); os.mkdir(s+'/d')
+    subvolume(s,b'in'); subvolume(s+'/d',b'in'); subvolume(d,b'in')
+    out('subvolumes',v,[shown(p) for p in (s+'/in',s+'/d/in',d+'/in')])
+"#,
+    );
+}
 /// `chattr` came back before what it had changed was durable, though each change of attributes is promised to be.
 #[test]
 fn flags_are_durable_when_chattr_returns_with_sync_and_dirsync() {

@@ -16,7 +16,7 @@ use super::inode::{Inode, InodeId};
 use super::remove::orphan_key;
 use super::state::{Names, timespec, touch};
 use super::watch::tell_entered;
-use super::xattr::COMPRESSION_XATTR;
+use super::xattr::{COMPRESSION_XATTR, inheritable};
 use crate::data::append::{self, Target};
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
@@ -699,8 +699,7 @@ fn inherited_flags(parent: u64, mode: u32) -> u64 {
 }
 
 impl Handle<'_> {
-    /// The compression that was set for a directory by name, where a new inode in it takes it over,
-    /// as in Linux.
+    /// The compression that was set for a directory by name, where a new inode in it takes it over.
     fn inherited_property(
         &self,
         dir: InodeId,
@@ -709,11 +708,11 @@ impl Handle<'_> {
     ) -> Result<Option<Vec<u8>>> {
         let file_type = FileType::from_mode(mode);
         let is_inheriting = matches!(file_type, FileType::Regular | FileType::Directory);
-        // A directory with the property has one of these flags.
-        if !is_inheriting || parent_flags & (flags::COMPRESS | flags::NOCOMPRESS) == 0 {
+        // A directory that has one has the flag.
+        if !is_inheriting || parent_flags & flags::COMPRESS == 0 {
             return Ok(None);
         }
-        self.fs.xattr(dir, COMPRESSION_XATTR)
+        Ok(self.fs.xattr(dir, COMPRESSION_XATTR)?.and_then(|value| inheritable(&value)))
     }
 
     fn put_property(&mut self, id: InodeId, value: Option<&[u8]>) -> Result<()> {

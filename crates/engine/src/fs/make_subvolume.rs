@@ -15,7 +15,7 @@ use super::make::{
 };
 use super::state::timespec;
 use super::uuid_tree;
-use super::xattr::COMPRESSION_XATTR;
+use super::xattr::{COMPRESSION_XATTR, inheritable};
 use crate::error::Result;
 use crate::filesystem::{Filesystem, Handle};
 use crate::txn::{self, Reservation};
@@ -48,8 +48,8 @@ impl Handle<'_> {
         let new = self.permissions_of_subvolume(dir, new)?;
         // All that may fail for what it reads comes before the first change.
         let from = InodeId::root_of(dir.root);
-        let flags_there = names.hold(core, from)?.item.flags.get();
-        let property = self.fs.xattr(from, COMPRESSION_XATTR)?;
+        let property =
+            self.fs.xattr(from, COMPRESSION_XATTR)?.and_then(|value| inheritable(&value));
         let root = names.take_root(core)?;
         let location = Key::new(root.object_id(), KeyType::ROOT_ITEM, 0);
         let entry = EntryBytes::new(location, transid, FileType::Directory, name);
@@ -75,8 +75,7 @@ impl Handle<'_> {
         let mut directory = insert_root_directory(txn, root, &new)?;
         let id = InodeId::root_of(root);
         if let Some(value) = property {
-            let compression = flags::COMPRESS | flags::NOCOMPRESS;
-            directory.flags = (flags_there & compression).into();
+            directory.flags = flags::COMPRESS.into();
             self.put_compression(id, &directory, &value)?;
         }
         let txn = &mut self.txn;

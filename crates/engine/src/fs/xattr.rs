@@ -69,6 +69,12 @@ const NAME_BYTES_MAX: usize = 255;
 /// The property that names a file's or directory's compression.
 pub(super) const COMPRESSION_XATTR: &[u8] = b"btrfs.compression";
 
+/// What a new inode takes over of that property, as in Linux: the method, without a level, and nothing where there is to be none.
+pub(super) fn inheritable(value: &[u8]) -> Option<Vec<u8>> {
+    let methods = [&b"zlib"[..], b"lzo", b"zstd"];
+    methods.into_iter().find(|method| value.starts_with(method)).map(<[u8]>::to_vec)
+}
+
 /// What a file gives who runs it.
 const CAPABILITY_XATTR: &[u8] = b"security.capability";
 

@@ -340,8 +340,14 @@ fn inherit(parent: &Node, node: &mut Node) {
         }
     }
     if takes_property(node) && parent.flags & COMPRESSION_FLAGS != 0 {
-        let property = parent.xattrs.get_key_value(COMPRESSION_XATTR);
-        node.xattrs.extend(property.map(|(name, value)| (name.clone(), value.clone())));
+        // The method alone. That there is to be none is not handed on but by the flag.
+        let value = parent.xattrs.get(COMPRESSION_XATTR).map_or("", |value| {
+            let value = str::from_utf8(value).unwrap_or_default();
+            value.split(':').next().unwrap_or_default()
+        });
+        if ["zlib", "lzo", "zstd"].contains(&value) {
+            node.xattrs.insert(COMPRESSION_XATTR.to_vec(), value.as_bytes().to_vec());
+        }
     }
 }
 
