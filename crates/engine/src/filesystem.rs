@@ -298,6 +298,10 @@ impl Filesystem {
         let has_log = superblock.log_root.get() != 0;
         let is_writable = read_only.is_none();
         let replays = has_log && is_writable;
+        if is_writable {
+            // Here, where a device that fails costs nobody what he wrote.
+            store.volume().make_opened_durable()?;
+        }
         if has_log && !replays {
             notices.push(Notice::LogNotReplayed);
         }

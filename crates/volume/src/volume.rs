@@ -339,7 +339,8 @@ impl Volume {
     }
 
     /// Makes durable what the volume was opened with, unless this session has done so. What is read is not what a power cut leaves: whoever
-    /// wrote the last superblock may have been killed, or have failed, as it was to be flushed. A sync that finds nothing to commit asks for it.
+    /// wrote the last superblock may have been killed, or have failed, as it was to be flushed. Who does not ask for it has it done before his
+    /// first write.
     ///
     /// # Errors
     /// `MountedByKernel` and `SuperblockChanged`; `Io`: it is done again by the next call, or the next write.

@@ -394,11 +394,11 @@ fn last_superblock_is_written_again_where_it_could_not_be_made_durable() {
 /// Whoever wrote the last superblock may have been killed before it was flushed, or its flush may have failed: what is read is what a cache
 /// has. Blocks that only the one before it refers to were written over, and one device was never given it again.
 #[test]
-fn superblock_found_is_durable_before_anything_is_written_or_a_sync_ends() {
+fn superblock_found_is_durable_before_anything_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let Some(images) = mkfs(dir.path(), 1, &[]) else { return };
     let primary = SUPERBLOCK_OFFSETS[0];
-    for syncs in [false, true] {
+    for is_asked_for in [false, true] {
         let (log, flushes) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
         let flushed: Arc<Flushed> = Arc::new({
             let (log, flushes) = (Arc::clone(&log), Arc::clone(&flushes));
@@ -410,7 +410,7 @@ fn superblock_found_is_durable_before_anything_is_written_or_a_sync_ends() {
         });
         let volume = Volume::open(recorders(heads(&images), &log, Some(&flushed)), &WRITE).unwrap();
         assert!(log.lock().unwrap().is_empty());
-        if syncs {
+        if is_asked_for {
             volume.make_opened_durable().unwrap();
             volume.make_opened_durable().unwrap();
         } else {
@@ -425,7 +425,7 @@ fn superblock_found_is_durable_before_anything_is_written_or_a_sync_ends() {
         );
         assert_eq!(*flushes.lock().unwrap(), [1]);
         assert!(log[1..].iter().all(|(_, at, _)| *at != primary));
-        assert_eq!(log.len() == 1, syncs);
+        assert_eq!(log.len() == 1, is_asked_for);
     }
     let log = Arc::new(Mutex::new(Vec::new()));
     let volume = Volume::open(recorders(heads(&images), &log, None), &READ_ONLY).unwrap();

@@ -17,7 +17,7 @@ use super::inode::{InodeId, Link};
 use super::uuid_tree;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle, begin_freeing};
-use crate::txn::Reservation;
+use crate::txn::{self, Reservation};
 
 /// References that one handle of a clean-up drops, about.
 const REFS_PER_HANDLE: usize = 512;
@@ -214,23 +214,41 @@ impl Filesystem {
                 walk.insert(DropTree::begin(&self.inner.core, root, key, &item)?)
             }
         };
-        let result = walk.step(&mut handle.txn, self.inner.files.kept(), *count);
-        let progress = result.map_err(|error| handle.txn.abort(error))?;
         let txn = &mut handle.txn;
+        let (progress, failure) = match walk.step(txn, self.inner.files.kept(), *count) {
+            Ok(progress) => (progress, None),
+            Err(error @ Error::Aborted { .. }) => return Err(error),
+            // What came before is not to be done again, and the filesystem is not to stop for one block that nobody wants.
+            Err(error) => match walk.place() {
+                Some(place) => (Some(place), Some(error)),
+                None => return Err(error),
+            },
+        };
         let result = match progress {
-            Some((next, level)) => txn
-                .change_root_item(root, |item| {
-                    item.drop_progress = DiskKey::new(next);
-                    item.drop_level = level;
-                })
-                .map(|_| false),
+            Some((next, level)) => note_progress(txn, root, next, level).map(|()| false),
             None => txn
                 .remove(RootId::ROOT_TREE, walk.root_key())
                 .and_then(|()| txn.remove(RootId::ROOT_TREE, orphan_key(root)))
                 .map(|()| true),
         };
-        result.map_err(|error| handle.txn.abort(error))
+        let is_done = result.map_err(|error| handle.txn.abort(error))?;
+        failure.map_or(Ok(is_done), Err)
     }
+}
+
+/// Says in the root item how far a tree is dropped. Where it says so already nothing changes, and there is nothing to commit.
+fn note_progress(txn: &mut txn::Handle<'_>, root: RootId, next: Key, level: u8) -> Result<()> {
+    let known = txn.core().roots.root_item(root)?;
+    let is_known =
+        known.is_some_and(|(_, item)| (item.drop_progress.key(), item.drop_level) == (next, level));
+    if is_known {
+        return Ok(());
+    }
+    txn.change_root_item(root, |item| {
+        item.drop_progress = DiskKey::new(next);
+        item.drop_level = level;
+    })
+    .map(drop)
 }
 
 fn orphan_key(root: RootId) -> Key {

@@ -122,11 +122,17 @@ impl DropTree {
         self.root_key
     }
 
-    /// Takes back about `count` references. Returns where it stopped, the key and level that the
-    /// root item is to say; `None` when all is done.
+    /// Where it is, the key and level that the root item is to say: all before that is gone.
+    pub(super) fn place(&self) -> Option<(Key, u8)> {
+        let step = self.way.last()?;
+        step.child().map(|(_, key)| (key, step.ptr.level))
+    }
+
+    /// Takes back about `count` references. Returns where it stopped, as [`DropTree::place`] does; `None` when all is done.
     ///
     /// # Errors
-    /// A damaged block; the transaction must then not commit.
+    /// A block that is damaged or cannot be read: what came before it is done, and no part of it, so that the transaction may commit. Where a part
+    /// was done it is aborted.
     pub(super) fn step(
         &mut self,
         handle: &mut Handle<'_>,
@@ -216,7 +222,8 @@ impl DropTree {
             let reference = step.below.of_data(data.inode, data.offset);
             let (start, len) = (data.start, data.len_bytes);
             if handle.core().alloc.drop_data_ref(start, len, reference) {
-                drop_range::forget(handle, start, len, kept)?;
+                let forgotten = drop_range::forget(handle, start, len, kept);
+                forgotten.map_err(|error| handle.abort(error))?;
             }
         }
         handle.core().alloc.drop_block_ref(ptr, below.of_block());

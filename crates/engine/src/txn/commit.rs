@@ -49,7 +49,7 @@ impl Core {
     }
 
     fn commit_as(&self, asked: Asked) -> Result<()> {
-        let Some(generation) = self.close_gate(asked)? else { return self.secure(asked) };
+        let Some(generation) = self.close_gate(asked)? else { return Ok(()) };
         let result = self.commit_alone(generation);
         let mut gate = self.gate.lock();
         gate.is_closed = false;
@@ -58,20 +58,11 @@ impl Core {
             Ok(has_changed) => {
                 gate.generation = Generation(generation.0 + u64::from(has_changed));
                 gate.is_dirty = false;
-                drop(gate);
-                if has_changed { Ok(()) } else { self.secure(asked) }
+                Ok(())
             }
             // Under the same lock: who waited here must not go on with a failed transaction.
             Err(error) => Err(gate.abort(error)),
         }
-    }
-
-    /// There is nothing to commit. A user wants what he sees to be durable nevertheless, and what the filesystem was opened with may not be.
-    fn secure(&self, asked: Asked) -> Result<()> {
-        if asked == Asked::ByUser {
-            self.roots.store.volume().make_opened_durable()?;
-        }
-        Ok(())
     }
 
     /// Waits until no handle is open and keeps new ones out. `None` when there is nothing to do.

@@ -18,6 +18,14 @@ struct FaultyDevice {
 }
 
 impl FaultyDevice {
+    /// What opening writes is let through.
+    fn opened(under: Arc<CutDevice>, nth: u64) -> Filesystem {
+        let faulty = Arc::new(Self { under, left: AtomicU64::new(u64::MAX) });
+        let fs = open_on(Arc::clone(&faulty) as Arc<dyn Device>);
+        faulty.left.store(nth, Ordering::SeqCst);
+        fs
+    }
+
     fn count(&self) -> io::Result<()> {
         let took = self.left.try_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
         took.map(|_| ()).map_err(|_| io::Error::other("the nth request fails"))
@@ -67,8 +75,7 @@ fn commit_whose_nth_request_fails_aborts_and_leaves_the_last_state() {
     let mut failures = 0;
     for nth in 0.. {
         let under = Arc::new(device.recording().cut_after(count));
-        let faulty = FaultyDevice { under: Arc::clone(&under), left: AtomicU64::new(nth) };
-        let fs = open_on(Arc::new(faulty));
+        let fs = FaultyDevice::opened(Arc::clone(&under), nth);
         let mut model = durable.clone();
         for _ in 0..40 {
             change(&fs, &mut model, &mut random, 600, false);
@@ -136,8 +143,7 @@ fn commit_after_a_failed_one_never_succeeds() {
     let count = device.recording().event_count();
     for nth in 0..20 {
         let under = Arc::new(device.recording().cut_after(count));
-        let faulty = Arc::new(FaultyDevice { under, left: AtomicU64::new(nth % 4) });
-        let fs = open_on(Arc::clone(&faulty) as Arc<dyn Device>);
+        let fs = FaultyDevice::opened(under, nth % 4);
         insert(&fs, key(1, 0), &[1; 8]);
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| fs.commit())).collect();

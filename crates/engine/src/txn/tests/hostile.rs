@@ -281,14 +281,20 @@ fn attack(device: &Arc<ubtrfs_testkit::crash::CutDevice>, random: &mut Prng) {
 
 /// Destroys the leaf of a tree that holds a key.
 fn destroy_leaf(fs: &Filesystem, root: RootId, key: &Key) {
+    let (ptr, _) = leaf_with(fs, root, key);
+    fs.volume().write(ptr.addr, &[0x5a; 4096]).unwrap();
+}
+
+/// The leaf in which an item is, and its bytes.
+fn leaf_with(fs: &Filesystem, root: RootId, key: &Key) -> (BlockPtr, Vec<u8>) {
     let store = &fs.inner.core.roots.store;
-    let holds = |ptr: &&BlockPtr| match &*store.read(ptr, root, None).unwrap() {
-        Block::Leaf(leaf) => (0..leaf.len()).any(|slot| leaf.key(slot) == *key),
-        Block::Node(_) => false,
-    };
-    let blocks = blocks_of(fs, root);
-    let ptr = blocks.iter().find(holds).unwrap();
-    store.volume().write(ptr.addr, &[0x5a; 4096]).unwrap();
+    let found = blocks_of(fs, root).into_iter().find_map(|ptr| {
+        let block = store.read(&ptr, root, None).unwrap();
+        let Block::Leaf(leaf) = &*block else { return None };
+        let holds = (0..leaf.len()).any(|slot| leaf.key(slot) == *key);
+        holds.then(|| (ptr, block.as_bytes().to_vec()))
+    });
+    found.unwrap()
 }
 
 /// Makes a file without a name in a directory, whose inode lies in another leaf than some of the files made with it.
@@ -418,4 +424,65 @@ fn deleted_subvolume_that_cannot_be_looked_for_at_open_is_told() {
     handle.create(top, b"new", &NewInode::new(0o100_644, Time::default())).unwrap();
     drop(handle);
     fs.commit().unwrap();
+}
+
+/// One block that cannot be read, of a subvolume that nobody wants any more, stopped the filesystem, in this session and in each that followed.
+#[test]
+fn damaged_block_of_a_deleted_subvolume_stops_nothing() {
+    for is_shared in [false, true] {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        let options = MkfsOptions { nodesize_bytes: 4096, ..MkfsOptions::default() };
+        let fs = mkfs_on(&device, &options);
+        let top = fs.top_level();
+        let new = |mode| crate::NewInode::new(mode, ubtrfs_rt::Time::default());
+        let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+        let sub = handle.create_subvolume(top, b"sub", &new(0o040_755)).unwrap();
+        drop(handle);
+        let create = |fs: &Filesystem, dir, name: String| {
+            let mut handle = fs.begin(Reservation::create(0)).unwrap();
+            handle.create(dir, name.as_bytes(), &new(0o100_644)).unwrap()
+        };
+        let ids: Vec<_> = (0..600).map(|at| create(&fs, sub, format!("file {at}"))).collect();
+        fs.commit().unwrap();
+        if is_shared {
+            let options = crate::SnapshotOptions::default();
+            fs.snapshot(sub.root, top, b"snapshot", &options).unwrap();
+        }
+        fs.commit().unwrap();
+        let key = Key::new(ids[300].inode.object_id(), KeyType::INODE_ITEM, 0);
+        let (ptr, whole) = leaf_with(&fs, sub.root, &key);
+        fs.delete_subvolume(top, b"sub").unwrap();
+        fs.commit().unwrap();
+        fs.volume().write(ptr.addr, &[0x5a; 4096]).unwrap();
+        drop(fs);
+
+        for round in 0..3 {
+            let fs = open_on(Arc::clone(&device) as _);
+            let generation = || fs.superblock().generation.get();
+            let error = match round {
+                0 => fs.clean_deleted_subvolumes().map(drop).unwrap_err(),
+                _ => (0..1000).find_map(|_| fs.clean_deleted_step(8).err()).unwrap(),
+            };
+            assert!(error.is_damage(), "{error}");
+            fs.commit().unwrap();
+            let before = generation();
+            assert!(fs.clean_deleted_step(8).unwrap_err().is_damage());
+            fs.commit().unwrap();
+            assert_eq!(generation(), before, "there was nothing to commit");
+            create(&fs, top, format!("new {round}"));
+            fs.commit().unwrap();
+        }
+        // What was dropped is, and what was not is known: once the block is back, the rest goes.
+        let fs = open_on(Arc::clone(&device) as _);
+        fs.volume().write(ptr.addr, &whole).unwrap();
+        assert_eq!(fs.clean_deleted_subvolumes().unwrap(), 1);
+        fs.commit().unwrap();
+        drop(fs);
+        if oracle::require(Oracle::BtrfsProgs) {
+            let directory = tempfile::tempdir().unwrap();
+            let image = directory.path().join("image");
+            write_image(&*device, &image);
+            assert_checks_clean(&image);
+        }
+    }
 }
