@@ -1,5 +1,6 @@
 //! Opening a filesystem, and what every part of the engine finds it by.
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use ubtrfs_ondisk::chunk::Chunk;
@@ -168,8 +169,8 @@ pub(crate) struct Inner {
     pub(crate) options: OpenOptions,
     /// Set at the end of the opening.
     notices: OnceLock<Vec<Notice>>,
-    /// Held by who drops deleted subvolumes: one at a time.
-    pub(crate) cleaning: Mutex<()>,
+    /// Held by who drops deleted subvolumes, one at a time: those that cannot be dropped for damage.
+    pub(crate) cleaning: Mutex<BTreeSet<RootId>>,
     pub(crate) open_files: OpenFiles,
     pub(crate) subvolume_holds: SubvolumeHolds,
 }
@@ -316,7 +317,7 @@ impl Filesystem {
         let files = Arc::<FileState>::default();
         core.install(Arc::clone(&files) as Arc<dyn Flush>);
         let open_files = OpenFiles::new(&options, core.roots.store.geometry().csum, &files);
-        let cleaning = Mutex::new(());
+        let cleaning = Mutex::default();
         let notices_set = OnceLock::new();
         let inner = Inner {
             core,

@@ -38,7 +38,7 @@ impl Seen {
 }
 
 /// Whether two superblocks are of one commit: what is of the device, of the place, and of the log, which is written between commits, may
-/// differ. Two devices that were each written to without the other may have come to the same generation.
+/// differ, and the old roots that are kept for rescue. Two devices that were each written to without the other may have come to the same generation.
 pub(crate) fn is_same_commit(one: &Superblock, other: &Superblock) -> bool {
     let common = |superblock: &Superblock| Superblock {
         csum: [0; CSUM_FIELD_BYTES],
@@ -47,6 +47,7 @@ pub(crate) fn is_same_commit(one: &Superblock, other: &Superblock) -> bool {
         log_root: 0.into(),
         log_root_transid: 0.into(),
         log_root_level: 0,
+        super_roots: Default::default(),
         ..*superblock
     };
     common(one).as_bytes() == common(other).as_bytes()

@@ -22,7 +22,7 @@ use crate::device::Device;
 use crate::error::{Error, Op, Result};
 use crate::stats::{Counters, DeviceStats};
 use crate::superblocks::{self, Seen};
-use watch::Watch;
+use watch::{Look, Watch};
 
 /// How a volume is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -70,6 +70,8 @@ struct Member {
     devid: DeviceId,
     device: Option<Arc<dyn Device>>,
     item: Mutex<DevItem>,
+    /// The item of the superblock that was found.
+    found_item: DevItem,
     /// The item as of the last superblock.
     durable_item: Mutex<DevItem>,
     /// The primary superblock as last read or written; `None` before that, and where writing it failed. Locked while it is written, and
@@ -84,6 +86,7 @@ impl Member {
             devid: DeviceId(item.devid.get()),
             device,
             item: Mutex::new(item),
+            found_item: item,
             durable_item: Mutex::new(item),
             seen: Mutex::new(seen),
             counters: Counters::default(),
@@ -340,15 +343,17 @@ impl Volume {
 
     /// Makes durable what the volume was opened with, unless this session has done so. What is read is not what a power cut leaves: whoever
     /// wrote the last superblock may have been killed, or have failed, as it was to be flushed. Who does not ask for it has it done before his
-    /// first write.
+    /// first write; so has who opened another copy than the primary, which stays as it is until then.
     ///
     /// # Errors
     /// `MountedByKernel` and `SuperblockChanged`; `Io`: it is done again by the next call, or the next write.
     pub fn make_opened_durable(&self) -> Result<()> {
-        if self.options.read_only || self.is_caught_up.load(Ordering::Acquire) {
+        let is_of_primaries = self.options.super_copy.unwrap_or(0) == 0;
+        if self.options.read_only || !is_of_primaries || self.is_caught_up.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.begin_write().map(drop)
+        self.look(Look::IfDue)?;
+        self.catch_up_first()
     }
 
     /// Before anything else is written, all devices get the last superblock, durably: what the one before it refers to may be written over from
@@ -368,8 +373,13 @@ impl Volume {
         let writing = self.watch.begin_write()?;
         for member in self.present_members() {
             let Some(device) = member.device.as_deref() else { continue };
-            let own = Superblock { dev_item: *member.durable_item.lock(), ..last };
             let mut seen = member.seen.lock();
+            // Its own as it is: what a damaged filesystem says of it elsewhere may keep it from being opened again.
+            let dev_item = match *seen {
+                Some(seen) if seen.generation.0 == last.generation.get() => member.found_item,
+                _ => *member.durable_item.lock(),
+            };
+            let own = Superblock { dev_item, ..last };
             self.check_seen(device, *seen)?;
             self.watch.check()?;
             // Until that is durable it is the old one, or this, or neither, of our own making.

@@ -7,6 +7,8 @@
 //! A subvolume that somebody holds ([`SubvolumeHolds`]) loses its name only, as in Linux: what is in it can be read and changed
 //! through inodes that are known, and is lost with a crash. It is closed when its turn to be dropped comes and nobody holds it.
 
+use std::collections::BTreeSet;
+
 use ubtrfs_ondisk::root::flags as root_flags;
 use ubtrfs_ondisk::{DiskKey, Key, KeyType, ObjectId, RootId, Uuid};
 
@@ -122,18 +124,23 @@ impl Filesystem {
     /// many subvolumes are gone; those that somebody holds stay. The calling thread must hold no handle; others go on meanwhile.
     ///
     /// # Errors
-    /// As [`Filesystem::begin`]; damage in the trees. What was dropped before is not lost: the next
+    /// As [`Filesystem::begin`]; the first damage in their trees, once the others are gone. What was dropped before is not lost: the next
     /// call goes on from there.
     pub fn clean_deleted_subvolumes(&self) -> Result<u64> {
-        let _alone = self.inner.cleaning.lock();
-        let mut count = 0;
-        while let Some(root) = self.next_deleted()? {
+        let mut damaged = self.inner.cleaning.lock();
+        damaged.clear();
+        let (mut count, mut failure) = (0, None);
+        while let Some(root) = self.next_deleted_but(&damaged)? {
             if self.close_deleted(root)? {
-                self.drop_tree(root)?;
-                count += 1;
+                match self.drop_tree(root) {
+                    Ok(()) => count += 1,
+                    Err(error) => {
+                        failure.get_or_insert(pass_over(&mut damaged, root, error)?);
+                    }
+                }
             }
         }
-        Ok(count)
+        failure.map_or(Ok(count), Err)
     }
 
     /// A deleted subvolume that still has blocks and that nobody holds.
@@ -141,6 +148,10 @@ impl Filesystem {
     /// # Errors
     /// Damage in the root tree.
     pub(crate) fn next_deleted(&self) -> Result<Option<RootId>> {
+        self.next_deleted_but(&BTreeSet::new())
+    }
+
+    fn next_deleted_but(&self, damaged: &BTreeSet<RootId>) -> Result<Option<RootId>> {
         let mut cursor = self.tree(RootId::ROOT_TREE)?.cursor();
         cursor.seek(&Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, 0))?;
         let (mut found, mut held) = (None, Vec::new());
@@ -151,6 +162,7 @@ impl Filesystem {
             let root = RootId(key.offset);
             // Linux keeps orphan items of trees that it relocates, too.
             if root.is_subvolume()
+                && !damaged.contains(&root)
                 && self.root_item(root)?.is_none_or(|(_, item)| item.refs.get() == 0)
             {
                 if !self.inner.subvolume_holds.is_held(root) {
@@ -172,13 +184,15 @@ impl Filesystem {
     /// references. Returns whether more is to be done.
     ///
     /// # Errors
-    /// As [`Filesystem::clean_deleted_subvolumes`].
+    /// As [`Filesystem::clean_deleted_subvolumes`]; of damage once, as what is damaged is passed over from then on.
     #[doc(hidden)]
     pub fn clean_deleted_step(&self, count: usize) -> Result<bool> {
-        let _alone = self.inner.cleaning.lock();
-        let Some(root) = self.next_deleted()? else { return Ok(false) };
-        if self.close_deleted(root)? {
-            self.drop_some(root, &mut None, &mut { count })?;
+        let mut damaged = self.inner.cleaning.lock();
+        let Some(root) = self.next_deleted_but(&damaged)? else { return Ok(false) };
+        if self.close_deleted(root)?
+            && let Err(error) = self.drop_some(root, &mut None, &mut { count })
+        {
+            return Err(pass_over(&mut damaged, root, error)?);
         }
         Ok(true)
     }
@@ -234,6 +248,18 @@ impl Filesystem {
         let is_done = result.map_err(|error| handle.txn.abort(error))?;
         failure.map_or(Ok(is_done), Err)
     }
+}
+
+/// Notes a subvolume that cannot be dropped for damage, so that others are, and gives the error back.
+///
+/// # Errors
+/// The same, where it is of the filesystem, or will pass.
+fn pass_over(damaged: &mut BTreeSet<RootId>, root: RootId, error: Error) -> Result<Error> {
+    if matches!(error, Error::Aborted { .. } | Error::NoSpace { .. } | Error::ReadOnly { .. }) {
+        return Err(error);
+    }
+    damaged.insert(root);
+    Ok(error)
 }
 
 /// Says in the root item how far a tree is dropped. Where it says so already nothing changes, and there is nothing to commit.

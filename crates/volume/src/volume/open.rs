@@ -206,7 +206,8 @@ fn is_cut_off(device: &dyn Device, superblock: &Superblock, newest: &Superblock)
 
 type Found = (Arc<dyn Device>, Box<Superblock>);
 
-/// The superblock of the highest generation, once all are of one filesystem.
+/// The superblock of the highest generation, once all are of one filesystem; of those one with a log, which Linux may have written to some
+/// devices only, as a cut or a device that failed kept it from the others.
 fn newest_of(found: &[Found]) -> Result<Box<Superblock>> {
     let Some((_, first)) = found.first() else {
         let device = "(no device)".to_owned();
@@ -221,7 +222,9 @@ fn newest_of(found: &[Found]) -> Result<Box<Superblock>> {
             });
         }
     }
-    let newest = found.iter().rev().max_by_key(|(_, superblock)| superblock.generation.get());
+    let newest = found.iter().rev().max_by_key(|(_, superblock)| {
+        (superblock.generation.get(), superblock.log_root.get() != 0)
+    });
     Ok(newest.map_or_else(|| first.clone(), |(_, superblock)| superblock.clone()))
 }
 

@@ -28,7 +28,7 @@ const NEVER: u64 = u64::MAX;
 
 /// When to look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Look {
+pub(super) enum Look {
     /// Where the last one is too old.
     IfDue,
     /// Now, at the superblocks at least.
@@ -162,7 +162,7 @@ impl Volume {
     }
 
     /// Looks whether somebody else writes to the devices, or has.
-    fn look(&self, look: Look) -> Result<()> {
+    pub(super) fn look(&self, look: Look) -> Result<()> {
         let watch = &self.watch;
         watch.check()?;
         if look == Look::IfDue && watch.due_at().is_none() {

@@ -101,11 +101,13 @@ impl Change for DeleteArgs {
         if self.no_clean {
             return Ok(());
         }
-        image
+        let cleaned = image
             .filesystem()
             .clean_deleted_subvolumes()
-            .map_err(|error| Failure::engine("freeing space", error).at_path(image.path()))?;
-        commit(image)
+            .map_err(|error| Failure::engine("freeing space", error).at_path(image.path()));
+        // What was freed before a failure is not to be freed again.
+        commit(image)?;
+        cleaned.map(drop)
     }
 }
 
