@@ -448,9 +448,9 @@ impl World {
     pub(crate) fn reopen(&mut self) -> Differs {
         self.opened += 1;
         let seed = self.seed.wrapping_add(self.opened << 32);
-        let (before, events) = (self.generation(), self.array.event_count());
+        let (before, writes) = (self.generation(), self.array.write_count());
         self.fs = open(&self.array, &self.shape, seed).map_err(|error| not_open(&error))?;
-        if self.generation() == before && self.array.event_count() > events {
+        if self.generation() == before && self.array.write_count() > writes {
             return Err("an opening that made no commit wrote something".to_owned());
         }
         self.model.evict_all();

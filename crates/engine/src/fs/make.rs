@@ -708,8 +708,8 @@ impl Handle<'_> {
     ) -> Result<Option<Vec<u8>>> {
         let file_type = FileType::from_mode(mode);
         let is_inheriting = matches!(file_type, FileType::Regular | FileType::Directory);
-        // A directory that has one has the flag.
-        if !is_inheriting || parent_flags & flags::COMPRESS == 0 {
+        // A directory that has one has a flag.
+        if !is_inheriting || parent_flags & (flags::COMPRESS | flags::NOCOMPRESS) == 0 {
             return Ok(None);
         }
         Ok(self.fs.xattr(dir, COMPRESSION_XATTR)?.and_then(|value| inheritable(&value)))

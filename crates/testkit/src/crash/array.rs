@@ -147,6 +147,11 @@ impl SimArray {
         self.state().recording.event_count()
     }
 
+    /// How many writes were recorded since [`Self::begin`].
+    pub fn write_count(&self) -> usize {
+        self.state().recording.write_count()
+    }
+
     /// What the devices hold now.
     pub fn images(&self) -> Vec<Image> {
         self.state().recording.now().to_vec()

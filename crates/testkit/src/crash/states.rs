@@ -88,18 +88,53 @@ pub struct Recording {
     base: Vec<Image>,
     now: Vec<Image>,
     log: Vec<Entry>,
+    /// Of each device.
+    since_flush: Vec<SinceFlush>,
+}
+
+/// What came to a device since it was flushed last.
+#[derive(Clone, Default, Debug)]
+struct SinceFlush {
+    /// Their places in the log.
+    changes: Vec<usize>,
+    /// Whether it was written what it holds, which is left out.
+    was_idle: bool,
 }
 
 impl Recording {
     pub(super) fn new(base: Vec<Image>) -> Self {
-        Self { now: base.clone(), base, log: Vec::new() }
+        let since_flush = vec![SinceFlush::default(); base.len()];
+        Self { now: base.clone(), base, log: Vec::new(), since_flush }
     }
 
     pub(super) fn now(&self) -> &[Image] {
         &self.now
     }
 
+    /// What a device holds durably and is written once more is left out, with the flush that follows: it is the same before and after, wherever a
+    /// cut comes.
     pub(super) fn push(&mut self, device: usize, event: Event) {
+        let since_flush = &mut self.since_flush[device];
+        let is_idle = match &event {
+            Event::Write { at, bytes } => {
+                let mut held = vec![0; bytes.len()];
+                self.now[device].read(*at, &mut held);
+                let is_durable = || {
+                    !since_flush.changes.iter().any(|place| self.log[*place].event.overlaps(&event))
+                };
+                held[..] == bytes[..] && is_durable()
+            }
+            Event::Flush => since_flush.was_idle && since_flush.changes.is_empty(),
+            Event::Resize { .. } => false,
+        };
+        match event {
+            Event::Flush => *since_flush = SinceFlush::default(),
+            _ if is_idle => since_flush.was_idle = true,
+            _ => since_flush.changes.push(self.log.len()),
+        }
+        if is_idle {
+            return;
+        }
         event.apply(&mut self.now[device]);
         self.log.push(Entry { device, event });
     }
@@ -109,6 +144,11 @@ impl Recording {
         self.log.len()
     }
 
+    /// How many writes there were.
+    pub(super) fn write_count(&self) -> usize {
+        self.event_count() - self.flush_count()
+    }
+
     /// How many flushes there were.
     pub fn flush_count(&self) -> usize {
         self.log.iter().filter(|entry| entry.event.is_flush()).count()
@@ -116,7 +156,7 @@ impl Recording {
 
     /// How many writes, and how many flushes there were.
     pub fn request_counts(&self) -> (usize, usize) {
-        (self.event_count() - self.flush_count(), self.flush_count())
+        (self.write_count(), self.flush_count())
     }
 
     /// What was there before the first of them.
