@@ -19,7 +19,7 @@ use super::inode::{InodeId, Link};
 use super::uuid_tree;
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle, begin_freeing};
-use crate::txn::{self, Reservation};
+use crate::txn::Reservation;
 
 /// References that one handle of a clean-up drops, about.
 const REFS_PER_HANDLE: usize = 512;
@@ -232,14 +232,24 @@ impl Filesystem {
         let (progress, failure) = match walk.step(txn, self.inner.files.kept(), *count) {
             Ok(progress) => (progress, None),
             Err(error @ Error::Aborted { .. }) => return Err(error),
-            // What came before is not to be done again, and the filesystem is not to stop for one block that nobody wants.
-            Err(error) => match walk.place() {
-                Some(place) => (Some(place), Some(error)),
-                None => return Err(error),
-            },
+            // What came before is not to be done again, and the filesystem is not to stop for one block that nobody wants. Nor is there to be a
+            // commit each time that it is tried.
+            Err(error) => {
+                let noted = self.noted_place(root).map_err(|error| txn.abort(error))?;
+                let place = walk.place();
+                if place.is_none() || place == noted {
+                    return Err(error);
+                }
+                (place, Some(error))
+            }
         };
         let result = match progress {
-            Some((next, level)) => note_progress(txn, root, next, level).map(|()| false),
+            Some((next, level)) => txn
+                .change_root_item(root, |item| {
+                    item.drop_progress = DiskKey::new(next);
+                    item.drop_level = level;
+                })
+                .map(|_| false),
             None => txn
                 .remove(RootId::ROOT_TREE, walk.root_key())
                 .and_then(|()| txn.remove(RootId::ROOT_TREE, orphan_key(root)))
@@ -247,6 +257,12 @@ impl Filesystem {
         };
         let is_done = result.map_err(|error| handle.txn.abort(error))?;
         failure.map_or(Ok(is_done), Err)
+    }
+
+    /// How far the root item says that a tree is dropped.
+    fn noted_place(&self, root: RootId) -> Result<Option<(Key, u8)>> {
+        let found = self.root_item(root)?;
+        Ok(found.map(|(_, item)| (item.drop_progress.key(), item.drop_level)))
     }
 }
 
@@ -260,21 +276,6 @@ fn pass_over(damaged: &mut BTreeSet<RootId>, root: RootId, error: Error) -> Resu
     }
     damaged.insert(root);
     Ok(error)
-}
-
-/// Says in the root item how far a tree is dropped. Where it says so already nothing changes, and there is nothing to commit.
-fn note_progress(txn: &mut txn::Handle<'_>, root: RootId, next: Key, level: u8) -> Result<()> {
-    let known = txn.core().roots.root_item(root)?;
-    let is_known =
-        known.is_some_and(|(_, item)| (item.drop_progress.key(), item.drop_level) == (next, level));
-    if is_known {
-        return Ok(());
-    }
-    txn.change_root_item(root, |item| {
-        item.drop_progress = DiskKey::new(next);
-        item.drop_level = level;
-    })
-    .map(drop)
 }
 
 fn orphan_key(root: RootId) -> Key {

@@ -140,8 +140,9 @@ impl DropTree {
         count: usize,
     ) -> Result<Option<(Key, u8)>> {
         let mut budget = count;
-        if let Some(ptr) = self.root_leaf.take() {
+        if let Some(ptr) = self.root_leaf {
             self.drop_leaf(handle, kept, &ptr, None, Below::Tree(self.root), &mut budget)?;
+            self.root_leaf = None;
         }
         loop {
             let Some(step) = self.way.last() else { return Ok(None) };

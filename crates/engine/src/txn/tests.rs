@@ -78,6 +78,17 @@ fn write_image(device: &dyn Device, image: &Path) {
     }
 }
 
+/// Both modes of `btrfs check`, of what a device in memory holds.
+fn judge(device: &dyn Device) {
+    if !oracle::require(Oracle::BtrfsProgs) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    write_image(device, &image);
+    assert_checks_clean(&image);
+}
+
 fn insert(fs: &Filesystem, key: Key, data: &[u8]) {
     let mut handle = fs.begin(Reservation::items(1)).unwrap();
     handle.txn.insert(RootId::UUID_TREE, key, data).unwrap();

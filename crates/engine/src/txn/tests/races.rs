@@ -53,16 +53,6 @@ impl Device for SlowDevice {
     }
 }
 
-fn judge(device: &dyn Device) {
-    if !oracle::require(Oracle::BtrfsProgs) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    write_image(device, &image);
-    assert_checks_clean(&image);
-}
-
 /// Two threads that began the first transaction together both loaded block groups and their free
 /// space; what the second loaded took the place of what the first had allocated from already, and
 /// blocks were given out twice.
