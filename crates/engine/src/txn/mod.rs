@@ -28,9 +28,10 @@ mod writeout;
 
 use std::sync::OnceLock;
 
+use ubtrfs_ondisk::hash::name_hash;
 use ubtrfs_ondisk::superblock::Superblock;
-use ubtrfs_ondisk::{Generation, RootId};
-use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime, lock_brief};
+use ubtrfs_ondisk::{DeviceId, Generation, RootId};
+use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime, Time, lock_brief};
 
 use crate::alloc::{self, Allocator};
 use crate::btree::Roots;
@@ -99,6 +100,22 @@ struct Gate {
     first_cause: Option<(Generation, Arc<Error>)>,
 }
 
+/// Many, so that two sessions hardly take the same; few of all that there are.
+const DEGRADED_STEPS: u64 = 1 << 16;
+
+/// How far the first generation of a session is above the last. A device that is missing now and comes back must not be taken for one that a power
+/// cut kept from its last superblock, which is one transaction behind. Nor must two devices, each written to without the other, come to one
+/// generation: of the same number of commits that allocated the same their superblocks would be the same.
+fn first_step(missing: &[DeviceId], now: Time) -> u64 {
+    if missing.is_empty() {
+        return 1;
+    }
+    let mut told: Vec<u8> = missing.iter().flat_map(|device| device.0.to_le_bytes()).collect();
+    told.extend(now.sec.to_le_bytes());
+    told.extend(now.nsec.to_le_bytes());
+    2 + name_hash(&told) % DEGRADED_STEPS
+}
+
 impl Core {
     /// The state of a filesystem whose last commit is `superblock`.
     pub(crate) fn new(
@@ -109,10 +126,11 @@ impl Core {
         read_only: Option<String>,
         commit_bytes: u64,
     ) -> Self {
-        // A device that is missing now and comes back must not be taken for one that a power cut
-        // kept from its last superblock, which is one transaction behind.
-        let is_degraded = !roots.store.volume().missing_devices().is_empty();
-        let step = if is_degraded && superblock.log_root.get() == 0 { 2 } else { 1 };
+        // A log is of the generation that follows.
+        let step = match superblock.log_root.get() {
+            0 => first_step(&roots.store.volume().missing_devices(), runtime.clock.now()),
+            _ => 1,
+        };
         let generation = Generation(superblock.generation.get().saturating_add(step));
         let gate = Gate {
             generation,

@@ -187,3 +187,36 @@ fn superblocks_of_two_devices_cut_apart_show_one_of_the_states() {
     }
     assert_eq!(seen_both, [true; 2]);
 }
+
+/// Two devices that were each written to without the other, by sessions that did as much, had the same superblocks, and were opened together: mirrors
+/// of two histories, each right by checksum and generation.
+#[test]
+fn devices_that_were_each_written_to_alone_are_not_opened_together() {
+    let raid1 = Some(ubtrfs_ondisk::block_group::BlockGroupFlags::RAID1);
+    let options = MkfsOptions { data_profile: raid1, ..MkfsOptions::default() };
+    for commits in 1..4 {
+        let devices: Vec<_> = (0..2).map(|_| Arc::new(RecordingDevice::new(80 << 20))).collect();
+        let as_devices = |devices: &[Arc<RecordingDevice>]| -> Vec<Arc<dyn Device>> {
+            devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
+        };
+        let volume = mkfs(as_devices(&devices), &options, &runtime()).unwrap();
+        drop(Filesystem::open(volume, open_options()).unwrap());
+        let degraded = VolumeOptions { degraded: true, ..VolumeOptions::default() };
+        for (value, alone) in devices.chunks(1).enumerate() {
+            let volume = Volume::open(as_devices(alone), &degraded).unwrap();
+            let fs = Filesystem::open(volume, open_options()).unwrap();
+            for number in 0..commits {
+                insert(&fs, key(number, 0), &[u8::try_from(value).unwrap(); 8]);
+                fs.commit().unwrap();
+            }
+        }
+        for options in [VolumeOptions::default(), VolumeOptions { read_only: true, ..degraded }] {
+            let left_out = Volume::open(as_devices(&devices), &options);
+            let left_out = left_out.map(|volume| volume.left_out().len());
+            assert!(matches!(left_out, Ok(1)) == options.degraded, "{left_out:?}");
+        }
+        let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+        let error = Volume::open(as_devices(&devices), &read_only).unwrap_err();
+        assert!(error.to_string().contains("out of date"), "{error}");
+    }
+}
