@@ -31,16 +31,18 @@ fn fill(mount: &Path) -> u32 {
     count
 }
 
-/// Files changed, new and renamed, and all of that fsynced.
-fn change(at: &dyn Fn(u32) -> PathBuf) -> std::io::Result<()> {
+/// Files changed, new and renamed, and all of that fsynced; another one is renamed each `turn`, as after a turn that the kernel committed
+/// the first one is gone.
+fn change(at: &dyn Fn(u32) -> PathBuf, turn: u32) -> std::io::Result<()> {
     for number in 0..20 {
         for (number, byte) in [(number, b'n'), (4100 + number * 40, b'c')] {
             fs::write(at(number), [byte; 1500])?;
             File::open(at(number))?.sync_all()?;
         }
     }
-    fs::rename(at(4200), at(4201))?;
-    File::open(at(4201))?.sync_all()
+    let from = 4900 + 2 * turn;
+    fs::rename(at(from), at(from + 1))?;
+    File::open(at(from + 1))?.sync_all()
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn log_on_a_full_filesystem_is_replayed_as_the_kernel_does() {
         let mount = KernelMount::read_write(&image, "subvolid=5,commit=300");
         let at = |number: u32| mount.path().join(format!("small {number}"));
         let count = fill(mount.path());
-        assert!(count > 5000, "{count}");
+        assert!(count > 5100, "{count}");
         let copies = ["kernel", "engine"].map(|name| image.with_extension(name));
         // As full as it may be that the kernel can log anything.
         let mut freed = 0;
@@ -63,7 +65,7 @@ fn log_on_a_full_filesystem_is_replayed_as_the_kernel_does() {
             (freed..freed + 50).for_each(|number| fs::remove_file(at(number)).unwrap());
             freed += 50;
             run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
-            if change(&at).is_ok() {
+            if change(&at, freed / 50).is_ok() {
                 copies.iter().for_each(|to| copy(&image, to));
                 // With little room it commits by itself, now and then.
                 let notices = common::open(&[&copies[0]]).notices().to_vec();
