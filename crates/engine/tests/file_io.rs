@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::failing::{DataFaults, FailingDevice, Lasting};
+use common::power::{PoweredDevice, Unflushed};
 use common::{filefrag, kernel_log};
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, Method, MkfsOptions, NewInode, OpenOptions, Reservation,
@@ -22,7 +23,7 @@ use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::io_suite::{
     self, Count, Done, Expected, Harness, Look, Refusal, count, judged_one_in, replayed_one_in,
 };
-use ubtrfs_testkit::{KernelMount, Oracle, assert_checks_clean, oracle};
+use ubtrfs_testkit::{KernelMount, Oracle, Prng, assert_checks_clean, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const IMAGE_BYTES: u64 = 512 << 20;
@@ -49,8 +50,11 @@ struct EngineHarness {
     image: PathBuf,
     options: CacheOptions,
     faults: Arc<DataFaults>,
+    unflushed: Arc<Unflushed>,
     fs: Option<Filesystem>,
     next_number: AtomicU64,
+    /// Crashes so far.
+    crashes: u64,
 }
 
 /// The engine's open file, as the suite uses it.
@@ -61,8 +65,10 @@ fn open(
     options: &CacheOptions,
     compression: Option<Method>,
     faults: &Arc<DataFaults>,
+    unflushed: &Arc<Unflushed>,
 ) -> Filesystem {
     let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+    let device = PoweredDevice::new(device, Arc::clone(unflushed));
     let device = FailingDevice::new(device, Arc::clone(faults));
     let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
     let page_cache = Some(options.clone());
@@ -99,7 +105,7 @@ impl EngineHarness {
     }
 
     fn of_kind(options: CacheOptions, kind: Kind) -> Self {
-        // Where a flush costs nothing: no power is cut here.
+        // Where a flush costs nothing: what one makes durable is what the device of the test says.
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let image = dir.path().join("image");
         let file = std::fs::File::create(&image).unwrap();
@@ -113,8 +119,10 @@ impl EngineHarness {
         };
         mkfs(devices, &mkfs_options, &Arc::new(Runtime::system())).unwrap();
         let faults = Arc::<DataFaults>::default();
-        let fs = Some(open(&image, &options, kind.method, &faults));
-        Self { kind, _dir: dir, image, options, faults, fs, next_number: AtomicU64::new(0) }
+        let unflushed = Arc::<Unflushed>::default();
+        let fs = Some(open(&image, &options, kind.method, &faults, &unflushed));
+        let (next_number, crashes) = (AtomicU64::new(0), 0);
+        Self { kind, _dir: dir, image, options, faults, unflushed, fs, next_number, crashes }
     }
 
     fn fs(&self) -> &Filesystem {
@@ -122,7 +130,8 @@ impl EngineHarness {
     }
 
     fn open_again(&mut self) {
-        self.fs = Some(open(&self.image, &self.options, self.kind.method, &self.faults));
+        let Self { image, options, kind, faults, unflushed, .. } = self;
+        self.fs = Some(open(image, options, kind.method, faults, unflushed));
     }
 
     /// An empty file, by its name and number.
@@ -248,6 +257,9 @@ impl Harness for EngineHarness {
 
     fn crash(&mut self) -> Done {
         self.fs = None;
+        self.crashes += 1;
+        let lost = self.unflushed.cut(&self.image, &mut Prng::new(self.crashes));
+        count(Count::BlocksLost, lost as u64);
         check(&self.image);
         let number = CRASHED.fetch_add(1, Ordering::Relaxed);
         if number % replayed_one_in() == replayed_one_in() / 2 && kernel_log::has_judges() {

@@ -7,7 +7,7 @@ use crate::offset::{FileOffset, FileRange};
 
 impl<F: FileSystem> OpenFile<F> {
     /// Makes the file end at `size`; bytes that it gains are zero. Nothing is written for it, and only what is on its way
-    /// beyond the new end is waited for. Space that was allocated beyond the end goes, unless the file grows. Durable with
+    /// beyond the new end, and in the block that holds it, is waited for. Space that was allocated beyond the end goes, unless the file grows. Durable with
     /// [`OpenFile::fsync()`].
     ///
     /// # Errors
@@ -83,8 +83,14 @@ impl<F: FileSystem> AddressSpace<F> {
             has_dropped = true;
             self.zero_locked(tail).inspect_err(|error| self.errors.lock().record(error.clone()))?;
         }
-        let (pages, dropped_bytes, gone) =
-            self.drop_range(self.pages.lock(), FileRange::from(kept));
+        let mut pages = self.pages.lock();
+        // What is on its way there is as it was before the zeros, which are in memory only. Were it to arrive behind this, nobody would know: the
+        // file may have grown by then, and what was cut off would be a part of it on the medium. It arrives before this instead, so that the
+        // file ends on the medium within that block, which then is there before the file ends further on.
+        if !tail.is_empty() {
+            self.wait_for_runs(&mut pages, &self.blocks(tail));
+        }
+        let (pages, dropped_bytes, gone) = self.drop_range(pages, FileRange::from(kept));
         // In one step with the drop: whoever reads sees either both or none.
         let cutting = self.begin_cut(&pages, new);
         drop(pages);

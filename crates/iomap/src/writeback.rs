@@ -162,7 +162,8 @@ impl<F: FileSystem> AddressSpace<F> {
         self.wait_for_runs(&mut self.pages.lock(), &blocks)
     }
 
-    fn wait_for_runs(&self, pages: &mut MutexGuard<'_, Pages>, blocks: &Blocks) -> bool {
+    /// Waits for what is on its way in `blocks`, and was begun before. Returns whether there was anything.
+    pub(crate) fn wait_for_runs(&self, pages: &mut MutexGuard<'_, Pages>, blocks: &Blocks) -> bool {
         let ticket = pages.next_ticket();
         let mut has_waited = false;
         while pages.has_writeback(blocks, ticket) {

@@ -92,15 +92,15 @@ impl DataFaults {
 
 /// The device.
 #[derive(Debug)]
-pub struct FailingDevice {
-    inner: FileDevice,
+pub struct FailingDevice<D = FileDevice> {
+    inner: D,
     fsid: [u8; 16],
     faults: Arc<DataFaults>,
 }
 
-impl FailingDevice {
+impl<D: Device> FailingDevice<D> {
     /// Over one that has a filesystem.
-    pub fn new(inner: FileDevice, faults: Arc<DataFaults>) -> Self {
+    pub fn new(inner: D, faults: Arc<DataFaults>) -> Self {
         let mut fsid = [0; 16];
         let at = PhysicalAddr(SUPERBLOCK_OFFSETS[0].0 + FSID.start as u64);
         inner.read_at(at, &mut fsid).unwrap();
@@ -113,7 +113,7 @@ impl FailingDevice {
     }
 }
 
-impl Device for FailingDevice {
+impl<D: Device> Device for FailingDevice<D> {
     fn name(&self) -> String {
         self.inner.name()
     }

@@ -7,6 +7,7 @@ pub mod full;
 pub mod holding;
 pub mod interrupted;
 pub mod kernel_log;
+pub mod power;
 pub mod simulated;
 
 use std::collections::BTreeMap;

@@ -102,28 +102,49 @@ fn truncate_waits_for_what_is_on_its_way() {
     assert!(contents(&file)[4096..].iter().all(|byte| *byte == 0));
 }
 
-/// A block that is on its way may hold the new end. What the filesystem records for it came after the truncation had, and made the file
-/// longer on the medium than in memory, for good.
+/// A cut within blocks that are on their way. What arrives behind it is from before the cut, and who says where the file ends on the medium took
+/// it for the file's. Where the file grows again at once, and nothing was on the medium yet, the block came there with what had been cut off,
+/// and the file ended behind that.
 #[test]
-fn file_cut_off_within_what_is_on_its_way_ends_there_on_the_medium() {
-    let fs = MemoryFs::new();
-    let space = new_file(&fs, CacheOptions::default());
-    space.inode().note_space(&space);
-    let file = space.open();
-    file.write(at(0), &[1; 8192]).unwrap();
-    let (weak, is_cut) = (Arc::downgrade(&space), AtomicBool::new(false));
-    fs.before_mapping(move || {
-        if !is_cut.swap(true, Ordering::SeqCst) {
-            weak.upgrade().unwrap().open().truncate(at(5000)).unwrap();
-        }
-    });
-    file.fsync().unwrap();
-    assert_eq!((file.size(), MemoryFs::stored_size(space.inode())), (at(5000), 5000));
-    // The zeros behind the end were made after that began.
-    file.fsync().unwrap();
-    assert_eq!(MemoryFs::stored_size(space.inode()), 5000);
-    let stored = [vec![1; 5000], vec![0; 3192]].concat();
-    assert!(fs.stored(space.inode(), 8192) == stored);
+fn file_cut_off_within_what_is_on_its_way_has_nothing_behind_the_cut_on_the_medium() {
+    for (written, cut, grown) in
+        [(8192, 5000, 5000), (4096, 100, 3000), (4096, 100, 8192), (8192, 5000, 4096)]
+    {
+        let fs = MemoryFs::new();
+        let space = new_file(&fs, CacheOptions::default());
+        space.inode().note_space(&space);
+        let file = space.open();
+        file.write(at(0), &vec![1; written]).unwrap();
+        let (started, first) = (Arc::new(AtomicBool::new(false)), AtomicBool::new(true));
+        let has_started = Arc::clone(&started);
+        fs.before_mapping(move || {
+            if first.swap(false, Ordering::SeqCst) {
+                has_started.store(true, Ordering::SeqCst);
+                // So long that who does not wait for it is done.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+        });
+        std::thread::scope(|scope| {
+            let flushed = scope.spawn(|| space.flush(range(0, 8192)));
+            while !started.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            file.truncate(at(cut)).unwrap();
+            file.truncate(at(grown)).unwrap();
+            flushed.join().unwrap().unwrap();
+        });
+        let is_stale = |bytes: &[u8]| bytes.iter().skip(cut as usize).any(|byte| *byte != 0);
+        fs.commit(space.inode());
+        assert!(!is_stale(&fs.durable(space.inode())), "{cut}, grown to {grown}");
+        file.fsync().unwrap();
+        let durable = fs.durable(space.inode());
+        assert_eq!(durable.len() as u64, grown);
+        assert!(!is_stale(&durable), "{cut}, grown to {grown}, synced");
+        assert!(durable.iter().take(cut as usize).all(|byte| *byte == 1));
+        assert_eq!((file.size(), MemoryFs::stored_size(space.inode())), (at(grown), grown));
+        let stored = fs.stored(space.inode(), grown.next_multiple_of(4096));
+        assert!(!is_stale(&stored), "behind the end");
+    }
 }
 
 /// A cut that the filesystem refuses, beside an fsync that saw the end before it: what was written back meanwhile had said on the medium that the

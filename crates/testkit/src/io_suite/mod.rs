@@ -19,6 +19,7 @@ mod content;
 mod counts;
 mod failing_device;
 mod file;
+mod history;
 mod limits;
 mod mapped;
 mod memory;
@@ -242,6 +243,7 @@ macro_rules! io_suite_tests {
             zero_range_over_hole_makes_no_data
             bytes_cut_off_before_a_crash_stay_away_when_the_file_grows
             bytes_cut_off_stay_away_when_blocks_behind_come_first
+            bytes_cut_off_on_their_way_stay_away_when_the_file_grows
             allocate_gives_holes_space_and_leaves_data
             space_beyond_the_end_goes_with_truncation_down_only
             allocate_that_extends_reads_zeros_behind_the_old_end

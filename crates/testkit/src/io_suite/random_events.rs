@@ -15,17 +15,23 @@ use crate::prng::Prng;
 impl<H: Harness> Run<H> {
     /// Everything is written and closed; another look is had at it, and it is opened again.
     pub(super) fn reopen(&mut self, look: Look) {
-        let mut files = Vec::new();
-        for subject in &mut self.subjects {
-            subject.fsync();
+        self.subjects.iter_mut().for_each(Subject::fsync);
+        self.subjects.iter_mut().for_each(|subject| subject.file = None);
+        self.harness.reopen();
+        self.judge(look);
+    }
+
+    /// Another look is had at what is durable as it is, and all is opened again.
+    fn judge(&mut self, look: Look) {
+        let expected = |subject: &mut Subject<H>| {
             subject.file = None;
-            files.push(Expected {
+            Expected {
                 inode: subject.inode.clone(),
                 bytes: subject.model.bytes.clone(),
                 data_blocks: subject.model.data.iter().copied().collect(),
-            });
-        }
-        self.harness.reopen();
+            }
+        };
+        let files: Vec<_> = self.subjects.iter_mut().map(expected).collect();
         self.harness.judge(&files, look);
         self.open_all();
     }
@@ -127,6 +133,10 @@ impl<H: Harness> Run<H> {
             let found = Model::of_file(self.subjects[chosen].file(), self.block);
             assert_same(&found.bytes, &shown, 0, self.block);
             self.subjects[chosen].model = found;
+            // It takes the others' time: not each time.
+            if self.random.chance(1, 4) {
+                self.judge(Look::Sampled);
+            }
         }
         self.subjects[chosen].model.synced();
         (0..self.subjects.len()).for_each(|index| self.check(index));
