@@ -37,6 +37,8 @@ pub(crate) struct BlockGroup {
     pub(crate) used_bytes: Option<u64>,
     /// The damage that keeps anything from being allocated here.
     pub(crate) fault: Option<Error>,
+    /// Others of its class are of a more redundant profile: nothing is allocated here.
+    pub(crate) is_spare: bool,
     /// Whether its item must be written before the next superblock.
     pub(crate) is_dirty: bool,
     /// Whether its chunk, device extents and items are yet to be inserted.
@@ -66,6 +68,7 @@ impl BlockGroup {
             flags,
             used_bytes,
             fault: None,
+            is_spare: false,
             is_dirty: false,
             is_new: false,
             free: None,
@@ -97,6 +100,6 @@ impl BlockGroup {
 
     /// Bytes that can be allocated at once.
     pub(crate) fn loaded_free_bytes(&self) -> u64 {
-        self.free.as_ref().map_or(0, FreeSpace::free_bytes)
+        self.free.as_ref().filter(|_| !self.is_spare).map_or(0, FreeSpace::free_bytes)
     }
 }

@@ -207,14 +207,9 @@ impl Allocator {
         self.add_chunk(flags, wanted_bytes(class, devices_bytes))
     }
 
-    /// What a new group of `class` is: what its last one is.
+    /// What a new group of `class` is: what those are that it is allocated from.
     fn flags_of_new(&self, class: Class) -> BlockGroupFlags {
-        let state = self.state();
-        let flags = state.groups.values().rev().map(|group| group.flags);
-        flags
-            .into_iter()
-            .find(|flags| Self::class_of_group(*flags) == class)
-            .unwrap_or(default_flags(class, self.is_mixed))
+        self.state().flags_of(class).unwrap_or(default_flags(class, self.is_mixed))
     }
 
     /// Makes sure that the chunk tree can take the items of one more chunk.
@@ -222,11 +217,8 @@ impl Allocator {
         let needed = 16 * self.nodesize_bytes();
         let (free, system) = {
             let state = self.state();
-            let groups = state.groups.values().rev();
-            let system = groups
-                .map(|group| group.flags)
-                .find(|flags| Self::class_of_group(*flags) == Class::System);
-            (state.spaces[Class::System.index()].loaded_free_bytes, system)
+            let free = state.spaces[Class::System.index()].loaded_free_bytes;
+            (free, state.flags_of(Class::System))
         };
         if free >= needed {
             return Ok(true);
@@ -279,6 +271,7 @@ impl Allocator {
         let mut group = BlockGroup::new(start, len_bytes, flags, Some(0));
         group.is_new = true;
         state.groups.insert(start, group);
+        state.note_profiles();
         let class = Self::class_of_group(flags);
         if class == Class::Data {
             state.spaces[class.index()].hint = start;

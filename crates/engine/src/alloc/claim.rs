@@ -32,13 +32,15 @@ impl Allocator {
         }
         self.load_group(roots, group, group_len)?;
         let mut state = self.state();
-        let class = {
+        let (class, is_spare) = {
             let group = state.group_at_mut(start.0).ok_or_else(|| not_free(start, len_bytes))?;
             let free = group.free.as_mut().filter(|free| free.contains(start.0, end));
             free.ok_or_else(|| not_free(start, len_bytes))?.remove(start.0, end);
-            Self::class_of_group(group.flags)
+            (Self::class_of_group(group.flags), group.is_spare)
         };
-        state.spaces[class.index()].loaded_free_bytes -= len_bytes;
+        if !is_spare {
+            state.spaces[class.index()].loaded_free_bytes -= len_bytes;
+        }
         state.claimed.insert(start.0, end);
         Ok(())
     }

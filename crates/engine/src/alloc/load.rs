@@ -57,6 +57,7 @@ impl Allocator {
         state.spaces = Default::default();
         state.groups = groups.into_iter().map(|group| (group.start, group)).collect();
         state.count_metadata();
+        state.note_profiles();
         drop(state);
         // The chunk tree may be edited by any commit.
         while self.load_free_space(roots, Class::System)? {}
@@ -190,6 +191,7 @@ impl Allocator {
                 let found = groups.find(|group| {
                     Self::class_of_group(group.flags) == class
                         && group.free.is_none()
+                        && !group.is_spare
                         && group.fault.is_none()
                         && group.unused_bytes() != Some(0)
                 });
@@ -315,8 +317,8 @@ impl State {
         // Claimed ranges lie within their group, whose free space the first of them had loaded.
         let group = self.groups.get_mut(&start).expect("the caller found it");
         let class = Allocator::class_of_group(group.flags);
-        self.spaces[class.index()].loaded_free_bytes += free.free_bytes();
         group.shadowed_bytes = shadowed_bytes;
         group.free = Some(free);
+        self.spaces[class.index()].loaded_free_bytes += group.loaded_free_bytes();
     }
 }

@@ -30,6 +30,7 @@ mod extent_tree;
 mod free_space;
 mod free_space_tree;
 mod load;
+mod profile;
 mod rebuild;
 pub(crate) mod settle;
 pub(crate) mod share;
@@ -519,7 +520,7 @@ impl State {
     fn largest_free_bytes(&self, class: Class, align_bytes: u64) -> u64 {
         let groups = self.groups.values();
         let free = groups
-            .filter(|group| Allocator::class_of_group(group.flags) == class)
+            .filter(|group| !group.is_spare && Allocator::class_of_group(group.flags) == class)
             .filter_map(|group| group.free.as_ref());
         free.map(|free| free.largest_bytes(align_bytes)).max().unwrap_or(0)
     }
@@ -554,6 +555,9 @@ impl State {
         let class = Allocator::class_of_group(group.flags);
         if let Some(free) = group.free.as_mut() {
             free.add(start, start + len_bytes);
+            if group.is_spare {
+                return;
+            }
             self.spaces[class.index()].loaded_free_bytes += len_bytes;
         }
     }

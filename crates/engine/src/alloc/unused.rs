@@ -2,7 +2,7 @@
 //! another class or profile.
 //!
 //! A group goes in the commit after the one that emptied it: until that is durable, what the last
-//! superblock reaches may lie in it. One group of each type and profile stays, and what is free in
+//! superblock reaches may lie in it. One group of each type that is allocated from stays, and what is free in
 //! the others of its class must be as much again, so that groups do not come and go. A group whose
 //! item was not read does not go, and nothing counts as free in it. A cache that Linux made of it goes with
 //! it, of some groups in each commit.
@@ -23,13 +23,15 @@ impl State {
             let class = Allocator::class_of_group(group.flags);
             let others = || {
                 self.groups.values().filter(|other| {
-                    other.start != group.start && Allocator::class_of_group(other.flags) == class
+                    other.start != group.start
+                        && !other.is_spare
+                        && Allocator::class_of_group(other.flags) == class
                 })
             };
             let loaded = self.spaces[class.index()].loaded_free_bytes;
             let left = loaded.saturating_sub(group.loaded_free_bytes());
             group.is_empty()
-                && others().any(|other| other.flags == group.flags)
+                && others().any(|other| other.flags.ty() == group.flags.ty())
                 && match class {
                     Class::System => false,
                     Class::Data => {
@@ -79,6 +81,7 @@ impl Allocator {
         let group = state.groups.remove(&start)?;
         let class = Self::class_of_group(group.flags);
         state.spaces[class.index()].loaded_free_bytes -= group.loaded_free_bytes();
+        state.note_profiles();
         for stripe in &chunk.stripes {
             if let Some(device) = state.devices.get_mut(&stripe.device) {
                 device.vacate(stripe.offset.0);

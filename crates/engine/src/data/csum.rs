@@ -50,6 +50,15 @@ impl CsumLookup {
         // Whether the cursor was placed for what is wanted, and whether it is not pending either.
         let (mut is_placed, mut is_not_pending) = (false, false);
         while left > 0 {
+            // What waits is newer than what the tree has, which may be of data that was there before.
+            let sectorsize = self.sectorsize_bytes;
+            let (found, upto) = self.pending.find(wanted, left, self.csum, sectorsize, out);
+            if found > 0 {
+                left -= found;
+                wanted += found * sectorsize;
+                (is_placed, is_not_pending) = (false, false);
+                continue;
+            }
             // What a cursor stands at from before stays as it was; the tree may have another item
             // there by now.
             let covering = match is_placed || self.cursor.is_current() {
@@ -62,23 +71,15 @@ impl CsumLookup {
                     is_placed = true;
                     continue;
                 }
-                let sectorsize = self.sectorsize_bytes;
-                let found = self.pending.find(wanted, left, self.csum, sectorsize, out);
-                if found == 0 {
-                    if is_not_pending {
-                        return Err(missing(wanted).into());
-                    }
-                    // They may have become items between the two looks.
-                    (is_placed, is_not_pending) = (false, true);
-                    continue;
+                if is_not_pending {
+                    return Err(missing(wanted).into());
                 }
-                left -= found;
-                wanted += found * sectorsize;
-                (is_placed, is_not_pending) = (false, false);
+                // They may have become items between the two looks.
+                (is_placed, is_not_pending) = (false, true);
                 continue;
             };
             is_not_pending = false;
-            let take = left.min(available);
+            let take = left.min(available).min(upto);
             if let Some((_, data)) = self.cursor.current()? {
                 // Bounded by the item, which `covering` measured.
                 let from = usize::try_from(first * self.csum_bytes).unwrap_or(usize::MAX);
@@ -267,10 +268,17 @@ impl PendingCsums {
     }
 
     /// Appends to `out` the checksums held of the sectors from `at` on, at most `count`; returns
-    /// how many.
-    fn find(&self, at: u64, count: u64, csum: CsumType, sectorsize: u64, out: &mut Vec<u8>) -> u64 {
+    /// how many, and where there are none how many sectors there are before the next that are held.
+    fn find(
+        &self,
+        at: u64,
+        count: u64,
+        csum: CsumType,
+        sectorsize: u64,
+        out: &mut Vec<u8>,
+    ) -> (u64, u64) {
         if self.bytes.load(Ordering::Relaxed) == 0 {
-            return 0;
+            return (0, u64::MAX);
         }
         let runs = self.runs.read();
         let covering = [&runs.by_start, &*runs.flushing].into_iter().find_map(|runs| {
@@ -279,13 +287,18 @@ impl PendingCsums {
             let first = (at - start) / sectorsize;
             (first < have).then_some((held, first, have))
         });
-        let Some((held, first, have)) = covering else { return 0 };
+        let Some((held, first, have)) = covering else {
+            let next = [&runs.by_start, &*runs.flushing].into_iter().filter_map(|runs| {
+                runs.range(at..).next().map(|(start, _)| (start - at) / sectorsize)
+            });
+            return (0, next.min().unwrap_or(u64::MAX));
+        };
         let take = (have - first).min(count);
         // Bounded by the run's length in memory.
         let from = usize::try_from(first).unwrap_or(usize::MAX).saturating_mul(csum.len_bytes());
         let len = usize::try_from(take).unwrap_or(0) * csum.len_bytes();
         out.extend_from_slice(held.get(from..from + len).unwrap_or_default());
-        take
+        (take, u64::MAX)
     }
 
     /// Turns all that is held into items.
@@ -328,7 +341,7 @@ impl PendingCsums {
 }
 
 /// Puts as many as fit behind the item that ends where they begin. Returns the bytes taken and
-/// those left.
+/// those left. What the tree has of their space goes: some writers have left checksums of space that is free, which Linux writes over.
 fn extend_item<'a>(
     handle: &mut Handle<'_>,
     start: u64,
@@ -337,24 +350,31 @@ fn extend_item<'a>(
     item_bytes_max: usize,
 ) -> Result<(usize, &'a [u8])> {
     let sectorsize = handle.core().roots.store.geometry().sectorsize_bytes as u64;
+    let end = start + (csums.len() / csum_bytes) as u64 * sectorsize;
+    let covered_upto = |key: &Key, data: &[u8]| {
+        let is_csums = key.objectid == ObjectId::EXTENT_CSUM && key.ty == KeyType::EXTENT_CSUM;
+        let covered = (data.len() / csum_bytes) as u64 * sectorsize;
+        is_csums.then(|| key.offset.saturating_add(covered))
+    };
     let mut cursor = handle.core().roots.tree(RootId::CSUM_TREE)?.cursor();
-    cursor.seek_back(&csum_key(LogicalAddr(start)))?;
-    let Some((key, data)) = cursor.current()? else { return Ok((0, csums)) };
-    let is_csums = key.objectid == ObjectId::EXTENT_CSUM && key.ty == KeyType::EXTENT_CSUM;
-    let covered = (data.len() / csum_bytes) as u64 * sectorsize;
-    let end = key.offset.saturating_add(covered);
-    if !is_csums || end < start || data.len() >= item_bytes_max {
-        return Ok((0, csums));
+    // The last one that begins before their end: where that ends before they begin, so do all.
+    cursor.seek_back(&csum_key(LogicalAddr(end - 1)))?;
+    let is_stale = cursor.current()?.and_then(|(key, data)| covered_upto(&key, data)) > Some(start);
+    if is_stale {
+        handle.edit(RootId::CSUM_TREE, |editor| {
+            crate::alloc::csum_tree::remove(editor, start, end, csum_bytes, sectorsize)
+        })?;
+        cursor.seek_back(&csum_key(LogicalAddr(start)))?;
     }
-    if end > start {
-        let error = Corruption::new(Reason::Overlap)
-            .in_root(RootId::CSUM_TREE)
-            .in_block(LogicalAddr(start))
-            .have(format!("checksums up to {end} of space that was free"));
-        return Err(error.into());
+    let Some((key, data)) = cursor.current()? else { return Ok((0, csums)) };
+    if covered_upto(&key, data) != Some(start) || data.len() >= item_bytes_max {
+        return Ok((0, csums));
     }
     let take = (item_bytes_max - data.len()).min(csums.len()) / csum_bytes * csum_bytes;
     let longer = [data, &csums[..take]].concat();
     handle.replace(RootId::CSUM_TREE, key, &longer)?;
     Ok((take, &csums[take..]))
 }
+
+#[cfg(test)]
+mod tests;

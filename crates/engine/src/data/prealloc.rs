@@ -94,6 +94,8 @@ pub(crate) fn mark_written(
         } else if let Some((at, known)) = joined {
             let longer = RegularExtent {
                 num_bytes: known.num_bytes.saturating_add(written.num_bytes),
+                // What is new of it is: who looks for items newer than a generation finds it.
+                generation: handle.generation(),
                 ..known
             };
             replace(handle, target, at, &FileExtent::Regular(longer))?;

@@ -1,6 +1,7 @@
 //! A device over an image that forgets, when the power goes, some of the blocks that were written since its last flush.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,10 +65,10 @@ impl PoweredDevice {
         let first = at.0 / BLOCK_BYTES * BLOCK_BYTES;
         let mut unflushed = self.unflushed.lock();
         for at in (first..at.0 + len_bytes).step_by(BLOCK_BYTES as usize) {
-            if !unflushed.contains_key(&at) {
+            if let Entry::Vacant(entry) = unflushed.entry(at) {
                 let mut bytes = vec![0; BLOCK_BYTES.min(self.inner.len_bytes() - at) as usize];
                 self.inner.read_at(PhysicalAddr(at), &mut bytes)?;
-                unflushed.insert(at, bytes);
+                entry.insert(bytes);
             }
         }
         Ok(())

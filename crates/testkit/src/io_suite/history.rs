@@ -69,7 +69,11 @@ impl History {
         for (at, byte) in (start..).zip(&buffer[..len]) {
             let was = |state: &Vec<u8>| state.get(at).copied().unwrap_or(0);
             let is_right = states.clone().any(|state| was(state) == *byte);
-            assert!(is_right, "{byte} at {at}, was {:?}", states.clone().map(was).collect::<Vec<_>>());
+            assert!(
+                is_right,
+                "{byte} at {at}, was {:?}",
+                states.clone().map(was).collect::<Vec<_>>()
+            );
         }
     }
 }
