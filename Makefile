@@ -32,7 +32,7 @@ sanitize:
 	scripts/sanitize
 
 # Two million random operations on open files beside arrays, with the kernel's view of every file at each
-# reopening and of one crash in ten; the stale-data race, 100,000 rounds of each kind of file; threads beside each
+# reopening, one in four of those that a failing device forced, and of one crash in ten; the stale-data race, 100,000 rounds of each kind of file; threads beside each
 # other, 10,000 rounds of each; failing writes of many runs; power cuts beside who compresses what he writes
 # himself; then random operations on full filesystems. It fails without the judges, and where less was done.
 # IO_SEED is the first seed of the random operations.

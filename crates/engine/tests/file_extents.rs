@@ -15,7 +15,7 @@ use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Runtime, Time};
-use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, command, oracle};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, command, oracle, run};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const KIB: u64 = 1024;
@@ -504,6 +504,34 @@ fn data_in_place_leaves_what_shares_the_space_alone() {
     drop((allocated, in_place, cloned));
     drop(fs);
     judge(&image);
+}
+
+/// What is written into preallocated space behind what was written there before is one item with it, which kept the generation of that: who
+/// asks for what is newer, as `btrfs subvolume find-new` does, was told of nothing.
+#[test]
+fn data_written_into_preallocated_space_is_as_new_as_it_is() {
+    if !has_kernel() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let (_, file) = create(&fs, "file", 0);
+    file.allocate(at(0), 1024 * KIB, Reach::Extends).unwrap();
+    let mut newest = 0;
+    for part in 0..3 {
+        newest = fs.superblock().generation.get() + 1;
+        file.write(at(part * 4 * KIB), &noise(4 * KIB, part)).unwrap();
+        fs.sync().unwrap();
+    }
+    drop((file, fs));
+    judge(&image);
+    let mount = KernelMount::read_only(&image, "");
+    let arguments = ["subvolume".into(), "find-new".into(), mount.path().as_os_str().to_owned()];
+    let found = run("btrfs", arguments.into_iter().chain([newest.to_string().into()]));
+    let lines: Vec<&str> = found.lines().filter(|line| line.ends_with(" file")).collect();
+    assert_eq!(lines.len(), 1, "{found}");
+    assert!(lines[0].contains("len 12288 "), "{found}");
 }
 
 fn space_of(file: &DataFile) -> Vec<Option<u64>> {

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use common::full::{create, make, make_mixed, noise, open_with, read};
 use common::judge;
+use common::power::{PoweredDevice, Unflushed};
 use ubtrfs_engine::{
     DataFile, Error, Filesystem, InodeId, Method, NewInode, OpenOptions, Reservation,
 };
@@ -249,6 +250,7 @@ struct Run {
     image: PathBuf,
     options: OpenOptions,
     random: Prng,
+    unflushed: Arc<Unflushed>,
     fs: Filesystem,
     subjects: Vec<Subject>,
     /// Files that nobody touches.
@@ -280,12 +282,17 @@ impl Run {
                 ..CacheOptions::default()
             });
         }
-        let fs = open_with(image, options.clone());
+        let unflushed = Arc::<Unflushed>::default();
+        let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+        let device = PoweredDevice::new(device, Arc::clone(&unflushed));
+        let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
+        let fs = Filesystem::open(volume, options.clone()).unwrap();
         let mut this = Self {
             kind,
             image: image.to_owned(),
             options,
             random: Prng::of_test(seed),
+            unflushed,
             fs,
             subjects: Vec::new(),
             beside: Vec::new(),
@@ -657,6 +664,7 @@ impl Run {
         (0..2).for_each(|opened| self.subjects[chosen].fsync(opened));
         let copy = self.image.with_extension("cut");
         std::fs::copy(&self.image, &copy).unwrap();
+        self.unflushed.cut(&copy, &mut self.random);
         check(&copy);
         let fs = open_with(&copy, self.options.clone());
         let subject = &self.subjects[chosen];

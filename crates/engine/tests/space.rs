@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{judge, open_for_writing};
@@ -14,7 +16,9 @@ use ubtrfs_iomap::Reach;
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::{DeviceId, FileOffset};
 use ubtrfs_rt::{Runtime, Time};
-use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, Prng, assert_checks_clean, oracle, run};
+use ubtrfs_testkit::{
+    KernelMount, LoopDevice, MkfsBtrfs, Oracle, Prng, assert_checks_clean, oracle, run,
+};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 const MIB: u64 = 1 << 20;
@@ -220,4 +224,93 @@ fn first_change_reads_no_more_where_the_kernel_has_filled_many_groups() {
     println!("{few:?} blocks with 4 groups, {many:?} with 40");
     assert!(many.0 <= few.0 + 4, "a small change: {few:?}, {many:?}");
     assert!(many.1 <= few.1 + 8, "a file freed: {few:?}, {many:?}");
+}
+
+fn open_all(images: &[PathBuf]) -> Filesystem {
+    let devices = images.iter().map(|image| {
+        let device = FileDevice::open(image, OpenMode::ReadWrite, Window::Whole).unwrap();
+        Arc::new(device) as Arc<dyn Device>
+    });
+    let volume = Volume::open(devices.collect(), &VolumeOptions::default()).unwrap();
+    Filesystem::open(volume, OpenOptions::default()).unwrap()
+}
+
+/// The profiles of the groups that a file lies in.
+fn profiles_of(fs: &Filesystem, id: InodeId) -> BTreeSet<u64> {
+    let chunks = fs.volume().chunks();
+    let extents = fs.file_extents(id, FileOffset(0)).unwrap().map(Result::unwrap);
+    let places = extents.filter(|extent| extent.disk_num_bytes > 0);
+    places
+        .map(|extent| {
+            let chunk = chunks.iter().rfind(|chunk| chunk.start <= extent.disk_bytenr).unwrap();
+            chunk.flags.profile().0
+        })
+        .collect()
+}
+
+/// After half a conversion, in each direction, data came to whatever group had room, and new groups were as the last one was.
+#[test]
+fn what_is_new_after_half_a_conversion_lies_where_the_kernel_puts_it() {
+    const NEW_BYTES: usize = 200 << 20;
+    let judges = [Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs, Oracle::BtrfsProgs];
+    if !oracle::require_all(&judges) {
+        return;
+    }
+    let (single, raid0, raid1) = (0, BlockGroupFlags::RAID0.0, BlockGroupFlags::RAID1.0);
+    for (from, to, expected) in [
+        ("raid1", "single", raid1),
+        ("single", "raid1", raid1),
+        ("raid0", "raid1", raid1),
+        ("single", "raid0", raid0),
+    ] {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let images = |name: &str| [1, 2].map(|part| dir.path().join(format!("{name} {part}")));
+        let made = images("made");
+        let options = format!("-d {from} -m raid1");
+        MkfsBtrfs::new().options(&options).size_bytes(2 << 30).make_on(&made);
+        let mount = KernelMount::mount(&made, "", false).unwrap();
+        // Of more than one group, of which one is converted.
+        let file = mount.path().join("old");
+        run("fallocate", ["-l".as_ref(), "600M".as_ref(), file.as_os_str()]);
+        let convert = format!("-dconvert={to},limit=1");
+        let arguments = ["balance", "start", "-f", &convert].map(OsStr::new);
+        run("btrfs", arguments.into_iter().chain([mount.path().as_os_str()]));
+        mount.unmount();
+
+        let (theirs, ours) = (images("theirs"), images("ours"));
+        for copy in [&theirs, &ours] {
+            for (from, to) in made.iter().zip(copy) {
+                run("cp", ["--sparse=always".as_ref(), from.as_os_str(), to.as_os_str()]);
+            }
+        }
+        let bytes = Prng::new(1).bytes(NEW_BYTES);
+        let mount = KernelMount::mount(&theirs, "", false).unwrap();
+        std::fs::write(mount.path().join("new"), &bytes).unwrap();
+        mount.unmount();
+        let fs = open_all(&theirs);
+        let theirs = profiles_of(&fs, fs.lookup(fs.top_level(), b"new").unwrap());
+        let groups: BTreeSet<u64> = {
+            let chunks = fs.volume().chunks();
+            let data = chunks.iter().filter(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
+            data.map(|chunk| chunk.flags.profile().0).collect()
+        };
+        drop(fs);
+        assert_eq!(groups.len(), 2, "{from} and {to}: {groups:?}");
+
+        let fs = open_all(&ours);
+        let id = create(&fs, "new", NEW_BYTES, &mut Prng::new(1));
+        fs.sync().unwrap();
+        let found = profiles_of(&fs, id);
+        drop(fs);
+        assert_eq!((&theirs, &found), (&BTreeSet::from([expected]), &theirs), "{from} to {to}");
+        assert_ne!(found, BTreeSet::from([single]));
+        let mount = KernelMount::mount(&ours, "", true).unwrap();
+        assert!(std::fs::read(mount.path().join("new")).unwrap() == bytes);
+        mount.unmount();
+        let devices = ours.each_ref().map(|image| LoopDevice::attach(image, true));
+        for device in &devices {
+            run("btrfs", ["device".as_ref(), "scan".as_ref(), device.path().as_os_str()]);
+        }
+        run("btrfs", ["check".as_ref(), "--readonly".as_ref(), devices[0].path().as_os_str()]);
+    }
 }

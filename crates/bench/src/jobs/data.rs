@@ -63,6 +63,7 @@ pub(super) trait Data {
     fn allocate(&self, len_bytes: u64) -> Result<()>;
 
     /// Makes so many bytes from the beginning zero; the space stays the file's.
+    fn zero(&self, len_bytes: u64) -> Result<()>;
     fn zero_range(&self, len_bytes: u64) -> Result<()>;
 
     /// A store at `at` through a shared map of the file's first `map_bytes`.
@@ -255,8 +256,12 @@ impl Data for Engine {
         Ok(self.file.allocate(FileOffset::ZERO, len_bytes, Reach::Extends)?)
     }
 
-    fn zero_range(&self, len_bytes: u64) -> Result<()> {
+    fn zero(&self, len_bytes: u64) -> Result<()> {
         Ok(self.file.zero_range(FileOffset::ZERO, len_bytes)?)
+    }
+
+    fn zero_range(&self, len_bytes: u64) -> Result<()> {
+        Ok(self.file.allocate_zeroed(FileOffset::ZERO, len_bytes, Reach::Extends)?)
     }
 
     fn store_mapped(&self, map_bytes: usize, at: usize, bytes: &[u8]) -> Result<()> {
@@ -414,6 +419,11 @@ impl Data for System {
         let flags = FallocateFlags::ZERO_RANGE;
         let result = rustix::fs::fallocate(&self.file, flags, 0, len_bytes);
         result.map_err(failed("fallocate with ZERO_RANGE"))
+    }
+
+    /// Of system calls there is no other.
+    fn zero(&self, len_bytes: u64) -> Result<()> {
+        self.zero_range(len_bytes)
     }
 
     fn store_mapped(&self, map_bytes: usize, at: usize, bytes: &[u8]) -> Result<()> {

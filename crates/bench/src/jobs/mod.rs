@@ -119,6 +119,8 @@ pub enum Phase {
     Fiemap,
     /// Zeroes a range of which every other block is dirty.
     Zero,
+    /// As `zero`, by the call of fallocate that makes the range unwritten.
+    ZeroRange,
     /// Stores beyond the end of a file through a map.
     Store,
     /// Looks at what was stored.
@@ -151,6 +153,7 @@ impl Phase {
             Self::Copy => "copy",
             Self::Fiemap => "fiemap",
             Self::Zero => "zero",
+            Self::ZeroRange => "zero-range",
             Self::Store => "store",
             Self::Look => "look",
             Self::Walk => "walk",

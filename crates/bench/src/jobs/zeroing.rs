@@ -9,12 +9,17 @@ const BLOCK: u64 = 4096;
 /// Where the mapped store goes.
 const STORE_AT: usize = 3072;
 
-/// With [`Phase::Make`] `count` rounds in a new file; with [`Phase::Zero`] a range with as many dirty blocks; with [`Phase::Store`] the mapped store beyond
-/// the end in a new file; with [`Phase::Look`] what is there then.
+/// With [`Phase::Make`] `count` rounds in a new file; with [`Phase::Zero`] and [`Phase::ZeroRange`] a range with as many dirty blocks; with
+/// [`Phase::Store`] the mapped store beyond the end in a new file; with [`Phase::Look`] what is there then.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     match args.phase {
         Phase::Make => with_file(args, true, |file| rounds(args.count, file)),
-        Phase::Zero => with_file(args, true, |file| zero(args.count, file)),
+        Phase::Zero => {
+            with_file(args, true, |file| zero(args.count, file, |file, len| file.zero(len)))
+        }
+        Phase::ZeroRange => {
+            with_file(args, true, |file| zero(args.count, file, |file, len| file.zero_range(len)))
+        }
         Phase::Store => with_file(args, true, |file| store(file)),
         Phase::Look => with_file(args, false, |file| look(file)),
         _ => Err(Error::Input { what: "no such phase of zeroing".to_owned() }),
@@ -47,14 +52,18 @@ fn rounds(count: u64, file: &mut dyn Data) -> Result<Outcome> {
 }
 
 /// Over space that was allocated and holds nothing else: what is dirty has to be found, and need not be written back for that.
-fn zero(count: u64, file: &mut dyn Data) -> Result<Outcome> {
+fn zero(
+    count: u64,
+    file: &mut dyn Data,
+    zero: impl Fn(&dyn Data, u64) -> Result<()>,
+) -> Result<Outcome> {
     const PIECE: u64 = 1 << 20;
     let mut outcome = Outcome::default();
     let len = 2 * count * BLOCK;
     file.allocate(len)?;
     (0..count).try_for_each(|run| file.write(2 * run * BLOCK, &[7; 4096]))?;
     file.counts();
-    let (spent, ()) = timed(|| file.zero_range(len))?;
+    let (spent, ()) = timed(|| zero(file, len))?;
     outcome.timings.push(Timing::new("zero", count, spent));
     outcome.note_counts("zero", file.counts());
     let (synced, ()) = timed(|| file.fsync())?;

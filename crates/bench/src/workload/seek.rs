@@ -314,21 +314,15 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[Size]) {
     ));
 }
 
-/// Whether nothing of its file was delalloc any more in the state that is called so.
-fn was_written_back(state: &str, series: &Series<Kept>) -> bool {
-    state == STATES[0] && without_a_place(series) == Some(0)
-}
-
 /// Whether seeks and copies of the largest file take as little time as they are to.
 fn verdicts_of(context: &Context<'_>, one: &Series<Kept>, extents: u64) -> Vec<String> {
     let copies = [COPY_WARM_MS_MAX, COPY_WARM_MS_MAX, COPY_COLD_MS_MAX];
     let judge = |what: &str, state: &str, have: f64, goal: f64, unit: &str| {
         let what = format!("{}: {what}, {state}", one.name);
         // Of what was written back it would be that of another state.
-        if was_written_back(state, one) {
-            return format!("Goal, {what}: not judged, as 0 of {extents} extents were delalloc.");
+        if let Some(lack) = lack(one, extents).filter(|_| state == STATES[0]) {
+            return format!("Goal, {what}: measured {have:.3} {unit}; not judged, as {lack}.");
         }
-        let what = format!("{what}{}", lack_in(state, one, extents));
         context.verdict(&what, have, goal, unit)
     };
     let seeks = STATES.map(|state| judge("a seek", state, seek_ns(one, state), SEEK_NS_MAX, "ns"));
@@ -450,9 +444,8 @@ mod tests {
         let rounds = vec![round(4), round(0)];
         let one = Series { name: DEFAULT_CACHE.to_owned(), rounds };
         assert_eq!(without_a_place(&one), Some(0));
-        assert!(was_written_back(STATES[0], &one) && !was_written_back(STATES[1], &one));
         let all = Series { name: OURS.to_owned(), rounds: vec![round(4)] };
-        assert!(!was_written_back(STATES[0], &all));
+        assert_eq!(lack(&all, 4), None);
         assert!(lack_in(STATES[0], &one, 4).contains("0 of 4 extents"));
         assert_eq!(lack_in(STATES[1], &one, 4), "");
     }
