@@ -17,7 +17,7 @@ use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::{DeviceId, FileOffset};
 use ubtrfs_rt::{Runtime, Time};
 use ubtrfs_testkit::{
-    KernelMount, LoopDevice, MkfsBtrfs, Oracle, Prng, assert_checks_clean, oracle, run,
+    KernelMount, LoopDevice, MkfsBtrfs, Oracle, Prng, assert_checks_clean, command, oracle, run,
 };
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
@@ -251,12 +251,11 @@ fn profiles_of(fs: &Filesystem, id: InodeId) -> BTreeSet<u64> {
 /// After half a conversion, in each direction, data came to whatever group had room, and new groups were as the last one was.
 #[test]
 fn what_is_new_after_half_a_conversion_lies_where_the_kernel_puts_it() {
-    const NEW_BYTES: usize = 200 << 20;
     let judges = [Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs, Oracle::BtrfsProgs];
     if !oracle::require_all(&judges) {
         return;
     }
-    let (single, raid0, raid1) = (0, BlockGroupFlags::RAID0.0, BlockGroupFlags::RAID1.0);
+    let (raid0, raid1) = (BlockGroupFlags::RAID0.0, BlockGroupFlags::RAID1.0);
     for (from, to, expected) in [
         ("raid1", "single", raid1),
         ("single", "raid1", raid1),
@@ -277,40 +276,86 @@ fn what_is_new_after_half_a_conversion_lies_where_the_kernel_puts_it() {
         run("btrfs", arguments.into_iter().chain([mount.path().as_os_str()]));
         mount.unmount();
 
-        let (theirs, ours) = (images("theirs"), images("ours"));
-        for copy in [&theirs, &ours] {
-            for (from, to) in made.iter().zip(copy) {
-                run("cp", ["--sparse=always".as_ref(), from.as_os_str(), to.as_os_str()]);
-            }
-        }
-        let bytes = Prng::new(1).bytes(NEW_BYTES);
-        let mount = KernelMount::mount(&theirs, "", false).unwrap();
-        std::fs::write(mount.path().join("new"), &bytes).unwrap();
-        mount.unmount();
-        let fs = open_all(&theirs);
-        let theirs = profiles_of(&fs, fs.lookup(fs.top_level(), b"new").unwrap());
-        let groups: BTreeSet<u64> = {
-            let chunks = fs.volume().chunks();
-            let data = chunks.iter().filter(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
-            data.map(|chunk| chunk.flags.profile().0).collect()
-        };
-        drop(fs);
-        assert_eq!(groups.len(), 2, "{from} and {to}: {groups:?}");
-
-        let fs = open_all(&ours);
-        let id = create(&fs, "new", NEW_BYTES, &mut Prng::new(1));
-        fs.sync().unwrap();
-        let found = profiles_of(&fs, id);
-        drop(fs);
-        assert_eq!((&theirs, &found), (&BTreeSet::from([expected]), &theirs), "{from} to {to}");
-        assert_ne!(found, BTreeSet::from([single]));
-        let mount = KernelMount::mount(&ours, "", true).unwrap();
-        assert!(std::fs::read(mount.path().join("new")).unwrap() == bytes);
-        mount.unmount();
-        let devices = ours.each_ref().map(|image| LoopDevice::attach(image, true));
-        for device in &devices {
-            run("btrfs", ["device".as_ref(), "scan".as_ref(), device.path().as_os_str()]);
-        }
-        run("btrfs", ["check".as_ref(), "--readonly".as_ref(), devices[0].path().as_os_str()]);
+        let what = format!("{from} to {to}");
+        let found = assert_new_data_lies_as_the_kernels(&made, "", 200 << 20, &what);
+        assert_eq!(found, BTreeSet::from([expected]), "{what}");
     }
+}
+
+/// Kernel and engine write a file of the same bytes each to a copy of the filesystem, and it must lie in groups of the same profiles.
+fn assert_new_data_lies_as_the_kernels(
+    made: &[PathBuf; 2],
+    options: &str,
+    new_bytes: usize,
+    what: &str,
+) -> BTreeSet<u64> {
+    let dir = made[0].parent().unwrap();
+    let images = |name: &str| [1, 2].map(|part| dir.join(format!("{name} {part}")));
+    let (theirs, ours) = (images("theirs"), images("ours"));
+    for copy in [&theirs, &ours] {
+        for (from, to) in made.iter().zip(copy) {
+            run("cp", ["--sparse=always".as_ref(), from.as_os_str(), to.as_os_str()]);
+        }
+    }
+    let bytes = Prng::new(1).bytes(new_bytes);
+    let mount = KernelMount::mount(&theirs, options, false).unwrap();
+    std::fs::write(mount.path().join("new"), &bytes).unwrap();
+    mount.unmount();
+    let fs = open_all(&theirs);
+    let theirs = profiles_of(&fs, fs.lookup(fs.top_level(), b"new").unwrap());
+    let groups: BTreeSet<u64> = {
+        let chunks = fs.volume().chunks();
+        let data = chunks.iter().filter(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
+        data.map(|chunk| chunk.flags.profile().0).collect()
+    };
+    drop(fs);
+    assert_eq!(groups.len(), 2, "{what}: {groups:?}");
+
+    let fs = open_all(&ours);
+    let id = create(&fs, "new", new_bytes, &mut Prng::new(1));
+    fs.sync().unwrap();
+    let found = profiles_of(&fs, id);
+    drop(fs);
+    assert_eq!(found, theirs, "{what}");
+    let mount = KernelMount::mount(&ours, options, true).unwrap();
+    assert!(std::fs::read(mount.path().join("new")).unwrap() == bytes);
+    mount.unmount();
+    let devices = ours.each_ref().map(|image| LoopDevice::attach(image, true));
+    for device in &devices {
+        run("btrfs", ["device".as_ref(), "scan".as_ref(), device.path().as_os_str()]);
+    }
+    run("btrfs", ["check".as_ref(), "--readonly".as_ref(), devices[0].path().as_os_str()]);
+    found
+}
+
+/// The same of one that is to go on: what is new is of what is converted to, though that has fewer copies.
+#[test]
+fn what_is_new_during_a_conversion_lies_where_the_kernel_puts_it() {
+    let judges = [Oracle::KernelBtrfs, Oracle::Root, Oracle::MkfsBtrfs, Oracle::BtrfsProgs];
+    if !oracle::require_all(&judges) {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let made = [1, 2].map(|part| dir.path().join(format!("made {part}")));
+    MkfsBtrfs::new().options("-d raid1 -m raid1").size_bytes(3 << 30).make_on(&made);
+    let mount = KernelMount::mount(&made, "", false).unwrap();
+    std::fs::write(mount.path().join("old"), Prng::new(2).bytes(900 << 20)).unwrap();
+    let btrfs = |arguments: &[&str]| {
+        command("btrfs").arg("balance").args(arguments).arg(mount.path()).output().unwrap()
+    };
+    run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
+    assert!(btrfs(&["start", "--background", "-f", "-dconvert=single"]).status.success());
+    // It takes a moment until there is something to pause, which then ends with the group that it is at.
+    let mut tries = 0..2000;
+    while !btrfs(&["pause"]).status.success() {
+        assert!(tries.next().is_some(), "never to be paused");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let status = btrfs(&["status"]);
+    let status = String::from_utf8_lossy(&status.stdout);
+    assert!(status.contains("paused"), "{status}");
+    mount.unmount();
+    // More than is free in the groups that there are.
+    let found = assert_new_data_lies_as_the_kernels(&made, "skip_balance", 700 << 20, "paused");
+    assert_eq!(found, BTreeSet::from([0, BlockGroupFlags::RAID1.0]));
 }

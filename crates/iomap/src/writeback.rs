@@ -241,18 +241,6 @@ impl<F: FileSystem> AddressSpace<F> {
         self.write_back_runs(range, bytes_max, Busy::Skip).0
     }
 
-    /// As [`AddressSpace::write_back_dirty()`] of all of the file, from where the last call stopped on, and then from its beginning up to there: who
-    /// dirties the same blocks over and over keeps none behind them from being written.
-    pub(crate) fn write_back_around(&self, bytes_max: u64) -> u64 {
-        let from = self.pages.lock().written_upto;
-        let done_bytes = self.write_back_dirty(FileRange::from(from), bytes_max);
-        let left_bytes = bytes_max.saturating_sub(done_bytes);
-        if from == FileOffset::ZERO || left_bytes == 0 {
-            return done_bytes;
-        }
-        done_bytes + self.write_back_dirty(FileRange::new(FileOffset::ZERO, from), left_bytes)
-    }
-
     /// Returns how many bytes were written or lost, and why no more could be. A block in which the file ends on the medium that could not be
     /// written before is tried by itself, behind what lies before it, which needs nothing of it: as long as it fails, nothing behind it is taken.
     fn write_back_runs(
@@ -370,9 +358,6 @@ impl<F: FileSystem> AddressSpace<F> {
             rest.start = run.end;
             left_bytes = left_bytes.saturating_sub(run.len_bytes());
             runs.push(self.begin_run(pages, run));
-        }
-        if busy == Busy::Skip && !runs.is_empty() {
-            pages.written_upto = rest.start;
         }
         (runs, false)
     }

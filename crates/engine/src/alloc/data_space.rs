@@ -88,6 +88,7 @@ impl Allocator {
             let most = free.saturating_add(self.unallocated_bytes(class));
             let could_fit = len_bytes.saturating_add(kept) <= most;
             if !could_fit || !self.allocate_chunk(roots, class)? {
+                self.read_spare(roots)?;
                 let error = Error::NoSpace {
                     what: class.name(),
                     needed_bytes: len_bytes,

@@ -48,6 +48,8 @@ impl Allocator {
             };
             groups.push(BlockGroup::new(start, len_bytes, flags, used_bytes));
         }
+        self.load_profiles(roots)?;
+        let is_degraded = !self.store.volume().missing_devices().is_empty();
         let items = self.store.volume().device_items();
         let devices =
             items.into_iter().map(|item| (DeviceId(item.devid.get()), DeviceSpace::unread(item)));
@@ -56,8 +58,9 @@ impl Allocator {
         // What a try before this one loaded is loaded again.
         state.spaces = Default::default();
         state.groups = groups.into_iter().map(|group| (group.start, group)).collect();
-        state.count_metadata();
+        state.is_degraded = is_degraded;
         state.note_profiles();
+        state.count_metadata();
         drop(state);
         // The chunk tree may be edited by any commit.
         while self.load_free_space(roots, Class::System)? {}

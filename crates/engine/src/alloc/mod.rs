@@ -106,6 +106,9 @@ pub(crate) struct Allocator {
 #[derive(Debug, Default)]
 struct State {
     is_loaded: bool,
+    /// Devices are missing.
+    is_degraded: bool,
+    profiles: [profile::Profile; Class::COUNT],
     /// Of each chunk one. Of groups of data whose item was not read it is not known what is used.
     groups: BTreeMap<LogicalAddr, BlockGroup>,
     /// Bytes of all extents: what the superblock said, and what has changed since.
@@ -301,7 +304,10 @@ impl Allocator {
                 Ok((start, len)) => return Ok((LogicalAddr(start), len)),
                 // Others may have been faster.
                 Err(_) if is_new && self.allocate_chunk(roots, class)? => {}
-                Err(error) => return Err(self.state().fault_behind(class, error)),
+                Err(error) => {
+                    self.read_spare(roots)?;
+                    return Err(self.state().fault_behind(class, error));
+                }
             }
         }
     }
@@ -457,7 +463,7 @@ impl Allocator {
     /// Whether anything waits for a commit to become free.
     pub(crate) fn frees_by_commit(&self) -> bool {
         let state = self.state();
-        !state.pinned.is_empty() || state.refs.len() > 0
+        !state.pinned.is_empty() || state.refs.len() > 0 || state.empty_spare().is_some()
     }
 
     /// Blocks allocated since the transaction began, and changes of references of extents with references still to run:
@@ -530,7 +536,9 @@ impl State {
         let metadata =
             groups.filter(|group| Allocator::class_of_group(group.flags) == Class::Metadata);
         // Their items are read first of all.
-        let read = metadata.filter_map(|group| Some((group.used_bytes?, group.len_bytes)));
+        let read = metadata.filter_map(|group| {
+            Some((group.used_bytes?, if group.is_spare { 0 } else { group.len_bytes }))
+        });
         (self.metadata_used_bytes, self.metadata_total_bytes) =
             read.fold((0, 0), |(used, total), (group_used, len)| (used + group_used, total + len));
     }

@@ -1,12 +1,19 @@
 //! Which profile new space has, where a class has groups of several.
 //!
-//! A conversion that was not finished, a device that was away for a time, or an old mkfs leave groups that keep fewer copies than their
-//! user asked for. Linux allocates from those of the most redundant profile that the devices are enough for, makes new chunks of that one,
-//! and leaves the others alone; so does this. Source: the order of profiles and their least numbers of devices, as Linux has them.
+//! A conversion that ended or was interrupted half way, a device that was away for a time, or an old mkfs leave groups that keep fewer
+//! copies than their user asked for. Linux allocates from those of the most redundant profile that the devices are enough for, makes new
+//! chunks of that one, and leaves the others alone; where a conversion is to go on, of the profile that it converts to. So does this, but
+//! that with devices missing everything is used that is there. Source: what Linux was seen to do, in the tests; the order of profiles, and their
+//! least numbers of devices, of those that no test shows, as documented.
 
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_ondisk::misc::{BalanceArgs, BalanceItem, OnDisk};
+use ubtrfs_ondisk::{Key, KeyType, LogicalAddr, ObjectId, RootId};
 
+use super::block_group::BlockGroup;
 use super::{Allocator, Class, State};
+use crate::btree::Roots;
+use crate::error::Result;
 
 /// From the one that is taken first, with how many devices it needs.
 const PROFILES: [(BlockGroupFlags, usize); 8] = [
@@ -20,35 +27,126 @@ const PROFILES: [(BlockGroupFlags, usize); 8] = [
     (BlockGroupFlags::RAID0, 1),
 ];
 
+/// BTRFS_BALANCE_ARGS_CONVERT: `target` says to what.
+const CONVERTS: u64 = 1 << 8;
+
+/// What is known of how a class is to be stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Profile {
+    /// What a conversion that is to go on converts to.
+    conversion: Option<BlockGroupFlags>,
+    /// That of new groups, once there are groups.
+    target: Option<BlockGroupFlags>,
+}
+
+impl Allocator {
+    /// Learns of a conversion that was interrupted, of which Linux keeps an item.
+    ///
+    /// # Errors
+    /// A damaged block or item.
+    pub(super) fn load_profiles(&self, roots: &Roots) -> Result<()> {
+        let key = Key::new(ObjectId::BALANCE, KeyType::TEMPORARY_ITEM, 0);
+        let bytes = roots.tree(RootId::ROOT_TREE)?.lookup(&key)?;
+        let item = bytes.as_deref().map(BalanceItem::peek).transpose()?;
+        let target_of = |class| {
+            let item = item?;
+            let (ty, args): (_, &BalanceArgs) = match class {
+                Class::Data => (BlockGroupFlags::DATA, &item.data),
+                Class::Metadata => (BlockGroupFlags::METADATA, &item.meta),
+                Class::System => (BlockGroupFlags::SYSTEM, &item.sys),
+            };
+            let converts =
+                BlockGroupFlags(item.flags.get()).contains(ty) && args.flags.get() & CONVERTS != 0;
+            converts.then(|| BlockGroupFlags(args.target.get()).profile())
+        };
+        let mut state = self.state();
+        for class in Class::ALL {
+            state.profiles[class.index()].conversion = target_of(class);
+        }
+        Ok(())
+    }
+
+    /// Reads the items of spare groups that were not read: those that are empty go with the next commit, and leave the devices room.
+    ///
+    /// # Errors
+    /// Of damage none; a device's error.
+    pub(super) fn read_spare(&self, roots: &Roots) -> Result<()> {
+        loop {
+            let unread = self
+                .state()
+                .groups
+                .values()
+                .find(|group| group.is_unread_spare())
+                .map(|group| group.start);
+            let Some(start) = unread else { return Ok(()) };
+            if let Err(fault) = self.read_group(roots, start) {
+                if !fault.is_damage() {
+                    return Err(fault);
+                }
+                if let Some(group) = self.state().groups.get_mut(&start) {
+                    group.fault = Some(fault);
+                }
+            }
+        }
+    }
+}
+
+impl BlockGroup {
+    fn is_unread_spare(&self) -> bool {
+        self.is_spare && self.used_bytes.is_none() && self.fault.is_none()
+    }
+}
+
 impl State {
     /// Notes which groups are spare, and what is free in the others. To be called when there are groups that there were not, or a profile
     /// may be gone.
     pub(super) fn note_profiles(&mut self) {
         let device_count = self.devices.len();
-        for class in [Class::Data, Class::Metadata, Class::System] {
+        for class in Class::ALL {
             let is_of_class = |flags: BlockGroupFlags| Allocator::class_of_group(flags) == class;
-            let flags = self.groups.values().map(|group| group.flags);
-            let has = flags
-                .filter(|flags| is_of_class(*flags))
-                .fold(BlockGroupFlags::default(), |has, flags| has | flags.profile());
-            let target = PROFILES
-                .iter()
-                .find(|(profile, least)| has.contains(*profile) && *least <= device_count)
-                .map_or(BlockGroupFlags::default(), |(profile, _)| *profile);
+            let of_class = || {
+                self.groups.values().map(|group| group.flags).filter(|flags| is_of_class(*flags))
+            };
+            let has =
+                of_class().fold(BlockGroupFlags::default(), |has, flags| has | flags.profile());
+            let conversion = self.profiles[class.index()].conversion;
+            let is_begun =
+                |target: &BlockGroupFlags| of_class().any(|flags| flags.profile() == *target);
+            let target = conversion.filter(is_begun).unwrap_or_else(|| {
+                let found = PROFILES
+                    .iter()
+                    .find(|(one, least)| has.contains(*one) && *least <= device_count);
+                found.map_or(BlockGroupFlags::default(), |(profile, _)| *profile)
+            });
+            self.profiles[class.index()].target = of_class().next().map(|_| target);
             let mut free_bytes = 0;
             for group in self.groups.values_mut().filter(|group| is_of_class(group.flags)) {
-                // Without copies any place is as good.
-                group.is_spare = target.0 != 0 && group.flags.profile() != target;
+                // To who needs no copies any place is as good.
+                let has_spare = target.0 != 0 && !self.is_degraded;
+                group.is_spare = has_spare && group.flags.profile() != target;
                 free_bytes += group.loaded_free_bytes();
             }
             self.spaces[class.index()].loaded_free_bytes = free_bytes;
         }
     }
 
-    /// Flags of a group of `class` that is allocated from, if there is one.
+    /// Flags of new groups of `class`, if it has groups.
     pub(super) fn flags_of(&self, class: Class) -> Option<BlockGroupFlags> {
-        let groups = self.groups.values().rev().filter(|group| !group.is_spare);
-        groups.map(|group| group.flags).find(|flags| Allocator::class_of_group(*flags) == class)
+        let target = self.profiles[class.index()].target?;
+        let mut groups = self.groups.values().rev().map(|group| group.flags);
+        let of_class = groups.find(|flags| Allocator::class_of_group(*flags) == class)?;
+        Some(of_class.ty() | target)
+    }
+
+    /// The first group that is empty, and that nothing is allocated from: it can go.
+    pub(super) fn empty_spare(&self) -> Option<LogicalAddr> {
+        let mut groups = self.groups.values();
+        let found = groups.find(|group| {
+            group.is_spare
+                && group.is_empty()
+                && Allocator::class_of_group(group.flags) != Class::System
+        });
+        found.map(|group| group.start)
     }
 }
 
@@ -138,6 +236,50 @@ mod tests {
                 fs.lookup(top, format!("file {number}").as_bytes()).unwrap();
             }
         }
+        let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+        let volume = Volume::open(array.devices(), &read_only).unwrap();
+        let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default()).unwrap();
+        let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+        assert!(report.is_clean(), "{errors:#?}");
+    }
+
+    /// Those that nothing was allocated from were not looked at, and, had they been, would not have gone while others had less free: what had
+    /// room for two copies had none for anything.
+    #[test]
+    fn groups_left_over_that_are_empty_give_their_room_to_others() {
+        let array = SimArray::new(&[400 << 20; 2]);
+        let mirrored = Some(BlockGroupFlags::RAID1);
+        let options = MkfsOptions {
+            data_profile: mirrored,
+            metadata_profile: mirrored,
+            ..MkfsOptions::default()
+        };
+        drop(mkfs(array.devices(), &options, &Arc::new(Runtime::simulated(1))).unwrap());
+        let fs = open(array.devices(), &VolumeOptions::default());
+        let core = &fs.inner.core;
+        let handle = fs.begin(Reservation::items(4)).unwrap();
+        core.alloc.load_devices(&core.roots).unwrap();
+        while core.alloc.add_chunk(BlockGroupFlags::DATA | SINGLE, 32 << 20).unwrap() {}
+        drop(handle);
+        // Without a commit that could remove them: as the last one of others has left them.
+        fs.inner.core.alloc.state().is_degraded = true;
+        fs.inner.core.alloc.state().note_profiles();
+        fs.commit().unwrap();
+        drop(fs);
+        let fs = open(array.devices(), &VolumeOptions::default());
+        let new = NewInode::new(0o100_644, Time::default());
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        let id = handle.create(fs.top_level(), b"file", &new).unwrap();
+        drop(handle);
+        for number in 0..150 {
+            fs.write(id, FileOffset(number << 20), &[number as u8; 1 << 20]).unwrap();
+        }
+        fs.sync().unwrap();
+        let state = fs.inner.core.alloc.state();
+        let flags: Vec<_> = state.groups.values().map(|group| group.flags.profile()).collect();
+        assert!(flags.iter().all(|profile| *profile == BlockGroupFlags::RAID1), "{flags:?}");
+        drop(state);
+        drop(fs);
         let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
         let volume = Volume::open(array.devices(), &read_only).unwrap();
         let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default()).unwrap();

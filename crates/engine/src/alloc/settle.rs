@@ -340,6 +340,7 @@ impl Allocator {
         state.allocated_blocks > 0
             || state.refs.len() > 0
             || state.groups.values().any(|group| group.is_new || group.is_dirty)
+            || state.empty_spare().is_some()
             || state.devices.values().any(|device| device.is_dirty)
     }
 

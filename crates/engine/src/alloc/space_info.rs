@@ -23,6 +23,7 @@ pub(crate) enum Class {
 
 impl Class {
     pub(super) const COUNT: usize = 3;
+    pub(super) const ALL: [Self; Self::COUNT] = [Self::Data, Self::Metadata, Self::System];
 
     pub(super) fn index(self) -> usize {
         match self {
@@ -169,7 +170,8 @@ impl Allocator {
             if could_fit && self.allocate_chunk(roots, Class::Metadata)? {
                 continue;
             }
-            if has_pinned {
+            self.read_spare(roots)?;
+            if has_pinned || self.state().empty_spare().is_some() {
                 return Ok(false);
             }
             return Err(Error::NoSpace {

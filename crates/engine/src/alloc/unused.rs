@@ -3,7 +3,7 @@
 //!
 //! A group goes in the commit after the one that emptied it: until that is durable, what the last
 //! superblock reaches may lie in it. One group of each type that is allocated from stays, and what is free in
-//! the others of its class must be as much again, so that groups do not come and go. A group whose
+//! the others of its class must be as much again, so that groups do not come and go. Those that nothing is allocated from just go. A group whose
 //! item was not read does not go, and nothing counts as free in it. A cache that Linux made of it goes with
 //! it, of some groups in each commit.
 
@@ -19,6 +19,9 @@ use crate::error::Result;
 impl State {
     /// A group that can go.
     fn unused_group(&self, nodesize_bytes: u64) -> Option<LogicalAddr> {
+        if let Some(spare) = self.empty_spare() {
+            return Some(spare);
+        }
         let unused = self.groups.values().find(|group| {
             let class = Allocator::class_of_group(group.flags);
             let others = || {

@@ -15,7 +15,6 @@ use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 
 use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
 use super::{CacheOptions, DirtyOrder, ListedSlot};
-use crate::offset::FileOffset;
 
 mod reclaim;
 
@@ -216,8 +215,6 @@ pub(crate) struct Pages {
     /// Where the cache has the file in its lists: because there are folios, and because some are dirty.
     pub(crate) listed: Option<ListedSlot>,
     pub(crate) dirty_order: Option<DirtyOrder>,
-    /// Where the next writeback in the background goes on.
-    pub(crate) written_upto: FileOffset,
 }
 
 /// Bits of the blocks that `blocks` and the folio of `count` blocks at `first` share.
@@ -254,7 +251,6 @@ impl Pages {
             hand: 0,
             listed: None,
             dirty_order: None,
-            written_upto: FileOffset::ZERO,
         }
     }
 

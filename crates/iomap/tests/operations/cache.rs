@@ -586,39 +586,6 @@ fn background_pass_ends_though_somebody_goes_on_writing() {
     assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
 }
 
-/// Each step of a pass began at the beginning of the file: as long as somebody dirtied blocks there over and over, those behind them were not
-/// written, however long they had been dirty, and then counted as dirty since that pass.
-#[test]
-fn block_behind_others_that_become_dirty_again_and_again_is_written_when_it_is_old() {
-    const LOW: u64 = 16 * BLOCK;
-    let fs = MemoryFs::new();
-    let cache = PageCache::new(CacheOptions {
-        dirty_age_max_ms: 1000,
-        writeback_bytes_max: 4 * BLOCK,
-        ..CacheOptions::default()
-    });
-    let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
-    let file = space.open();
-    file.write(at(1 << 30), &[1; 4096]).unwrap();
-    let rewrite = |file: &ubtrfs_iomap::OpenFile<MemoryFs>| {
-        file.write(at(0), &vec![2; LOW as usize]).unwrap();
-    };
-    rewrite(&file);
-    let busy = Arc::downgrade(&space);
-    fs.before_mapping(move || rewrite(&busy.upgrade().unwrap().open()));
-    cache.background_pass(0);
-    for now_ms in [2000, 4000] {
-        cache.background_pass(now_ms);
-    }
-    let is_dirty =
-        ubtrfs_iomap::extent_state::Want::All(ubtrfs_iomap::extent_state::StateBits::DELALLOC);
-    let high = FileRange::with_len(at(1 << 30), BLOCK);
-    assert!(!space.states().test(high, is_dirty), "dirty for four times as long as may be");
-    fs.before_mapping(|| {});
-    file.fsync().unwrap();
-    assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
-}
-
 /// With a clock that began long ago, the first pass of a thread that began late took all that was dirty for old: a file that
 /// had been written a moment before was flushed.
 #[test]
