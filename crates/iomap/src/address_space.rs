@@ -730,7 +730,7 @@ impl<F: FileSystem> CachedFile for AddressSpace<F> {
     }
 
     fn write_back_some(&self, bytes_max: u64) -> u64 {
-        self.write_back_dirty(FileRange::from(FileOffset::ZERO), bytes_max)
+        self.write_back_swept(bytes_max)
     }
 
     fn read_ahead(&self, range: FileRange) {

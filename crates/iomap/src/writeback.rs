@@ -241,6 +241,31 @@ impl<F: FileSystem> AddressSpace<F> {
         self.write_back_runs(range, bytes_max, Busy::Skip).0
     }
 
+    /// As [`AddressSpace::write_back_dirty()`] of all of the file, in sweeps: each goes once from the beginning to where the file ended when
+    /// it began, in as many calls as that takes. So who dirties the same blocks over and over keeps none behind them from being written, and who
+    /// appends none before.
+    pub(crate) fn write_back_swept(&self, bytes_max: u64) -> u64 {
+        let mut done_bytes = 0;
+        loop {
+            let mut pages = self.pages.lock();
+            if pages.sweep.is_empty() {
+                let end = self.size().round_up(self.block_bytes);
+                pages.sweep = FileRange::new(FileOffset::ZERO, end);
+            }
+            let sweep = pages.sweep;
+            drop(pages);
+            done_bytes += self.write_back_dirty(sweep, bytes_max - done_bytes);
+            if done_bytes >= bytes_max {
+                return done_bytes;
+            }
+            // There is nothing more in it, or nothing more can be written.
+            self.pages.lock().sweep = FileRange::default();
+            if sweep.start == FileOffset::ZERO {
+                return done_bytes;
+            }
+        }
+    }
+
     /// Returns how many bytes were written or lost, and why no more could be. A block in which the file ends on the medium that could not be
     /// written before is tried by itself, behind what lies before it, which needs nothing of it: as long as it fails, nothing behind it is taken.
     fn write_back_runs(
@@ -333,6 +358,7 @@ impl<F: FileSystem> AddressSpace<F> {
     ) -> (Vec<RunUnderWay>, bool) {
         let mut left_bytes = self.cache.options().writeback_bytes_max.min(bytes_max);
         let mut runs = Vec::new();
+        let from = rest.start;
         while runs.len() < RUNS_MAX && (left_bytes >= self.block_bytes || runs.is_empty()) {
             let dirty = CountQuery {
                 within: *rest,
@@ -358,6 +384,10 @@ impl<F: FileSystem> AddressSpace<F> {
             rest.start = run.end;
             left_bytes = left_bytes.saturating_sub(run.len_bytes());
             runs.push(self.begin_run(pages, run));
+        }
+        // Nothing in front of that is dirty any more.
+        if from <= pages.sweep.start && pages.sweep.start < rest.start {
+            pages.sweep = FileRange::new(rest.start, pages.sweep.end);
         }
         (runs, false)
     }

@@ -15,6 +15,7 @@ use ubtrfs_rt::{Arc, AtomicU64, Ordering};
 
 use super::folios::{FOLIO_BLOCKS_MAX, Folio, Folios};
 use super::{CacheOptions, DirtyOrder, ListedSlot};
+use crate::offset::FileRange;
 
 mod reclaim;
 
@@ -215,6 +216,8 @@ pub(crate) struct Pages {
     /// Where the cache has the file in its lists: because there are folios, and because some are dirty.
     pub(crate) listed: Option<ListedSlot>,
     pub(crate) dirty_order: Option<DirtyOrder>,
+    /// What is left of the sweep of the background over the file.
+    pub(crate) sweep: FileRange,
 }
 
 /// Bits of the blocks that `blocks` and the folio of `count` blocks at `first` share.
@@ -251,6 +254,7 @@ impl Pages {
             hand: 0,
             listed: None,
             dirty_order: None,
+            sweep: FileRange::default(),
         }
     }
 

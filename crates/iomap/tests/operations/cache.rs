@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::common::{BLOCK, Failure, MemoryFs, at, contents, new_file};
-use ubtrfs_iomap::extent_state::LockMode;
-use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, PageCache};
+use ubtrfs_iomap::extent_state::{LockMode, StateBits, Want};
+use ubtrfs_iomap::{AddressSpace, CacheOptions, FileRange, OpenFile, PageCache};
 use ubtrfs_testkit::Prng;
 
 const MIB: u64 = 1 << 20;
@@ -584,6 +584,43 @@ fn background_pass_ends_though_somebody_goes_on_writing() {
     fs.before_mapping(|| {});
     assert_eq!(cache.background_pass(6000), None);
     assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+}
+
+/// Each step of a pass began at the beginning of the file: as long as somebody dirtied blocks there over and over, those behind them were not
+/// written, however long they had been dirty, and then counted as dirty since that pass. Nor may it be so the other way round, of who appends.
+#[test]
+fn block_in_the_way_of_others_that_become_dirty_again_and_again_is_written_when_it_is_old() {
+    const LOW: u64 = 16 * BLOCK;
+    for appends in [false, true] {
+        let fs = MemoryFs::new();
+        let cache = PageCache::new(CacheOptions {
+            dirty_age_max_ms: 1000,
+            writeback_bytes_max: 4 * BLOCK,
+            ..CacheOptions::default()
+        });
+        let space = AddressSpace::new(Arc::clone(&fs), Arc::default(), at(0), Arc::clone(&cache));
+        let file = space.open();
+        let old = if appends { 0 } else { 1 << 30 };
+        let others = move |file: &OpenFile<MemoryFs>| match appends {
+            true => _ = file.append(&[2; 8 * BLOCK as usize]).unwrap(),
+            false => _ = file.write(at(0), &[2; LOW as usize]).unwrap(),
+        };
+        others(&file);
+        let busy = Arc::downgrade(&space);
+        fs.before_mapping(move || others(&busy.upgrade().unwrap().open()));
+        cache.background_pass(0);
+        cache.background_pass(2000);
+        file.write(at(old), &[1; 4096]).unwrap();
+        for now_ms in [4000, 6000] {
+            cache.background_pass(now_ms);
+        }
+        let block = FileRange::with_len(at(old), BLOCK);
+        let is_dirty = space.states().test(block, Want::All(StateBits::DELALLOC));
+        assert!(!is_dirty, "dirty for four times as long as may be, appends: {appends}");
+        fs.before_mapping(|| {});
+        file.fsync().unwrap();
+        assert_eq!((cache.dirty_bytes(), fs.reserved_blocks()), (0, 0));
+    }
 }
 
 /// With a clock that began long ago, the first pass of a thread that began late took all that was dirty for old: a file that
