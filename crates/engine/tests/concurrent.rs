@@ -197,32 +197,13 @@ struct SlowDevice {
 }
 
 impl Device for SlowDevice {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
+    ubtrfs_testkit::device_passes_on!(inner: name, len_bytes, write_at, flush, discard, resize, is_read_only);
+
     fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
         if self.is_slow.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(3));
         }
         self.inner.read_at(at, buf)
-    }
-    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
     }
 }
 
@@ -393,15 +374,8 @@ struct Watch {
 }
 
 impl Device for Watch {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
-    }
+    ubtrfs_testkit::device_passes_on!(inner: name, len_bytes, read_at, flush, discard, resize, is_read_only);
+
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
         use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
         self.inner.write_at(at, buf)?;
@@ -415,18 +389,6 @@ impl Device for Watch {
             written.push((superblock.generation.get(), log_root));
         }
         Ok(())
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
     }
 }
 
@@ -567,15 +529,8 @@ impl Stopping {
 }
 
 impl Device for Stopping {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
-    }
+    ubtrfs_testkit::device_passes_on!(inner: name, len_bytes, read_at, discard, resize, is_read_only);
+
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
         self.pass();
         self.inner.write_at(at, buf)
@@ -587,15 +542,6 @@ impl Device for Stopping {
     fn flush(&self) -> std::io::Result<()> {
         self.pass();
         self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
     }
 }
 

@@ -25,6 +25,7 @@ pub mod model;
 mod mount;
 pub mod odd;
 pub mod oracle;
+mod passing;
 mod prng;
 mod refused_log;
 mod run;
@@ -44,6 +45,8 @@ pub use prng::Prng;
 pub use refused_log::{RefusedLog, refused_log};
 pub use run::{command, run};
 pub use snapshot::{Compare, TreeSnapshot};
+#[doc(hidden)]
+pub use ubtrfs_ondisk::PhysicalAddr;
 
 #[cfg(test)]
 mod tests;

@@ -64,6 +64,8 @@ pub(super) trait Data {
 
     /// Makes so many bytes from the beginning zero; the space stays the file's.
     fn zero(&self, len_bytes: u64) -> Result<()>;
+
+    /// The same by fallocate's ZERO_RANGE, which makes them unwritten.
     fn zero_range(&self, len_bytes: u64) -> Result<()>;
 
     /// A store at `at` through a shared map of the file's first `map_bytes`.

@@ -1,10 +1,11 @@
 //! Which profile new space has, where a class has groups of several.
 //!
 //! A conversion that ended or was interrupted half way, a device that was away for a time, or an old mkfs leave groups that keep fewer
-//! copies than their user asked for. Linux allocates from those of the most redundant profile that the devices are enough for, makes new
-//! chunks of that one, and leaves the others alone; where a conversion is to go on, of the profile that it converts to. So does this, but
-//! that with devices missing everything is used that is there. Source: what Linux was seen to do, in the tests; the order of profiles, and their
-//! least numbers of devices, of those that no test shows, as documented.
+//! copies than their user asked for. Linux allocates from those of the most redundant profile, makes new chunks of that one, and leaves the
+//! others alone; where a conversion is to go on, of the profile that it converts to. So does this, but that with devices missing everything
+//! is used that is there. Source: what Linux was seen to do, in the tests; of profiles that no test has, the copies that they keep.
+
+use std::collections::BTreeSet;
 
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::misc::{BalanceArgs, BalanceItem, OnDisk};
@@ -15,16 +16,14 @@ use super::{Allocator, Class, State};
 use crate::btree::Roots;
 use crate::error::Result;
 
-/// From the one that is taken first, with how many devices it needs.
-const PROFILES: [(BlockGroupFlags, usize); 8] = [
-    (BlockGroupFlags::RAID1C4, 4),
-    (BlockGroupFlags::RAID6, 3),
-    (BlockGroupFlags::RAID1C3, 3),
-    (BlockGroupFlags::RAID5, 2),
-    (BlockGroupFlags::RAID10, 2),
-    (BlockGroupFlags::RAID1, 2),
-    (BlockGroupFlags::DUP, 1),
-    (BlockGroupFlags::RAID0, 1),
+/// From the one that is taken first; a filesystem with RAID5 or RAID6 is not opened.
+const PROFILES: [BlockGroupFlags; 6] = [
+    BlockGroupFlags::RAID1C4,
+    BlockGroupFlags::RAID1C3,
+    BlockGroupFlags::RAID10,
+    BlockGroupFlags::RAID1,
+    BlockGroupFlags::DUP,
+    BlockGroupFlags::RAID0,
 ];
 
 /// BTRFS_BALANCE_ARGS_CONVERT: `target` says to what.
@@ -35,8 +34,8 @@ const CONVERTS: u64 = 1 << 8;
 pub(super) struct Profile {
     /// What a conversion that is to go on converts to.
     conversion: Option<BlockGroupFlags>,
-    /// That of new groups, once there are groups.
-    target: Option<BlockGroupFlags>,
+    /// That of new groups, where there are groups.
+    target: BlockGroupFlags,
 }
 
 impl Allocator {
@@ -71,29 +70,21 @@ impl Allocator {
     /// # Errors
     /// Of damage none; a device's error.
     pub(super) fn read_spare(&self, roots: &Roots) -> Result<()> {
+        let mut from = LogicalAddr(0);
         loop {
-            let unread = self
-                .state()
-                .groups
-                .values()
-                .find(|group| group.is_unread_spare())
-                .map(|group| group.start);
-            let Some(start) = unread else { return Ok(()) };
-            if let Err(fault) = self.read_group(roots, start) {
-                if !fault.is_damage() {
-                    return Err(fault);
-                }
-                if let Some(group) = self.state().groups.get_mut(&start) {
-                    group.fault = Some(fault);
-                }
+            let unread = {
+                let state = self.state();
+                let mut groups = state.groups.range(from..).map(|(_, group)| group);
+                let found = groups.find(|group| group.is_spare && group.used_bytes.is_none());
+                found.map(|group| (group.start, group.end()))
+            };
+            let Some((start, end)) = unread else { return Ok(()) };
+            // One that is damaged stays.
+            match self.read_group(roots, start) {
+                Err(fault) if !fault.is_damage() => return Err(fault),
+                _ => from = end,
             }
         }
-    }
-}
-
-impl BlockGroup {
-    fn is_unread_spare(&self) -> bool {
-        self.is_spare && self.used_bytes.is_none() && self.fault.is_none()
     }
 }
 
@@ -101,28 +92,20 @@ impl State {
     /// Notes which groups are spare, and what is free in the others. To be called when there are groups that there were not, or a profile
     /// may be gone.
     pub(super) fn note_profiles(&mut self) {
-        let device_count = self.devices.len();
         for class in Class::ALL {
-            let is_of_class = |flags: BlockGroupFlags| Allocator::class_of_group(flags) == class;
-            let of_class = || {
-                self.groups.values().map(|group| group.flags).filter(|flags| is_of_class(*flags))
-            };
-            let has =
-                of_class().fold(BlockGroupFlags::default(), |has, flags| has | flags.profile());
-            let conversion = self.profiles[class.index()].conversion;
-            let is_begun =
-                |target: &BlockGroupFlags| of_class().any(|flags| flags.profile() == *target);
-            let target = conversion.filter(is_begun).unwrap_or_else(|| {
-                let found = PROFILES
-                    .iter()
-                    .find(|(one, least)| has.contains(*one) && *least <= device_count);
-                found.map_or(BlockGroupFlags::default(), |(profile, _)| *profile)
-            });
-            self.profiles[class.index()].target = of_class().next().map(|_| target);
+            let of_class = |group: &BlockGroup| Allocator::class_of_group(group.flags) == class;
+            let groups = self.groups.values().filter(|group| of_class(group));
+            let has: BTreeSet<u64> = groups.map(|group| group.flags.profile().0).collect();
+            let is_there = |profile: &BlockGroupFlags| has.contains(&profile.0);
+            let profile = &mut self.profiles[class.index()];
+            let most_redundant = || PROFILES.into_iter().find(is_there);
+            let target = profile.conversion.filter(is_there).or_else(most_redundant);
+            profile.target = target.unwrap_or_default();
+            // Where new groups are single, Linux uses all.
+            let has_spare = profile.target != BlockGroupFlags::default() && !self.is_degraded;
+            let target = profile.target;
             let mut free_bytes = 0;
-            for group in self.groups.values_mut().filter(|group| is_of_class(group.flags)) {
-                // To who needs no copies any place is as good.
-                let has_spare = target.0 != 0 && !self.is_degraded;
+            for group in self.groups.values_mut().filter(|group| of_class(group)) {
                 group.is_spare = has_spare && group.flags.profile() != target;
                 free_bytes += group.loaded_free_bytes();
             }
@@ -132,10 +115,9 @@ impl State {
 
     /// Flags of new groups of `class`, if it has groups.
     pub(super) fn flags_of(&self, class: Class) -> Option<BlockGroupFlags> {
-        let target = self.profiles[class.index()].target?;
-        let mut groups = self.groups.values().rev().map(|group| group.flags);
-        let of_class = groups.find(|flags| Allocator::class_of_group(*flags) == class)?;
-        Some(of_class.ty() | target)
+        let mut flags = self.groups.values().rev().map(|group| group.flags);
+        let of_class = flags.find(|flags| Allocator::class_of_group(*flags) == class)?;
+        Some(of_class.ty() | self.profiles[class.index()].target)
     }
 
     /// The first group that is empty, and that nothing is allocated from: it can go.
@@ -158,7 +140,7 @@ mod tests {
     use ubtrfs_volume::{Device, Volume, VolumeOptions};
 
     use super::*;
-    use crate::{Filesystem, MkfsOptions, NewInode, OpenOptions, Reservation, mkfs};
+    use crate::{Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, Reservation, mkfs};
 
     const SINGLE: BlockGroupFlags = BlockGroupFlags(0);
     const FILE_BYTES: usize = 40 << 20;
@@ -173,18 +155,38 @@ mod tests {
         Filesystem::open(volume, options).unwrap()
     }
 
+    /// Two devices that mirror each other.
+    fn mirrored(len_bytes: u64) -> SimArray {
+        let array = SimArray::new(&[len_bytes; 2]);
+        let profile = Some(BlockGroupFlags::RAID1);
+        let options = MkfsOptions {
+            data_profile: profile,
+            metadata_profile: profile,
+            ..MkfsOptions::default()
+        };
+        drop(mkfs(array.devices(), &options, &Arc::new(Runtime::simulated(1))).unwrap());
+        array
+    }
+
+    fn create(fs: &Filesystem, name: &str) -> InodeId {
+        let new = NewInode::new(0o100_644, Time::default());
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        handle.create(fs.top_level(), name.as_bytes(), &new).unwrap()
+    }
+
+    fn assert_clean(array: &SimArray) {
+        let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+        let volume = Volume::open(array.devices(), &read_only).unwrap();
+        let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default()).unwrap();
+        let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+        assert!(report.is_clean(), "{errors:#?}");
+    }
+
     /// New data and trees came to whatever group had room, and new chunks were as the last one: on a mirrored filesystem with groups left of
     /// a conversion, or of a time when a device was away, they had one copy.
     #[test]
     fn what_is_new_on_a_mirrored_filesystem_has_two_copies_whatever_groups_are_left_over() {
-        let array = SimArray::new(&[1 << 30; 2]);
-        let mirrored = Some(BlockGroupFlags::RAID1);
-        let options = MkfsOptions {
-            data_profile: mirrored,
-            metadata_profile: mirrored,
-            ..MkfsOptions::default()
-        };
-        drop(mkfs(array.devices(), &options, &Arc::new(Runtime::simulated(1))).unwrap());
+        let array = mirrored(1 << 30);
         let fs = open(array.devices(), &VolumeOptions::default());
         let core = &fs.inner.core;
         let handle = fs.begin(Reservation::items(4)).unwrap();
@@ -203,10 +205,7 @@ mod tests {
             let state = fs.inner.core.alloc.state();
             state.groups.values().filter(|group| group.flags.profile() == SINGLE).count()
         };
-        let new = NewInode::new(0o100_644, Time::default());
-        let mut handle = fs.begin(Reservation::create(0)).unwrap();
-        let id = handle.create(fs.top_level(), b"file", &new).unwrap();
-        drop(handle);
+        let id = create(&fs, "file");
         let before = spare_count();
         assert!(before >= 2, "{before} groups of one copy");
         let bytes: Vec<u8> = (0..FILE_BYTES).map(|at| (at / 4096 % 251) as u8).collect();
@@ -214,8 +213,7 @@ mod tests {
             fs.write(id, FileOffset(number as u64 * (1 << 20)), part).unwrap();
         }
         for number in 0..3000 {
-            let mut handle = fs.begin(Reservation::create(0)).unwrap();
-            handle.create(fs.top_level(), format!("file {number}").as_bytes(), &new).unwrap();
+            create(&fs, &format!("file {number}"));
         }
         fs.sync().unwrap();
         assert!(spare_count() <= before, "made more of them");
@@ -236,25 +234,14 @@ mod tests {
                 fs.lookup(top, format!("file {number}").as_bytes()).unwrap();
             }
         }
-        let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
-        let volume = Volume::open(array.devices(), &read_only).unwrap();
-        let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default()).unwrap();
-        let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
-        assert!(report.is_clean(), "{errors:#?}");
+        assert_clean(&array);
     }
 
     /// Those that nothing was allocated from were not looked at, and, had they been, would not have gone while others had less free: what had
     /// room for two copies had none for anything.
     #[test]
     fn groups_left_over_that_are_empty_give_their_room_to_others() {
-        let array = SimArray::new(&[400 << 20; 2]);
-        let mirrored = Some(BlockGroupFlags::RAID1);
-        let options = MkfsOptions {
-            data_profile: mirrored,
-            metadata_profile: mirrored,
-            ..MkfsOptions::default()
-        };
-        drop(mkfs(array.devices(), &options, &Arc::new(Runtime::simulated(1))).unwrap());
+        let array = mirrored(400 << 20);
         let fs = open(array.devices(), &VolumeOptions::default());
         let core = &fs.inner.core;
         let handle = fs.begin(Reservation::items(4)).unwrap();
@@ -262,15 +249,12 @@ mod tests {
         while core.alloc.add_chunk(BlockGroupFlags::DATA | SINGLE, 32 << 20).unwrap() {}
         drop(handle);
         // Without a commit that could remove them: as the last one of others has left them.
-        fs.inner.core.alloc.state().is_degraded = true;
-        fs.inner.core.alloc.state().note_profiles();
+        core.alloc.state().is_degraded = true;
+        core.alloc.state().note_profiles();
         fs.commit().unwrap();
         drop(fs);
         let fs = open(array.devices(), &VolumeOptions::default());
-        let new = NewInode::new(0o100_644, Time::default());
-        let mut handle = fs.begin(Reservation::create(0)).unwrap();
-        let id = handle.create(fs.top_level(), b"file", &new).unwrap();
-        drop(handle);
+        let id = create(&fs, "file");
         for number in 0..150 {
             fs.write(id, FileOffset(number << 20), &[number as u8; 1 << 20]).unwrap();
         }
@@ -280,10 +264,6 @@ mod tests {
         assert!(flags.iter().all(|profile| *profile == BlockGroupFlags::RAID1), "{flags:?}");
         drop(state);
         drop(fs);
-        let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
-        let volume = Volume::open(array.devices(), &read_only).unwrap();
-        let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default()).unwrap();
-        let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
-        assert!(report.is_clean(), "{errors:#?}");
+        assert_clean(&array);
     }
 }

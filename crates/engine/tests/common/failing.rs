@@ -114,15 +114,8 @@ impl<D: Device> FailingDevice<D> {
 }
 
 impl<D: Device> Device for FailingDevice<D> {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
-    }
+    ubtrfs_testkit::device_passes_on!(inner: name, len_bytes, read_at, flush, discard, resize, is_read_only);
+
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
         self.write_vectored_at(at, &[buf])
     }
@@ -136,17 +129,5 @@ impl<D: Device> Device for FailingDevice<D> {
             return Err(std::io::Error::other("made to fail"));
         }
         self.inner.write_vectored_at(at, bufs)
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
     }
 }

@@ -61,15 +61,8 @@ struct Failing {
 }
 
 impl Device for Failing {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
-    }
+    ubtrfs_testkit::device_passes_on!(inner: name, len_bytes, read_at, flush, discard, resize, is_read_only);
+
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
         if std::thread::current().name() == Some("ubtrfs-writeback") {
             self.faults.wait_while(&self.faults.stalls_writeback);
@@ -88,18 +81,6 @@ impl Device for Failing {
             }
         }
         self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
     }
 }
 

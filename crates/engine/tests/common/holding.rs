@@ -36,29 +36,13 @@ impl<D: Debug> Debug for Holding<D> {
 }
 
 impl<D: Device> Device for Holding<D> {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
+    ubtrfs_testkit::device_passes_on!(inner: name, len_bytes, flush, discard, resize, is_read_only);
+
     fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> io::Result<()> {
         (self.read)(&self.inner, at, buf)
     }
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> io::Result<()> {
         (self.wait)();
         self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
     }
 }

@@ -43,12 +43,8 @@ impl std::fmt::Debug for Interrupted {
 }
 
 impl Device for Interrupted {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
+    ubtrfs_testkit::device_passes_on!(inner: name, len_bytes, write_at, flush, discard, resize, is_read_only);
+
     fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
         let at_read = self.at_read.0.lock().unwrap().take();
         if let Some(at_read) = at_read {
@@ -56,20 +52,5 @@ impl Device for Interrupted {
             *self.at_read.0.lock().unwrap() = Some(at_read);
         }
         self.inner.read_at(at, buf)
-    }
-    fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
-        self.inner.write_at(at, buf)
-    }
-    fn flush(&self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
     }
 }

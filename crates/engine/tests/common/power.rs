@@ -76,15 +76,8 @@ impl PoweredDevice {
 }
 
 impl Device for PoweredDevice {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, at: PhysicalAddr, buf: &mut [u8]) -> std::io::Result<()> {
-        self.inner.read_at(at, buf)
-    }
+    ubtrfs_testkit::device_passes_on!(inner: name, len_bytes, read_at, resize, is_read_only);
+
     fn write_at(&self, at: PhysicalAddr, buf: &[u8]) -> std::io::Result<()> {
         self.write_vectored_at(at, &[buf])
     }
@@ -105,11 +98,5 @@ impl Device for PoweredDevice {
     fn discard(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
         self.note(at, len_bytes)?;
         self.inner.discard(at, len_bytes)
-    }
-    fn resize(&self, len_bytes: u64) -> std::io::Result<()> {
-        self.inner.resize(len_bytes)
-    }
-    fn is_read_only(&self) -> bool {
-        false
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const READERS: usize = 3;
+const READERS: usize = 2;
 
 /// The file after each change, from the oldest on that a reader may see.
 #[derive(Debug)]

@@ -16,24 +16,26 @@ impl<H: Harness> Run<H> {
     /// Everything is written and closed; another look is had at it, and it is opened again.
     pub(super) fn reopen(&mut self, look: Look) {
         self.subjects.iter_mut().for_each(Subject::fsync);
-        self.subjects.iter_mut().for_each(|subject| subject.file = None);
+        self.close_all();
         self.harness.reopen();
         self.judge(look);
     }
 
     /// Another look is had at what is durable as it is, and all is opened again.
     fn judge(&mut self, look: Look) {
-        let expected = |subject: &mut Subject<H>| {
-            subject.file = None;
-            Expected {
-                inode: subject.inode.clone(),
-                bytes: subject.model.bytes.clone(),
-                data_blocks: subject.model.data.iter().copied().collect(),
-            }
+        self.close_all();
+        let expected = |subject: &Subject<H>| Expected {
+            inode: subject.inode.clone(),
+            bytes: subject.model.bytes.clone(),
+            data_blocks: subject.model.data.iter().copied().collect(),
         };
-        let files: Vec<_> = self.subjects.iter_mut().map(expected).collect();
+        let files: Vec<_> = self.subjects.iter().map(expected).collect();
         self.harness.judge(&files, look);
         self.open_all();
+    }
+
+    fn close_all(&mut self) {
+        self.subjects.iter_mut().for_each(|subject| subject.file = None);
     }
 
     fn open_all(&mut self) {
@@ -64,7 +66,7 @@ impl<H: Harness> Run<H> {
 
     /// All that is in memory only is gone.
     pub(super) fn crash(&mut self) {
-        self.subjects.iter_mut().for_each(|subject| subject.file = None);
+        self.close_all();
         let has_crashed = self.harness.crash();
         self.open_all();
         if has_crashed == Done::NotSupported {
@@ -127,7 +129,7 @@ impl<H: Harness> Run<H> {
             let model = &self.subjects[chosen].model;
             assert_eq!(shown.len(), model.bytes.len(), "where it ends is not data");
             model.assert_blocks_were(&shown);
-            self.subjects.iter_mut().for_each(|subject| subject.file = None);
+            self.close_all();
             self.harness.reopen();
             self.open_all();
             let found = Model::of_file(self.subjects[chosen].file(), self.block);
