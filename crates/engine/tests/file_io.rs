@@ -282,6 +282,10 @@ impl Harness for EngineHarness {
         Done::Yes
     }
 
+    fn yield_in_data_writes(&self, yields: bool) {
+        self.faults.yield_in_writes(yields);
+    }
+
     fn failures(&self) -> u64 {
         self.faults.failures()
     }

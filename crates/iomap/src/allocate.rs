@@ -6,7 +6,7 @@
 use crate::address_space::{AddressSpace, OpenFile, Reach};
 use crate::extent_state::{CountQuery, StateBits, Want};
 use crate::iter::MappingIter;
-use crate::mapping::{FileSystem, MappingKind, Purpose};
+use crate::mapping::{Beyond, FileSystem, MappingKind, Purpose};
 use crate::offset::{FileOffset, FileRange};
 
 impl<F: FileSystem> OpenFile<F> {
@@ -31,7 +31,7 @@ impl<F: FileSystem> OpenFile<F> {
     }
 
     /// Makes the range zeros that have space (FALLOC_FL_ZERO_RANGE): whole blocks become unwritten, the
-    /// bytes of others are zeroed. Durable with [`OpenFile::fsync()`].
+    /// bytes of others are zeroed. What is dirty of whole blocks is written first where it lies over data. Durable with [`OpenFile::fsync()`].
     ///
     /// # Errors
     /// As [`OpenFile::allocate()`]; then any part of the range may be zero, and the rest is as it was. Where there is no space for the whole blocks from the beginning,
@@ -62,22 +62,56 @@ impl<F: FileSystem> AddressSpace<F> {
     fn make_unwritten_locked(&self, range: FileRange) -> Result<(), F::Error> {
         // What has the space that it needs, and is zeros on the medium, needs no more.
         let lacking = self.filesystem.check_space(&self.inode, range.len_bytes()).err();
-        if let Some(error) = &lacking {
-            let ordered = CountQuery::first_run(range, Want::All(StateBits::ORDERED));
-            let is_on_its_way = self.states.count_range(ordered, None).is_some();
-            if is_on_its_way || !self.is_unwritten(range)? {
-                return Err(error.clone());
-            }
+        if let Some(error) = &lacking
+            && (self.first_on_its_way(range).is_some() || !self.is_unwritten(range)?)
+        {
+            return Err(error.clone());
         }
-        if lacking.is_none() {
-            // As for a hole. What is dirty over unwritten space cannot but become zeros: thrown away, it is.
+        let result = self.drop_dirty_over_zeros(range).and_then(|()| {
             self.flush(range)?;
+            self.replace_locked(range, || match lacking {
+                // Writeback was quicker: it stays what it is.
+                Some(error) if !self.is_unwritten(range)? => Err(error),
+                _ => self.filesystem.make_unwritten(&self.inode, range),
+            })
+        });
+        let size = self.size();
+        if result.is_err() && size <= range.end {
+            // The dirty block that would have said where the file ends may be gone. Where this cannot be said either, fsync does.
+            let _ = self.filesystem.set_size(&self.inode, size, Beyond::Kept);
         }
-        self.replace_locked(range, || match lacking {
-            // Writeback was quicker: it stays what it is.
-            Some(error) if !self.is_unwritten(range)? => Err(error),
-            _ => self.filesystem.make_unwritten(&self.inode, range),
-        })
+        result
+    }
+
+    /// Drops what is dirty over holes and unwritten space in whole blocks, which the caller has locked and is about to make zeros on the medium: that,
+    /// it is there already, should the rest fail. Over data it would be wrong: where that cannot be made zeros it would be back. So the
+    /// caller brings to the device what this leaves.
+    fn drop_dirty_over_zeros(&self, range: FileRange) -> Result<(), F::Error> {
+        if self.cache.options().ablation.zero_without_batch {
+            return Ok(());
+        }
+        let mut rest = range;
+        while !rest.is_empty() {
+            // Asked before the mappings: what goes on its way from now on is the last that was written. What was before may arrive below
+            // what was written since.
+            let on_its_way = self.first_on_its_way(rest);
+            let still = FileRange::new(rest.start, on_its_way.map_or(rest.end, |run| run.start));
+            let mut iter = MappingIter::new(self, still);
+            while let Some((mapping, part)) = iter.next(Purpose::Read)? {
+                if mapping.kind.is_zeros() {
+                    self.discard(part);
+                }
+                iter.advance_to(part.end);
+            }
+            rest.start = on_its_way.map_or(rest.end, |run| run.end);
+        }
+        Ok(())
+    }
+
+    /// The first blocks of a range that are on their way to the device.
+    fn first_on_its_way(&self, range: FileRange) -> Option<FileRange> {
+        let query = CountQuery::first_run(range, Want::All(StateBits::ORDERED));
+        self.states.count_range(query, None).map(|found| found.run())
     }
 
     /// Whether all of a range is unwritten on the medium.

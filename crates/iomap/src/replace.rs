@@ -124,7 +124,7 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     /// Drops what memory has of whole blocks, dirty or not; the caller has them locked.
-    fn discard(&self, range: FileRange) {
+    pub(crate) fn discard(&self, range: FileRange) {
         self.discard_and(range, |_| {});
     }
 

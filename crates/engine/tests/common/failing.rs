@@ -12,6 +12,9 @@ const FSID: std::ops::Range<usize> = 32..48;
 /// What a failed write leaves written ends between two of these.
 const SECTOR_BYTES: usize = 4096;
 
+/// Of tests beside each other on few processors somebody else may be next.
+const YIELDS: u32 = 8;
+
 /// What a device does to writes of data.
 #[derive(Debug)]
 pub struct DataFaults {
@@ -23,6 +26,8 @@ pub struct DataFaults {
     tears: AtomicBool,
     writes: AtomicU64,
     failures: AtomicU64,
+    /// Who writes data lets others run first.
+    yields: AtomicBool,
 }
 
 /// How writes fail.
@@ -42,6 +47,7 @@ impl Default for DataFaults {
             tears: AtomicBool::new(false),
             writes: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            yields: AtomicBool::new(false),
         }
     }
 }
@@ -62,6 +68,11 @@ impl DataFaults {
         self.left.store(u64::MAX, Ordering::SeqCst);
     }
 
+    /// Whether who writes data lets other threads run first.
+    pub fn yield_in_writes(&self, yields: bool) {
+        self.yields.store(yields, Ordering::SeqCst);
+    }
+
     /// How many were asked for.
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::SeqCst)
@@ -74,6 +85,9 @@ impl DataFaults {
 
     /// Whether a write of data fails now.
     fn strikes(&self) -> bool {
+        if self.yields.load(Ordering::SeqCst) {
+            (0..YIELDS).for_each(|_| std::thread::yield_now());
+        }
         self.writes.fetch_add(1, Ordering::SeqCst);
         let between = self.between.load(Ordering::SeqCst);
         let spent = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| match left {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ubtrfs_iomap::{CacheOptions, FileOffset, FileRange};
+use ubtrfs_iomap::{CacheOptions, FileOffset, FileRange, Reach};
 
 use super::concurrency::{beside, concurrent_rounds};
 use super::counts::{Count, Running, count};
@@ -102,7 +102,7 @@ impl<H: Harness> Owner<'_, H> {
 
     fn change(&mut self, own: usize) {
         let start = at(self.start(own));
-        let kind = self.random.below(5);
+        let kind = self.random.below(6);
         let version = if kind < 3 { self.last_version + 1 } else { 0 };
         self.last_version = self.last_version.max(version);
         let len = self.block_bytes;
@@ -115,7 +115,8 @@ impl<H: Harness> Owner<'_, H> {
                 written.map(|written| assert_eq!(written, bytes.len()))
             }
             3 => self.file.zero_range(start, len),
-            _ => self.file.punch_hole(start, len),
+            4 => self.file.punch_hole(start, len),
+            _ => self.file.allocate_zeroed(start, len, Reach::Stays),
         };
         let model = &mut self.models[own];
         model.since_durable.insert(version);

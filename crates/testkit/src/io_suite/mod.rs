@@ -171,6 +171,9 @@ pub trait Harness: Send + Sync {
         Done::NotSupported
     }
 
+    /// Whether who writes data to the device lets other threads run first: threads at one processor do not meet else.
+    fn yield_in_data_writes(&self, _yields: bool) {}
+
     /// Writes of data that the device failed so far.
     fn failures(&self) -> u64 {
         0
