@@ -6,7 +6,7 @@
 use crate::address_space::{AddressSpace, OpenFile, Reach};
 use crate::extent_state::{CountQuery, StateBits, Want};
 use crate::iter::MappingIter;
-use crate::mapping::{Beyond, FileSystem, MappingKind, Purpose};
+use crate::mapping::{FileSystem, MappingKind, Purpose};
 use crate::offset::{FileOffset, FileRange};
 
 impl<F: FileSystem> OpenFile<F> {
@@ -44,7 +44,9 @@ impl<F: FileSystem> OpenFile<F> {
     ) -> Result<(), F::Error> {
         let range = AddressSpace::<F>::space_range(offset, len_bytes)?;
         let space = &*self.space;
-        let _locked = space.lock_for_write(range);
+        // So that nobody cuts the file just behind it, whose end a dirty block in it is to say then.
+        let _locked =
+            space.lock_for_write(FileRange::new(range.start, range.end.saturating_add(1)));
         let (edges, inner) = space.split_at_blocks(range);
         for edge in edges {
             space.allocate_locked(edge)?;
@@ -60,27 +62,29 @@ impl<F: FileSystem> OpenFile<F> {
 
 impl<F: FileSystem> AddressSpace<F> {
     fn make_unwritten_locked(&self, range: FileRange) -> Result<(), F::Error> {
-        // What has the space that it needs, and is zeros on the medium, needs no more.
-        let lacking = self.filesystem.check_space(&self.inode, range.len_bytes()).err();
-        if let Some(error) = &lacking
-            && (self.first_on_its_way(range).is_some() || !self.is_unwritten(range)?)
-        {
-            return Err(error.clone());
-        }
-        let result = self.drop_dirty_over_zeros(range).and_then(|()| {
-            self.flush(range)?;
-            self.replace_locked(range, || match lacking {
+        if let Err(error) = self.filesystem.check_space(&self.inode, range.len_bytes()) {
+            // What has the space that it needs, and is zeros on the medium, needs no more.
+            let is_on_its_way = self.first_on_its_way(range).is_some();
+            if is_on_its_way || !self.is_unwritten(range)? {
+                return Err(error);
+            }
+            return self.replace_locked(range, || {
                 // Writeback was quicker: it stays what it is.
-                Some(error) if !self.is_unwritten(range)? => Err(error),
-                _ => self.filesystem.make_unwritten(&self.inode, range),
-            })
-        });
-        let size = self.size();
-        if result.is_err() && size <= range.end {
-            // The dirty block that would have said where the file ends may be gone. Where this cannot be said either, fsync does.
-            let _ = self.filesystem.set_size(&self.inode, size, Beyond::Kept);
+                if !self.is_unwritten(range)? {
+                    return Err(error);
+                }
+                self.filesystem.make_unwritten(&self.inode, range)
+            });
         }
-        result
+        let size = self.size();
+        if size <= range.end {
+            // Whatever fails then, the medium knows where the file ends: there may be nothing dirty any more that would say so.
+            let last = FileRange::new(FileOffset::new(size.bytes().saturating_sub(1)), size);
+            self.flush(last.intersection(range))?;
+        }
+        self.drop_dirty_over_zeros(range)?;
+        self.flush(range)?;
+        self.replace_locked(range, || self.filesystem.make_unwritten(&self.inode, range))
     }
 
     /// Drops what is dirty over holes and unwritten space in whole blocks, which the caller has locked and is about to make zeros on the medium: that,

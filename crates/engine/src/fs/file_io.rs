@@ -706,11 +706,14 @@ impl FileSystem for FileIo {
 
     fn make_unwritten(&self, inode: &IoInode, range: FileRange) -> Result<()> {
         let fs = self.fs()?;
-        if fs.is_allocated(inode, &(range.start.bytes()..range.end.bytes()))? {
+        let Some(rest) =
+            fs.other_than_unwritten(inode, &(range.start.bytes()..range.end.bytes()))?
+        else {
             return fs.record_end(inode);
-        }
-        self.punch(inode, range)?;
-        self.allocate(inode, range)
+        };
+        let rest = FileRange::new(FileOffset::new(rest.start), FileOffset::new(rest.end));
+        self.punch(inode, rest)?;
+        self.allocate(inode, rest)
     }
 
     fn sync(&self, inode: &IoInode, end: SeenEnd) -> Result<()> {

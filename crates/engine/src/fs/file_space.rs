@@ -232,19 +232,24 @@ impl Filesystem {
         result
     }
 
-    /// Whether all of a range of whole blocks is allocated, and nothing is written to it.
-    pub(super) fn is_allocated(&self, io: &IoInode, range: &Range<u64>) -> Result<bool> {
+    /// From the first to the last of a range of whole blocks that are anything but space to which nothing is written.
+    pub(super) fn other_than_unwritten(
+        &self,
+        io: &IoInode,
+        range: &Range<u64>,
+    ) -> Result<Option<Range<u64>>> {
         let tree = self.tree(io.id.root)?;
         let mut walk = ExtentWalk::new(&tree, io.of(self), FileOffset(range.start));
-        let mut at = range.start;
+        let (mut at, mut other) = (range.start, None::<Range<u64>>);
         while at < range.end {
-            let Some(mapping) = walk.next()? else { return Ok(false) };
-            if mapping.kind != MappingKind::Prealloc {
-                return Ok(false);
+            let mapping = walk.next()?;
+            let end = mapping.map_or(range.end, |_| walk.position()).min(range.end);
+            if mapping.is_none_or(|mapping| mapping.kind != MappingKind::Prealloc) {
+                other = Some(other.map_or(at, |other| other.start)..end);
             }
-            at = walk.position();
+            at = end;
         }
-        Ok(true)
+        Ok(other)
     }
 
     /// How much of a range of whole blocks has no space.

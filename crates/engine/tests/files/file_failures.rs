@@ -3,20 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::common::full::{
     create, fill, fill_by, make, make_mixed, noise, open, open_failing, read,
 };
 use crate::common::judge;
-use ubtrfs_engine::{Error, Filesystem, NewInode, OpenOptions, Reservation, SnapshotOptions};
+use ubtrfs_engine::{Error, NewInode, Reservation, SnapshotOptions};
 use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
 use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::Time;
 use ubtrfs_testkit::Prng;
-use ubtrfs_volume::{FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 #[test]
 fn fsync_after_a_failed_write_says_so_once_and_other_files_are_whole() {
@@ -308,42 +306,6 @@ fn end_of_a_file_is_not_recorded_before_what_is_on_its_way_there() {
     fs.sync().unwrap();
     drop(fs);
     judge(&image);
-}
-
-/// While commits are held a transaction does not grow beyond a limit. Writeback that met it threw the data away.
-#[test]
-fn writeback_while_commits_are_held_loses_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    make(&image, 512 << 20);
-    let device = FileDevice::open(&image, OpenMode::ReadWrite, Window::Whole).unwrap();
-    let volume = Volume::open(vec![Arc::new(device)], &VolumeOptions::default()).unwrap();
-    let options = OpenOptions { cache_bytes: 1 << 20, ..OpenOptions::default() };
-    let fs = Filesystem::open(volume, options).unwrap();
-    let file = create(&fs, "file", 0).unwrap();
-    file.write(FileOffset::new(0), &[7; 100_000]).unwrap();
-    let held = fs.hold_commits();
-    let mut number = 0;
-    let refused = loop {
-        match create(&fs, &format!("another {number}"), 0) {
-            Ok(_) => number += 1,
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(refused, Error::Limit { .. }), "{refused}");
-    fs.write_back_due(u64::MAX);
-    let flushed = fs.flush_files();
-    assert!(matches!(flushed, Err(Error::Limit { .. })), "{flushed:?}");
-    assert!(matches!(file.fsync(), Err(Error::Limit { .. })));
-    // What could not be written back is not taken, however much memory there is; it once was, without end.
-    let refused = file.write(FileOffset::new(100_000), &[8; 100_000]);
-    assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
-    drop(held);
-    file.fsync().unwrap();
-    let id = file.id();
-    drop((file, fs));
-    judge(&image);
-    assert!(read(&open(&image), id) == [7; 100_000]);
 }
 
 /// What a write took had its space promised: it reaches the medium though the filesystem is full and its

@@ -14,6 +14,7 @@ mod file_promises;
 mod files_fail_together;
 mod flags_beside_writers;
 mod flags_of_open_files;
+mod held_commits;
 mod inline_beside_direct;
 mod large_extents;
 mod lost_tails;

@@ -50,6 +50,7 @@ fn allocate_zeroed_over_unwritten_space_and_holes_writes_nothing() {
         let ablation = CacheAblation { zero_without_batch, ..CacheAblation::default() };
         let space = new_file(&fs, CacheOptions { ablation, ..CacheOptions::default() });
         let file = space.open();
+        space.inode().note_space(&space);
         file.allocate(at(0), 100 * BLOCK, Reach::Stays).unwrap();
         for run in 0..100 {
             file.write(at(run * 2 * BLOCK), &[9; 4096]).unwrap();
@@ -60,17 +61,16 @@ fn allocate_zeroed_over_unwritten_space_and_holes_writes_nothing() {
         assert!(contents(&file).iter().all(|byte| *byte == 0));
         assert_eq!((fs.used_blocks(), fs.reserved_blocks()), (200, 0));
         assert!(file.seek_data(at(0)).is_err());
-        file.fsync().unwrap();
-        // Nothing dirty was left that would say so.
+        // Nothing dirty is left that would say so.
         assert_eq!(MemoryFs::stored_size(space.inode()), 199 * BLOCK);
         write_count
     };
-    assert_eq!(writes(false), 0);
+    assert_eq!(writes(false), 1, "the block that says where the file ends");
     assert!(writes(true) >= 100, "the ablation shows what it was like before");
 }
 
-/// What is dirty over data is written back first: where space for the zeros cannot be had, it is as it was. What was dirty over zeros is
-/// zeros then, up to where the file ended.
+/// What is dirty over data is written back first: where that cannot be it is as it was, and the file ends where it did, though nothing be dirty
+/// that would say so.
 #[test]
 fn allocate_zeroed_that_fails_leaves_what_was_written_over_data_and_the_end() {
     let fs = MemoryFs::new();
@@ -79,19 +79,29 @@ fn allocate_zeroed_that_fails_leaves_what_was_written_over_data_and_the_end() {
     file.write(at(0), &[1; 4096]).unwrap();
     file.fsync().unwrap();
     file.write(at(0), &[2; 4096]).unwrap();
-    file.write(at(2 * BLOCK), &[3; 4096]).unwrap();
+    file.write(at(2 * BLOCK), &[3; 2 * 4096]).unwrap();
+    let all = |bytes: [u8; 4]| bytes.map(|byte| vec![byte; 4096]).concat();
+    let zero = || file.allocate_zeroed(at(0), 8 * BLOCK, Reach::Extends);
     fs.is_held.store(true, Ordering::Relaxed);
-    assert_eq!(file.allocate_zeroed(at(0), 4 * BLOCK, Reach::Extends), Err(Failure::NotNow));
+    assert_eq!(zero(), Err(Failure::NotNow));
+    assert!(contents(&file) == all([2, 0, 3, 3]));
+    // The block in which the file ends goes first.
     fs.is_held.store(false, Ordering::Relaxed);
-    let mut expected = vec![0; 3 * 4096];
-    expected[..4096].fill(2);
-    assert!(contents(&file) == expected);
-    assert_eq!(MemoryFs::stored_size(space.inode()), 3 * BLOCK);
+    let holding = Arc::downgrade(&fs);
+    fs.before_mapping(move || {
+        holding.upgrade().unwrap().is_held.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(zero(), Err(Failure::NotNow));
+    assert!(contents(&file) == all([2, 0, 0, 3]));
+    assert_eq!(MemoryFs::stored_size(space.inode()), 4 * BLOCK);
+    fs.before_mapping(|| {});
+    fs.is_held.store(false, Ordering::Relaxed);
     file.fsync().unwrap();
+    assert_eq!(fs.reserved_blocks(), 0);
     let cache = PageCache::new(CacheOptions::default());
     let inode = Arc::clone(space.inode());
-    let again = AddressSpace::new(Arc::clone(&fs), inode, at(3 * BLOCK), cache).open();
-    assert!(contents(&again) == expected);
+    let again = AddressSpace::new(Arc::clone(&fs), inode, at(4 * BLOCK), cache).open();
+    assert!(contents(&again) == all([2, 0, 0, 3]));
 }
 
 /// Between the mapping, which says unwritten, and the drop the block is written back: then it is not zeros because the mapping was, but is made so.
