@@ -64,7 +64,6 @@ pub(crate) mod init {
     pub(crate) const HAS_IOCTL_DIR: u32 = 1 << 11;
     pub(crate) const DO_READDIRPLUS: u32 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u32 = 1 << 14;
-    pub(crate) const ASYNC_DIO: u32 = 1 << 15;
     pub(crate) const WRITEBACK_CACHE: u32 = 1 << 16;
     pub(crate) const PARALLEL_DIROPS: u32 = 1 << 18;
     pub(crate) const POSIX_ACL: u32 = 1 << 20;

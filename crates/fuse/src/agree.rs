@@ -60,7 +60,8 @@ pub(crate) fn agree(
         | init::BIG_WRITES
         | init::DONT_MASK
         | init::HAS_IOCTL_DIR
-        | init::ASYNC_DIO
+        // Not ASYNC_DIO: behind a write past its cache for which nobody waits the kernel neither asks for what O_DSYNC promises nor forgets what others read
+        // there in the meantime.
         | init::PARALLEL_DIROPS
         | init::SETXATTR_EXT
         | if queues.is_some() { init::EXT } else { 0 };

@@ -69,8 +69,9 @@ impl UsedFile {
         if self.is_immutable.load(Ordering::Acquire) { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Refuses what was stored to a map: Linux lets nobody make one to store to of a file that is immutable or append-only.
-    pub(crate) fn check_mapped(&self) -> message::Result {
+    /// Refuses to change what is there of one that is immutable or append-only: also what was stored to a map, which Linux lets nobody make to store to
+    /// of such a file.
+    pub(crate) fn check_changeable(&self) -> message::Result {
         if self.is_append_only.load(Ordering::Acquire) {
             Err(Errno::PERM)
         } else {

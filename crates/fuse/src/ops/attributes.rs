@@ -77,7 +77,7 @@ impl Server {
                 false => new.size,
             };
             let (file, size) = (self.file(id)?, offset(size)?);
-            file.check_mutable()?;
+            file.check_changeable()?;
             if has(fattr::KILL_SUIDGID) {
                 self.drop_privileges(id)?;
             }

@@ -78,7 +78,7 @@ impl Server {
         let is_cached = wanted.write_flags & abi::WRITE_CACHE != 0;
         // What the kernel held back when changes were forbidden it has brought before that. With `-o writeback` it may be an append.
         let is_mapped = is_cached && !self.options.writeback;
-        let checked = if is_mapped { file.check_mapped() } else { file.check_mutable() };
+        let checked = if is_mapped { file.check_changeable() } else { file.check_mutable() };
         if checked.is_err() && is_cached {
             // It would show that.
             self.forget_refused(id, &file);
@@ -98,7 +98,7 @@ impl Server {
         };
         let growth =
             (place == Place::AsAsked && !is_cached).then_some(Growth { from: at.bytes(), by });
-        self.growing(id, &file, growth, answer, |answer| {
+        let written = self.growing(id, &file, growth, answer, |answer| {
             let mut done = 0;
             while done < bytes.len() {
                 let (rest, at) = (&bytes[done..], at.saturating_add(len_bytes(done)));
@@ -117,7 +117,12 @@ impl Server {
             }
             answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
             Ok(())
-        })?;
+        });
+        if written.is_err() && is_cached {
+            // As above: it is nowhere else, and not tried again.
+            self.forget_refused(id, &file);
+        }
+        written?;
         if is_cached {
             self.keep_times_of_writes(id, &file);
         }
@@ -176,7 +181,10 @@ impl Server {
     ) -> Result {
         let wanted: abi::FallocateIn = request.take()?;
         let (file, at, len) = (self.file(id)?, offset(wanted.offset)?, wanted.len);
-        file.check_mutable()?;
+        match wanted.mode & !falloc::KEEP_SIZE {
+            0 => file.check_mutable()?,
+            _ => file.check_changeable()?,
+        }
         offset(wanted.offset.checked_add(len).ok_or(Errno::FBIG)?)?;
         self.drop_privileges_unless_root(id, self.owner(&request.header).0)?;
         self.drop_capabilities(id)?;
@@ -256,7 +264,8 @@ impl Server {
         self.keep_times_of_writes(target, &target_file);
         // Who has the target open to write synchronously the request does not say.
         if [id, target].into_iter().any(|id| self.syncs_of(id) == Syncs::All) {
-            self.fsync(target)?;
+            // The kernel believes that nothing was copied then.
+            self.fsync(target).inspect_err(|_| self.forget_data_later(target))?;
         }
         answer.put(&abi::WriteOut { size: u32::try_from(done).unwrap_or(0), padding: 0 });
         Ok(())
