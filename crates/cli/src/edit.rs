@@ -4,6 +4,8 @@
 //! Where one path of several fails, the others are done, as coreutils do; in a batch the first
 //! failure ends everything, and nothing is committed.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io::Read;
 
 use ubtrfs_engine::{Filesystem, Handle, Inherit, InodeId, NewInode, Reservation, SetAttributes};
@@ -40,12 +42,15 @@ pub struct Edit<'a> {
     image: &'a Image,
     on_failure: OnFailure,
     now: Time,
+    /// Of a command that puts several things into a directory: what names it gave there.
+    given: RefCell<Option<BTreeSet<(InodeId, Vec<u8>)>>>,
 }
 
 impl<'a> Edit<'a> {
     /// Of an image that was opened for changes.
     pub fn new(image: &'a Image, on_failure: OnFailure) -> Self {
-        Self { image, on_failure, now: epoch::now(image.filesystem()) }
+        let now = epoch::now(image.filesystem());
+        Self { image, on_failure, now, given: RefCell::default() }
     }
 
     /// The image.
@@ -68,18 +73,21 @@ impl<'a> Edit<'a> {
         self.on_failure == OnFailure::Stop
     }
 
-    /// Does something for each path; a failure of one is tolerated where that is wanted.
+    /// Does something for each path; a failure of one is tolerated where that is wanted. What one of them put into a directory none that comes behind
+    /// it replaces ([`Edit::destination`]).
     pub fn each<T>(
         &self,
         items: impl IntoIterator<Item = T>,
         out: &mut Output,
         mut change: impl FnMut(T, &mut Output) -> Result<()>,
     ) -> Result<()> {
-        for item in items {
+        self.given.replace(Some(BTreeSet::new()));
+        let done = items.into_iter().try_for_each(|item| {
             let result = change(item, out);
-            self.tolerate(result, out)?;
-        }
-        Ok(())
+            self.tolerate(result, out)
+        });
+        self.given.replace(None);
+        done
     }
 
     /// Reports a failure, or returns it where it ends everything.
@@ -141,7 +149,8 @@ impl<'a> Edit<'a> {
     }
 
     /// Where something goes that is to be at `path`: into it, under its own name, if that is a
-    /// directory.
+    /// directory. There it replaces nothing but a directory that [`Edit::each`] has put there before: of two files of one name the first
+    /// would be gone.
     pub fn destination(
         &self,
         path: &[u8],
@@ -159,6 +168,14 @@ impl<'a> Edit<'a> {
                     .advice("Give the new name, too."));
             }
             let inside = crate::walk::join(path, own_name);
+            let is_new = |given: &mut BTreeSet<_>| given.insert((id, own_name.to_vec()));
+            let is_taken = self.given.borrow_mut().as_mut().is_some_and(|given| !is_new(given));
+            if is_taken && kind != FileType::Directory {
+                let why = "what came before it in this command was put there, and stays";
+                return Err(Failure::new(Exit::Io, "replacing", why)
+                    .at_name(&inside)
+                    .at_path(self.image.path()));
+            }
             return Ok((Place { dir: id, name: own_name.to_vec() }, inside));
         }
         Ok((self.image.place_of(path, kind)?, path.to_vec()))

@@ -535,6 +535,39 @@ fn paths_that_fail_are_told_and_the_others_done() {
     place.assert_clean();
 }
 
+/// Of two files of one name that went into a directory by one command the first was gone: with `mv` for good.
+#[test]
+fn what_a_command_has_put_into_a_directory_it_does_not_replace() {
+    let place = Place::new();
+    place.run(&["mkdir", "disk.img", "/a", "/b", "/d"]).ok();
+    for (name, text) in [("one", "first"), ("two", "second")] {
+        fs::create_dir(place.path(name)).unwrap();
+        fs::write(place.path(&format!("{name}/x")), text).unwrap();
+    }
+    place.run(&["put", "disk.img", "one/x", "/a"]).ok();
+    place.run(&["put", "disk.img", "two/x", "/b"]).ok();
+    place.run(&["put", "disk.img", "one/x", "two/x", "/d"]).fails(4).says("stays");
+    assert_eq!(place.run(&["cat", "disk.img", "/d/x"]).ok().text(), "first");
+    place.run(&["cp", "disk.img", "/b/x", "/a/x", "/d"]).fails(4).says("stays");
+    assert_eq!(place.run(&["cat", "disk.img", "/d/x"]).ok().text(), "second");
+    place.run(&["ln", "-f", "disk.img", "/a/x", "/b/x", "/d"]).fails(4).says("stays");
+    assert_eq!(place.run(&["cat", "disk.img", "/d/x"]).ok().text(), "first");
+    place.run(&["mv", "disk.img", "/b/x", "/a/x", "/d"]).fails(4).says("stays");
+    assert_eq!(place.run(&["cat", "disk.img", "/d/x"]).ok().text(), "second");
+    assert_eq!(place.run(&["cat", "disk.img", "/a/x"]).ok().text(), "first");
+    // By another command it is, also in a batch.
+    place.run_with_stdin(b"mv /a/x /d\n", &["batch", "disk.img"]).ok();
+    assert_eq!(place.run(&["cat", "disk.img", "/d/x"]).ok().text(), "first");
+    place.run(&["put", "disk.img", "two/x", "/a"]).ok();
+    fs::create_dir(place.path("out")).unwrap();
+    place.run(&["get", "-f", "-t", "out", "disk.img", "/d/x", "/a/x"]).fails(4).says("stays");
+    assert_eq!(fs::read_to_string(place.path("out/x")).unwrap(), "first");
+    // What is no directory was written as a file, one over the other.
+    place.run(&["get", "-f", "-t", "missing", "disk.img", "/d/x", "/a/x"]).fails(4).says("missing");
+    assert!(!place.path("missing").exists());
+    place.assert_clean();
+}
+
 #[test]
 fn changes_of_what_cannot_be_changed_are_refused() {
     if !oracle::require_all(&JUDGES) {

@@ -84,7 +84,7 @@ fn extents_of_kernel_written_files_are_told_as_the_kernel_tells_them() {
             "
             dd if=/dev/urandom of=noise bs=4k count=300 status=none
             head -c 700000 /dev/zero | tr '\\0' a > text
-            printf short > inline
+            printf short > inline; touch packed; chattr +c packed; head -c 3000 /dev/zero > packed
             : > empty
             truncate -s 1M hole
             fallocate -l 300K whole; touch beyond; fallocate -n -l 200K beyond; printf x > part
@@ -108,7 +108,7 @@ fn extents_of_kernel_written_files_are_told_as_the_kernel_tells_them() {
             mount.path(),
         );
         mount.unmount();
-        assert_eq!(assert_same_extents(&image), 17);
+        assert_eq!(assert_same_extents(&image), 18);
         judge(&image);
     }
 }
@@ -235,7 +235,7 @@ fn extents_of_engine_written_files_are_told_as_the_kernel_tells_them() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     write_each_kind(&make(&image));
-    assert_eq!(assert_same_extents(&image), 8);
+    assert_eq!(assert_same_extents(&image), 9);
     judge(&image);
 }
 
@@ -427,6 +427,12 @@ fn write_each_kind(fs: &Filesystem) {
     file.write(at(0), &vec![7; 700_000]).unwrap();
     let (_, file) = create(fs, "inline", 0);
     file.write(at(0), b"short").unwrap();
+    // Inline and compressed: neither would be without the other.
+    let (_, file) = create(fs, "packed inline", flags::COMPRESS);
+    file.write(at(0), &vec![7; 3000]).unwrap();
+    fs.sync().unwrap();
+    let told = file.fiemap(FileRange::new(at(0), at(4096)), 2, FiemapSync::AsIs).unwrap();
+    assert!(told.len() == 1 && told[0].flags.is_inline && told[0].flags.is_encoded, "{told:?}");
     let (_, file) = create(fs, "sparse", 0);
     for block in [1, 3, 5, 9] {
         file.write(at(block * 16 * KIB), &noise(8 * KIB, block)).unwrap();

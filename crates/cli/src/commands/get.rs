@@ -1,5 +1,6 @@
 //! `ubtrfs get`: files of an image, to this machine.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -75,12 +76,24 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
                 .advice("Several files go into a directory: -t DIRECTORY."));
         }
     };
+    if args.target_directory.is_some() && !target.is_dir() {
+        return Err(
+            Failure::new(Exit::Io, "writing", "there is no such directory").at_path(&target)
+        );
+    }
+    let mut given = BTreeSet::new();
     for path in paths {
         let path = path.as_bytes();
         let result = image.resolve_following(path).and_then(|id| {
             let inode = image.inode(id, path)?;
             if target.as_os_str() == "-" {
                 return to_stdout(&image, &inode, path, out);
+            }
+            if !given.insert(inside(&target, path)) {
+                let why = "what came before it in this command was put there, and stays";
+                return Err(
+                    Failure::new(Exit::Io, "replacing", why).at_path(&inside(&target, path))
+                );
             }
             to_file(&image, &inode, path, &target, options)
         });

@@ -9,8 +9,6 @@ use ubtrfs_volume::{Device, FileDevice};
 
 /// Where the filesystem's uuid is in a superblock, and in each block of a tree.
 const FSID: std::ops::Range<usize> = 32..48;
-/// What a failed write leaves written ends between two of these.
-const SECTOR_BYTES: usize = 4096;
 
 /// Of tests beside each other on few processors somebody else may be next.
 const YIELDS: u32 = 8;
@@ -110,16 +108,23 @@ pub struct FailingDevice<D = FileDevice> {
     inner: D,
     fsid: [u8; 16],
     faults: Arc<DataFaults>,
+    /// What a failed write leaves written ends between two blocks of so many.
+    block_bytes: usize,
 }
 
 impl<D: Device> FailingDevice<D> {
-    /// Over one that has a filesystem.
+    /// Over one that has a filesystem, of blocks of 4096 bytes.
     pub fn new(inner: D, faults: Arc<DataFaults>) -> Self {
+        Self::with_blocks(inner, faults, 4096)
+    }
+
+    /// As [`FailingDevice::new`], of blocks of so many bytes.
+    pub fn with_blocks(inner: D, faults: Arc<DataFaults>, block_bytes: usize) -> Self {
         let mut fsid = [0; 16];
         let at = PhysicalAddr(SUPERBLOCK_OFFSETS[0].0 + FSID.start as u64);
         inner.read_at(at, &mut fsid).unwrap();
         assert_ne!(fsid, [0; 16]);
-        Self { inner, fsid, faults }
+        Self { inner, fsid, faults, block_bytes }
     }
 
     fn is_data(&self, at: PhysicalAddr, buf: &[u8]) -> bool {
@@ -137,7 +142,7 @@ impl<D: Device> Device for FailingDevice<D> {
         if bufs.first().is_some_and(|buf| self.is_data(at, buf)) && self.faults.strikes() {
             if self.faults.tears.load(Ordering::SeqCst) {
                 let bytes = bufs.concat();
-                let half = bytes.len() / 2 / SECTOR_BYTES * SECTOR_BYTES;
+                let half = bytes.len() / 2 / self.block_bytes * self.block_bytes;
                 self.inner.write_at(at, &bytes[..half])?;
             }
             return Err(std::io::Error::other("made to fail"));

@@ -10,9 +10,6 @@ use ubtrfs_ondisk::PhysicalAddr;
 use ubtrfs_testkit::Prng;
 use ubtrfs_volume::{Device, FileDevice};
 
-/// What is written or not as a whole.
-const BLOCK_BYTES: u64 = 4096;
-
 /// The blocks that were written since the last flush, as they were before, by where they are.
 #[derive(Debug, Default)]
 pub struct Unflushed(Mutex<BTreeMap<u64, Vec<u8>>>);
@@ -53,20 +50,28 @@ impl Unflushed {
 pub struct PoweredDevice {
     inner: FileDevice,
     unflushed: Arc<Unflushed>,
+    /// What is written or not as a whole.
+    block_bytes: u64,
 }
 
 impl PoweredDevice {
+    /// One that writes 4096 bytes as a whole, or none of them.
     pub fn new(inner: FileDevice, unflushed: Arc<Unflushed>) -> Self {
+        Self::with_blocks(inner, unflushed, 4096)
+    }
+
+    /// As [`PoweredDevice::new`], of so many bytes.
+    pub fn with_blocks(inner: FileDevice, unflushed: Arc<Unflushed>, block_bytes: u64) -> Self {
         unflushed.forget();
-        Self { inner, unflushed }
+        Self { inner, unflushed, block_bytes }
     }
 
     fn note(&self, at: PhysicalAddr, len_bytes: u64) -> std::io::Result<()> {
-        let first = at.0 / BLOCK_BYTES * BLOCK_BYTES;
+        let first = at.0 / self.block_bytes * self.block_bytes;
         let mut unflushed = self.unflushed.lock();
-        for at in (first..at.0 + len_bytes).step_by(BLOCK_BYTES as usize) {
+        for at in (first..at.0 + len_bytes).step_by(self.block_bytes as usize) {
             if let Entry::Vacant(entry) = unflushed.entry(at) {
-                let mut bytes = vec![0; BLOCK_BYTES.min(self.inner.len_bytes() - at) as usize];
+                let mut bytes = vec![0; self.block_bytes.min(self.inner.len_bytes() - at) as usize];
                 self.inner.read_at(PhysicalAddr(at), &mut bytes)?;
                 entry.insert(bytes);
             }

@@ -4,6 +4,7 @@ use ubtrfs_iomap::{CacheOptions, FiemapExtent, FiemapSync, FileOffset, FileRange
 
 use super::concurrency::{beside, concurrent_rounds, disturb};
 use super::counts::{Count, Running, count};
+use super::random::random_by_number;
 use super::{DataFile, Harness, judge_files, little_memory, walk};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
@@ -110,7 +111,7 @@ pub fn fiemap_and_seek_beside_change_hold_to_what_stays<H: Harness>(
         let shared = harness.open(&inode);
         let work = |thread: u64| {
             let file = harness.open(&inode);
-            let mut random = Prng::new(thread);
+            let mut random = random_by_number(thread);
             for round in 0..rounds {
                 if thread >= 2 {
                     let looked_at = if round % 2 == 0 { &shared } else { &file };

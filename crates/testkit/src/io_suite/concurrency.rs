@@ -8,9 +8,9 @@ use ubtrfs_iomap::{CacheOptions, FiemapSync, FileOffset, FileRange, Reach};
 use super::counts::{Count, Running, asked, count};
 use super::history::History;
 use super::model::Model;
+use super::random::random_by_number;
 use super::{DataFile, Harness, contents, judge_files, little_memory};
 use crate::iomap_model::{at, range};
-use crate::prng::Prng;
 
 /// Threads that count their rounds in all tests of the suite: of writes and reads twice 6, of appends 3, beside truncation 3, of
 /// several files 3, beside change twice 4, of mapped access twice 4, of writes that overlap in part twice 6, and at a failing device 4.
@@ -273,7 +273,7 @@ pub fn reads_beside_truncation_and_holes_see_bytes_or_zeros<H: Harness>(
     let (history, end) = (History::default(), Mutex::new(Vec::new()));
     let change_all = || {
         let file = harness.open(&inode);
-        let (mut random, mut model) = (Prng::new(0), Model::new(4096));
+        let (mut random, mut model) = (random_by_number(0), Model::new(4096));
         for round in 0..rounds {
             let start = random.below(SIZE);
             let len = random.below(8 * 4096).clamp(1, SIZE - start);
@@ -316,7 +316,7 @@ pub fn reads_beside_truncation_and_holes_see_bytes_or_zeros<H: Harness>(
         }
         let file = harness.open(&inode);
         let reader = usize::try_from(thread - 1).unwrap();
-        let mut random = Prng::new(thread);
+        let mut random = random_by_number(thread);
         for _ in 0..rounds {
             let mut start = random.below(SIZE);
             let mut bytes = vec![0; usize::try_from(random.below(6 * 4096)).unwrap()];
@@ -367,7 +367,7 @@ pub fn files_that_share_a_small_cache_keep_their_bytes<H: Harness>(
     let inodes: Vec<H::Inode> = (0..3).map(|_| harness.create()).collect();
     let work = |thread: u64| {
         let file = harness.open(&inodes[usize::try_from(thread).unwrap()]);
-        let mut random = Prng::new(thread);
+        let mut random = random_by_number(thread);
         let mut model = Vec::new();
         for _ in 0..rounds {
             let start = random.below(60 * 4096);

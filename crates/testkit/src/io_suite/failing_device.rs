@@ -6,6 +6,7 @@ use ubtrfs_iomap::{CacheOptions, FileOffset, FileRange, Reach};
 
 use super::concurrency::{beside, concurrent_rounds};
 use super::counts::{Count, Running, count};
+use super::random::random_by_number;
 use super::{DataFile, Done, Harness, contents, judge_files, little_memory};
 use crate::iomap_model::at;
 use crate::prng::Prng;
@@ -187,7 +188,7 @@ pub fn failing_device_takes_no_more_from_threads_than_is_told<H: Harness>(
     file.fsync().unwrap();
     let work = |number: u64| {
         let own = harness.open(&inode);
-        let mut random = Prng::new(number);
+        let mut random = random_by_number(number);
         if number == OWNERS {
             (0..rounds).for_each(|_| change_tail(&own, block_bytes, &mut random));
         } else {

@@ -11,6 +11,7 @@ use ubtrfs_iomap::{CacheOptions, Error, FileRange, Reach};
 use super::concurrency::{beside, concurrent_rounds, disturb};
 use super::counts::{Count, Running, count};
 use super::model::index;
+use super::random::random_by_number;
 use super::{DataFile, Done, Harness, Refusal, contents, judge_files, little_memory};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
@@ -281,7 +282,7 @@ pub fn mapped_access_of_threads_beside_truncation_and_holes_is_exact<H: Harness>
             let own = harness.open(&inode);
             // Two share an open file, as two that map it may.
             let file = if thread < 2 { &disturber } else { &own };
-            let mut random = Prng::new(thread);
+            let mut random = random_by_number(thread);
             let known = vec![None; index(BLOCKS)];
             let mut owner = Owner { harness: &harness, board: &board, file, number: thread, known };
             for _ in 0..rounds {

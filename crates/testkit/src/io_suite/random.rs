@@ -390,6 +390,11 @@ pub(super) fn first_seed() -> u64 {
     asked("UBTRFS_IOMAP_FIRST_SEED").unwrap_or(0)
 }
 
+/// What is random without a seed of its own, and told apart by its number: other things with another first seed.
+pub fn random_by_number(number: u64) -> Prng {
+    Prng::new(number.wrapping_add(first_seed() << 32))
+}
+
 /// The seeds of each random test; `UBTRFS_IOMAP_SEEDS` asks for more than those that each test run has time for.
 ///
 /// # Panics

@@ -7,10 +7,9 @@ use ubtrfs_iomap::{Error, FiemapExtent, FiemapFlags, FiemapSync, FileOffset, Fil
 use super::content::assert_same;
 use super::counts::{Count, count};
 use super::model::{Model, index};
-use super::random::{Run, Subject};
+use super::random::{Run, Subject, random_by_number};
 use super::{DataFile, Done, Expected, Harness, Look, Refusal, contents};
 use crate::iomap_model::{at, range};
-use crate::prng::Prng;
 
 impl<H: Harness> Run<H> {
     /// Everything is written and closed; another look is had at it, and it is opened again.
@@ -235,7 +234,7 @@ fn assert_parts_are_of_the_whole(file: &impl DataFile, block: u64, size: u64) {
     let whole = fiemap(FileRange::from(FileOffset::ZERO), usize::MAX);
     let end = whole.last().map(|last| last.range.end);
     // Other places for each length of the file, and the same in each run of a seed.
-    let mut random = Prng::new(size);
+    let mut random = random_by_number(size);
     for _ in 0..4 {
         let start = random.below(size + 2 * block);
         let range = range(start, start + 1 + random.below(size + 1)).round_out(block);

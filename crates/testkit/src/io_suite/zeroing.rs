@@ -6,6 +6,7 @@ use ubtrfs_iomap::{BATCH_RUNS_MAX, CacheAblation, CacheOptions, FileOffset, File
 
 use super::counts::{Count, Running, asked, count};
 use super::model::index;
+use super::random::random_by_number;
 use super::{DataFile, Done, Harness, Look, contents, judge_files};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
@@ -277,10 +278,11 @@ pub fn truncate_against_flush_and_reclaim_leaves_no_stale_bytes<H: Harness>(
         });
         let file = harness.open(&inode);
         let block = range(0, 4096);
-        let mut random = Prng::new(rounds);
+        let mut random = random_by_number(rounds);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for round in 1..=rounds {
-                file.allocate(at(0), 32768, Reach::Stays).unwrap();
+                let reach = if round.is_multiple_of(3) { Reach::Extends } else { Reach::Stays };
+                file.allocate(at(0), 32768, reach).unwrap();
                 file.write(at(0), &[1; 4096]).unwrap();
                 let written_bytes = file.written_back_bytes();
                 let waits = random.chance(1, 2);
