@@ -37,13 +37,16 @@ pub enum OnFailure {
     Stop,
 }
 
+/// Names in directories.
+type Names = BTreeSet<(InodeId, Vec<u8>)>;
+
 /// An image that is being changed.
 pub struct Edit<'a> {
     image: &'a Image,
     on_failure: OnFailure,
     now: Time,
     /// Of a command that puts several things into a directory: what names it gave there.
-    given: RefCell<Option<BTreeSet<(InodeId, Vec<u8>)>>>,
+    given: RefCell<Option<Names>>,
 }
 
 impl<'a> Edit<'a> {
@@ -81,7 +84,7 @@ impl<'a> Edit<'a> {
         out: &mut Output,
         mut change: impl FnMut(T, &mut Output) -> Result<()>,
     ) -> Result<()> {
-        self.given.replace(Some(BTreeSet::new()));
+        self.given.replace(Some(Names::new()));
         let done = items.into_iter().try_for_each(|item| {
             let result = change(item, out);
             self.tolerate(result, out)
@@ -168,7 +171,7 @@ impl<'a> Edit<'a> {
                     .advice("Give the new name, too."));
             }
             let inside = crate::walk::join(path, own_name);
-            let is_new = |given: &mut BTreeSet<_>| given.insert((id, own_name.to_vec()));
+            let is_new = |given: &mut Names| given.insert((id, own_name.to_vec()));
             let is_taken = self.given.borrow_mut().as_mut().is_some_and(|given| !is_new(given));
             if is_taken && kind != FileType::Directory {
                 let why = "what came before it in this command was put there, and stays";
