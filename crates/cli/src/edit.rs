@@ -37,6 +37,9 @@ pub enum OnFailure {
     Stop,
 }
 
+/// Why something does not go where something else of the same command went.
+pub const TAKEN: &str = "what came before it in this command was put there, and stays";
+
 /// Names in directories.
 type Names = BTreeSet<(InodeId, Vec<u8>)>;
 
@@ -174,8 +177,7 @@ impl<'a> Edit<'a> {
             let is_new = |given: &mut Names| given.insert((id, own_name.to_vec()));
             let is_taken = self.given.borrow_mut().as_mut().is_some_and(|given| !is_new(given));
             if is_taken && kind != FileType::Directory {
-                let why = "what came before it in this command was put there, and stays";
-                return Err(Failure::new(Exit::Io, "replacing", why)
+                return Err(Failure::new(Exit::Io, "replacing", TAKEN)
                     .at_name(&inside)
                     .at_path(self.image.path()));
             }

@@ -487,14 +487,7 @@ impl Server {
             self.ends.note_touched(id);
         }
         let operation = request.header.opcode;
-        let result = self.answer_of(id, request, answer).and_then(|()| {
-            self.settle(id, operation).inspect_err(|_| {
-                if operation == opcode::FALLOCATE {
-                    // It was done, and the kernel believes that it was not.
-                    self.forget_data_later(id);
-                }
-            })
-        });
+        let result = self.answer_of(id, request, answer).and_then(|()| self.settle(id, operation));
         if may_change_size {
             self.ends.note_done(id, since);
         }

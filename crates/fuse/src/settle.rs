@@ -46,7 +46,14 @@ impl Server {
     pub(crate) fn settle(&self, id: InodeId, operation: u32) -> Result {
         match operation {
             // With an error of this file, and of no other.
-            opcode::WRITE | opcode::FALLOCATE if self.syncs_of(id) == Syncs::All => self.fsync(id),
+            opcode::WRITE | opcode::FALLOCATE if self.syncs_of(id) == Syncs::All => {
+                let synced = self.fsync(id);
+                if synced.is_err() && operation == opcode::FALLOCATE {
+                    // It was done, and the kernel believes that it was not.
+                    self.forget_data_later(id);
+                }
+                synced
+            }
             opcode::SETATTR | opcode::SETXATTR | opcode::REMOVEXATTR
                 if self.syncs_of(id) >= Syncs::Names =>
             {

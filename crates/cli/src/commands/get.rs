@@ -15,7 +15,7 @@ use ubtrfs_ondisk::dir::FileType;
 use ubtrfs_rt::Time;
 
 use crate::commands::change::base_name;
-use crate::edit::PIECE_BYTES;
+use crate::edit::{PIECE_BYTES, TAKEN};
 use crate::failure::{Exit, Failure, Result};
 use crate::image::{Image, ImageArgs};
 use crate::output::Output;
@@ -76,7 +76,8 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
                 .advice("Several files go into a directory: -t DIRECTORY."));
         }
     };
-    if args.target_directory.is_some() && !target.is_dir() {
+    let goes_out = target.as_os_str() == "-";
+    if args.target_directory.is_some() && !goes_out && !target.is_dir() {
         return Err(
             Failure::new(Exit::Io, "writing", "there is no such directory").at_path(&target)
         );
@@ -86,16 +87,16 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
         let path = path.as_bytes();
         let result = image.resolve_following(path).and_then(|id| {
             let inode = image.inode(id, path)?;
-            if target.as_os_str() == "-" {
+            if goes_out {
                 return to_stdout(&image, &inode, path, out);
             }
-            if !given.insert(inside(&target, path)) {
-                let why = "what came before it in this command was put there, and stays";
-                return Err(
-                    Failure::new(Exit::Io, "replacing", why).at_path(&inside(&target, path))
-                );
+            let target = inside(&target, path);
+            if given.contains(&target) {
+                return Err(Failure::new(Exit::Io, "replacing", TAKEN).at_path(&target));
             }
-            to_file(&image, &inode, path, &target, options)
+            to_file(&image, &inode, path, &target, options)?;
+            given.insert(target);
+            Ok(())
         });
         out.tolerate(result)?;
     }
@@ -141,10 +142,9 @@ fn to_file(
     options: GetOptions,
 ) -> Result<()> {
     check_regular(image, inode, path)?;
-    let target = inside(target, path);
-    check_replaceable(&target, options.force)?;
-    let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(&target);
-    let partial = partial_name(&target);
+    check_replaceable(target, options.force)?;
+    let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(target);
+    let partial = partial_name(target);
     // Nobody else reads it before it has its permissions.
     let mut file = File::options()
         .write(true)
@@ -153,7 +153,7 @@ fn to_file(
         .open(&partial)
         .map_err(|error| failed("creating", &error))?;
     let unfinished = Unfinished::new(partial);
-    copy_out(image, inode.id, inode.size_bytes, path, &mut file, &target)?;
+    copy_out(image, inode.id, inode.size_bytes, path, &mut file, target)?;
     file.set_permissions(fs::Permissions::from_mode(inode.mode & 0o777))
         .map_err(|error| failed("setting permissions", &error))?;
     if options.preserve
@@ -162,7 +162,7 @@ fn to_file(
         file.set_modified(mtime).map_err(|error| failed("setting the time", &error))?;
     }
     drop(file);
-    unfinished.rename(&target).map_err(|error| failed("writing", &error))
+    unfinished.rename(target).map_err(|error| failed("writing", &error))
 }
 
 /// Where a file goes that is to be at `target`: into it, under its own name, if that is a directory.
