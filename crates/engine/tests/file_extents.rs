@@ -12,6 +12,7 @@ use ubtrfs_engine::{
     SetAttributes, SnapshotOptions, mkfs,
 };
 use ubtrfs_iomap::{FiemapSync, FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::RootId;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_ondisk::inode::flags;
 use ubtrfs_rt::{Runtime, Time};
@@ -236,6 +237,43 @@ fn extents_of_engine_written_files_are_told_as_the_kernel_tells_them() {
     let image = dir.path().join("image");
     write_each_kind(&make(&image));
     assert_eq!(assert_same_extents(&image), 9);
+    judge(&image);
+}
+
+/// Each extent took three searches from the root of a tree, and a handle. Now the next one's references are looked for beside the last one's.
+#[test]
+fn many_extents_are_told_as_the_kernel_tells_them_with_few_searches() {
+    const COUNT: u64 = 1500;
+    if !has_kernel() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let fs = make(&image);
+    let ((one, file), (two, _)) = (create(&fs, "one", 0), create(&fs, "two", 0));
+    let write = |index: u64| file.write(at(index * 8 * KIB), &noise(4 * KIB, index)).unwrap();
+    (0..COUNT).for_each(|index| _ = write(index));
+    fs.sync().unwrap();
+    let disk = ubtrfs_ondisk::FileOffset;
+    for index in (0..COUNT).step_by(7) {
+        let start = index * 8 * KIB;
+        fs.clone_range(one, disk(start)..disk(start + 4 * KIB), two, disk(start)).unwrap();
+    }
+    fs.snapshot(RootId::FS_TREE, fs.top_level(), b"snapshot", &SnapshotOptions::default()).unwrap();
+    // Leaves that are the file's own then, leaves that the snapshot has, too, and new extents among old ones.
+    (0..COUNT / 4).step_by(3).for_each(|index| _ = write(index));
+    fs.sync().unwrap();
+    let whole = FileRange::from(at(0));
+    let before = fs.tree_searches();
+    let told = file.fiemap(whole, usize::MAX, FiemapSync::AsIs).unwrap();
+    let searches = fs.tree_searches() - before;
+    assert_eq!(told.len() as u64, COUNT);
+    // Those written last lie elsewhere than their neighbours: from one to the other and back it takes one each.
+    assert!(searches < COUNT / 4, "{searches} searches");
+    let shared = told.iter().filter(|extent| extent.flags.is_shared).count() as u64;
+    assert!((COUNT / 2..COUNT).contains(&shared), "{shared} are shared");
+    drop((file, fs));
+    assert_eq!(assert_same_extents(&image), 2);
     judge(&image);
 }
 

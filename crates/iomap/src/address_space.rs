@@ -32,7 +32,7 @@ use crate::extent_state::{
     CachedState, Conversion, ExtentStates, LockMode, LockedRange, StateBits, Want,
 };
 use crate::iter::MappingIter;
-use crate::mapping::{Cookie, FileSystem, Mapping, Purpose, ReadPiece};
+use crate::mapping::{Cookie, Detail, FileSystem, Mapping, Purpose, ReadPiece};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{
     Blocks, CachedFile, DirtyOrder, ErrorMark, Gone, PageCache, Pages, Readahead, ReadaheadNeed,
@@ -347,6 +347,7 @@ impl<F: FileSystem> AddressSpace<F> {
         self.cache.make_room(range.len_bytes());
         let usage = self.cache.usage();
         usage.count_fill();
+        let on_their_way = usage.count_read(range.len_bytes());
         let mut buffers: Vec<_> =
             folios.into_iter().map(|(first, len_bytes)| (first, usage.buffer(len_bytes))).collect();
         let into = buffers
@@ -367,6 +368,8 @@ impl<F: FileSystem> AddressSpace<F> {
             Ok(Some(cookie)) if !self.is_current(cookie) => return Ok(pages),
             Ok(Some(_)) => {}
         }
+        // From here on they are folios.
+        drop(on_their_way);
         let size = self.size().bytes();
         for (first, mut data) in buffers {
             let in_file = size.saturating_sub(first * self.block_bytes);
@@ -406,7 +409,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let mut mappings = Vec::new();
         let mut rest = range;
         while !rest.is_empty() {
-            self.ask_ahead(rest, ASKED_AHEAD_MAX, &mut mappings)?;
+            self.ask_ahead(rest, Detail::Contents, ASKED_AHEAD_MAX, &mut mappings)?;
             rest.start = mappings.last().map_or(rest.end, |last| last.range.end.min(rest.end));
         }
         Ok(mappings)
@@ -419,13 +422,14 @@ impl<F: FileSystem> AddressSpace<F> {
     pub(crate) fn ask_ahead(
         &self,
         range: FileRange,
+        detail: Detail,
         count_max: usize,
         mappings: &mut Vec<Mapping>,
     ) -> Result<(), F::Error> {
         let before = mappings.len();
         let asked = range.round_out(self.block_bytes);
         self.cache.usage().count_mapping();
-        self.filesystem.map_ahead(&self.inode, asked, count_max, mappings)?;
+        self.filesystem.map_ahead(&self.inode, asked, detail, count_max, mappings)?;
         let mut at = range.start;
         for mapping in &mappings[before..] {
             if !mapping.range.contains(at) {

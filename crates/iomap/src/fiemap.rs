@@ -1,8 +1,8 @@
 //! FIEMAP: where a file's extents lie.
 
 use crate::address_space::OpenFile;
-use crate::iter::MappingIter;
-use crate::mapping::{FileSystem, Mapping, MappingKind, Purpose};
+use crate::error::Error;
+use crate::mapping::{Detail, FileSystem, Mapping, MappingKind};
 use crate::offset::{FileOffset, FileRange};
 use crate::report::{Content, Piece, Segment};
 
@@ -110,12 +110,12 @@ impl<F: FileSystem> OpenFile<F> {
         let range = FileRange::new(range.start, range.end.min(FileOffset::MAX));
         let _locked = self.lock_as_before(range);
         let mut extents: Vec<FiemapExtent> = Vec::new();
-        let mut last = None;
-        let mut piece_at = |at| self.piece_for_fiemap(at, &mut last);
+        let mut told = Told::default();
         let mut at = range.start;
         // One more than asked for shows that the last one asked for ended.
         while at < range.end && extents.len() <= extents_max {
-            let segment = self.segment(at, range.end, &mut piece_at)?;
+            let piece_at = |at| self.piece_for_fiemap(at, range.end, &mut told);
+            let segment = self.segment(at, range.end, piece_at)?;
             at = segment.range.end;
             let Some(extent) = FiemapExtent::of(&segment) else { continue };
             match extents.last_mut() {
@@ -133,47 +133,72 @@ impl<F: FileSystem> OpenFile<F> {
         }
         if !is_cut
             && let Some(last) = extents.last_mut()
-            && !self.has_extent_after(at, piece_at)?
+            && !self.has_extent_after(at, &mut told)?
         {
             last.flags.is_last = true;
         }
         Ok(extents)
     }
 
-    /// The mapping at a place, with all that is to be known of it; `last` is the one that the same call asked for before.
+    /// The mapping at a place, with all that is to be known of it.
     fn piece_for_fiemap(
         &self,
         at: FileOffset,
-        last: &mut Option<Mapping>,
+        end: FileOffset,
+        told: &mut Told,
     ) -> Result<Piece<Mapping>, F::Error> {
-        let is_usable =
-            |mapping: &Mapping| mapping.range.contains(at) && self.space.is_current(mapping.cookie);
-        let mapping = match *last {
-            Some(mapping) if is_usable(&mapping) => mapping,
-            _ => {
-                let mut iter = MappingIter::new(&*self.space, FileRange::from(at));
-                let asked = iter.next(Purpose::Fiemap)?;
-                let (mapping, _) = asked.ok_or(crate::Error::NoData { offset: at })?;
-                *last = Some(mapping);
-                mapping
+        let known = told.find(at).filter(|known| self.space.is_current(known.cookie));
+        let mapping = match known {
+            Some(mapping) => mapping,
+            None => {
+                let count_max = told.begin_question();
+                let range = FileRange::new(at, end);
+                self.space.ask_ahead(range, Detail::Sharing, count_max, &mut told.mappings)?;
+                told.find(at).ok_or(Error::NoData { offset: at })?
             }
         };
         let Mapping { range, cookie, .. } = mapping;
         Ok(Piece { range, is_zeros: mapping.kind.is_zeros(), cookie, what: mapping })
     }
 
-    fn has_extent_after(
-        &self,
-        mut at: FileOffset,
-        mut piece_at: impl FnMut(FileOffset) -> Result<Piece<Mapping>, F::Error>,
-    ) -> Result<bool, F::Error> {
-        while at < FileOffset::MAX {
-            let segment = self.segment(at, FileOffset::MAX, &mut piece_at)?;
+    fn has_extent_after(&self, mut at: FileOffset, told: &mut Told) -> Result<bool, F::Error> {
+        let end = FileOffset::MAX;
+        while at < end {
+            let segment = self.segment(at, end, |at| self.piece_for_fiemap(at, end, told))?;
             if FiemapExtent::of(&segment).is_some() {
                 return Ok(true);
             }
             at = segment.range.end;
         }
         Ok(false)
+    }
+}
+
+/// Mappings that one question is for at most, while which no commit can begin.
+const ASKED_MAX: usize = 128;
+
+/// What a call was told last: mappings that touch. It asks for more at once the longer it goes on.
+#[derive(Default)]
+struct Told {
+    mappings: Vec<Mapping>,
+    /// The one found last.
+    at: usize,
+    asked: usize,
+}
+
+impl Told {
+    /// The mapping at `at`, which is never before where the last one was asked for.
+    fn find(&mut self, at: FileOffset) -> Option<Mapping> {
+        let rest = self.mappings.get(self.at..)?;
+        self.at += rest.iter().take_while(|mapping| mapping.range.end <= at).count();
+        self.mappings.get(self.at).filter(|mapping| mapping.range.contains(at)).copied()
+    }
+
+    /// Forgets them. Returns how many to ask for.
+    fn begin_question(&mut self) -> usize {
+        self.mappings.clear();
+        self.at = 0;
+        self.asked = (self.asked * 2).clamp(2, ASKED_MAX);
+        self.asked
     }
 }

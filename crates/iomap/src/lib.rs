@@ -55,7 +55,7 @@ pub use error::Error;
 pub use fiemap::{FiemapExtent, FiemapFlags, FiemapSync};
 pub use mapped::MappedRange;
 pub use mapping::{
-    BATCH_RUNS_MAX, Beyond, Cookie, DirtyBatch, Fate, FileSystem, Mapping, MappingFlags,
+    BATCH_RUNS_MAX, Beyond, Cookie, Detail, DirtyBatch, Fate, FileSystem, Mapping, MappingFlags,
     MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, StraightWrites, WritebackRun,
 };
 pub use offset::{FileOffset, FileRange};

@@ -43,7 +43,7 @@ impl MappingKind {
 /// More about a mapping, for those that report it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MappingFlags {
-    /// Others refer to the same data: writing must not change it in place. Need be right for [`Purpose::Fiemap`] only.
+    /// Others refer to the same data: writing must not change it in place. Need be right for [`Detail::Sharing`] only.
     pub is_shared: bool,
     /// What lies on the medium is not the data itself, byte by byte: compressed, encrypted.
     pub is_encoded: bool,
@@ -133,14 +133,21 @@ impl Mapping {
 pub enum Purpose<'a, 'b> {
     /// To read data, or to tell data from holes. Whether it is shared need not be known.
     Read,
-    /// To report all about it, also whether it is shared.
-    Fiemap,
     /// To make the range dirty in memory. The filesystem reserves space for as much of what was asked for as the mapping holds,
     /// or fails; see [`FileSystem::unreserve()`].
     Write,
     /// To zero the range. Over holes and unwritten space the filesystem fills the batch, under its extent lock, and gives
     /// a mapping that ends where the batch does.
     Zero(&'a mut DirtyBatch<'b>),
+}
+
+/// What is to be known of mappings that are only looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Detail {
+    /// All but whether they are shared.
+    Contents,
+    /// Also whether they are shared, which may take long to find out.
+    Sharing,
 }
 
 /// How many runs of dirty blocks a batch holds, so that one call is bounded.
@@ -289,9 +296,9 @@ pub trait FileSystem: Send + Sync + 'static {
         purpose: Purpose<'_, '_>,
     ) -> Result<Mapping, Self::Error>;
 
-    /// What the file is from the start of `range` on, for [`Purpose::Read`], as far as that comes cheaply: mappings of one moment,
+    /// What the file is from the start of `range` on, to be looked at, as far as that comes cheaply: mappings of one moment,
     /// each beginning where the one before ends, at least the first and at most `count_max`, put behind what `mappings` has. The last one
-    /// is the first that reaches the end of the range, or ends before. Who has no cheaper way tells one.
+    /// is the first that reaches the end of the range, or ends before.
     ///
     /// # Errors
     /// If the first cannot be read.
@@ -299,12 +306,10 @@ pub trait FileSystem: Send + Sync + 'static {
         &self,
         inode: &Self::Inode,
         range: FileRange,
-        _count_max: usize,
+        detail: Detail,
+        count_max: usize,
         mappings: &mut Vec<Mapping>,
-    ) -> Result<(), Self::Error> {
-        mappings.push(self.map(inode, range, Purpose::Read)?);
-        Ok(())
-    }
+    ) -> Result<(), Self::Error>;
 
     /// Reads data of several places of a file, in ascending order, so that what lies together on the medium is read together. If a
     /// mapping is stale, any bytes or any error may come: the caller looks at the cookie then.

@@ -7,7 +7,7 @@
 
 use crate::address_space::OpenFile;
 use crate::error::Error;
-use crate::mapping::FileSystem;
+use crate::mapping::{Detail, FileSystem};
 use crate::offset::{FileOffset, FileRange};
 use crate::report::{Behind, Piece};
 use crate::seek_window::SeekWindow;
@@ -95,8 +95,9 @@ impl<F: FileSystem> OpenFile<F> {
         end: FileOffset,
     ) -> Result<Piece<()>, F::Error> {
         let range = FileRange::new(at, end);
-        window
-            .refill(at, |count_max, mappings| self.space.ask_ahead(range, count_max, mappings))?;
+        window.refill(at, |count_max, mappings| {
+            self.space.ask_ahead(range, Detail::Contents, count_max, mappings)
+        })?;
         Ok(window.find(at).expect("the mapping asked for holds the place"))
     }
 }

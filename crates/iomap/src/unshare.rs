@@ -1,8 +1,7 @@
 //! Giving a file space of its own for what it shares with others.
 
 use crate::address_space::{AddressSpace, OpenFile, Reach};
-use crate::iter::MappingIter;
-use crate::mapping::{FileSystem, Purpose};
+use crate::mapping::{Detail, FileSystem};
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::Source;
 
@@ -16,12 +15,19 @@ impl<F: FileSystem> OpenFile<F> {
         let space = &*self.space;
         let _locked = space.lock_for_write(range);
         let in_file = FileRange::new(range.start, range.end.min(space.size()));
-        let mut iter = MappingIter::new(space, in_file.round_out(space.block_bytes));
-        while let Some((mapping, part)) = iter.next(Purpose::Fiemap)? {
-            if mapping.flags.is_shared && !mapping.kind.is_zeros() {
-                space.write_range(part, Source::Same, Reach::Stays).map_err(|(_, error)| error)?;
+        let mut rest = in_file.round_out(space.block_bytes);
+        let mut mappings = Vec::new();
+        while !rest.is_empty() {
+            // One by one: what is written here may be written back, which changes what comes behind it.
+            space.ask_ahead(rest, Detail::Sharing, 1, &mut mappings)?;
+            for mapping in mappings.drain(..) {
+                let part = mapping.range.intersection(rest);
+                if mapping.flags.is_shared && !mapping.kind.is_zeros() {
+                    let written = space.write_range(part, Source::Same, Reach::Stays);
+                    written.map_err(|(_, error)| error)?;
+                }
+                rest.start = part.end;
             }
-            iter.advance_to(part.end);
         }
         Ok(())
     }

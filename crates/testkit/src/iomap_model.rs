@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, Weak};
 use durable::Durable;
 use ubtrfs_iomap::extent_state::{StateBits, Want};
 use ubtrfs_iomap::{
-    AddressSpace, Beyond, Error, Fate, FileOffset, FileRange, FileSystem, Mapping, MappingFlags,
-    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites,
-    WritebackRun,
+    AddressSpace, Beyond, Detail, Error, Fate, FileOffset, FileRange, FileSystem, Mapping,
+    MappingFlags, MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd,
+    StraightWrites, WritebackRun,
 };
 
 /// The unit in which it allocates, in bytes.
@@ -463,40 +463,13 @@ pub fn blocks(range: FileRange) -> std::ops::Range<u64> {
     range.start.bytes() / BLOCK..range.end.bytes().div_ceil(BLOCK)
 }
 
-impl FileSystem for MemoryFs {
-    type Inode = Arc<MemoryInode>;
-    type Error = Failure;
-
-    fn straight_writes(&self, _inode: &Arc<MemoryInode>) -> StraightWrites {
-        match self.writes_beside.load(Ordering::Relaxed) {
-            true => StraightWrites::Beside,
-            false => StraightWrites::Always,
-        }
-    }
-
-    fn write_straight(
-        &self,
-        inode: &Arc<MemoryInode>,
-        run: &WritebackRun<'_>,
-    ) -> Result<u64, Failure> {
-        let result = self.write_direct(inode, run);
-        self.straight_count.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
-        result
-    }
-
-    fn block_bytes(&self) -> u32 {
-        4096
-    }
-
-    fn sequence<'a>(&self, inode: &'a Arc<MemoryInode>) -> &'a MappingSequence {
-        &inode.sequence
-    }
-
-    fn map(
+impl MemoryFs {
+    fn map_in_detail(
         &self,
         inode: &Arc<MemoryInode>,
         range: FileRange,
         purpose: Purpose<'_, '_>,
+        detail: Detail,
     ) -> Result<Mapping, Failure> {
         assert!(!range.is_empty() && range.start.bytes().is_multiple_of(BLOCK));
         self.map_count.fetch_add(1, Ordering::Relaxed);
@@ -537,7 +510,7 @@ impl FileSystem for MemoryFs {
         let kind = place.map_or(MappingKind::Hole, |place| place.kind);
         let mut mapped = FileRange::new(range.start, end);
         // Only who is to be told may know.
-        let tells_shared = matches!(purpose, Purpose::Fiemap);
+        let tells_shared = detail == Detail::Sharing;
         let is_write = matches!(purpose, Purpose::Write);
         let is_shared = tells_shared && place.is_some_and(is_shared);
         match purpose {
@@ -572,19 +545,59 @@ impl FileSystem for MemoryFs {
         }
         Ok(mapping)
     }
+}
+
+impl FileSystem for MemoryFs {
+    type Inode = Arc<MemoryInode>;
+    type Error = Failure;
+
+    fn straight_writes(&self, _inode: &Arc<MemoryInode>) -> StraightWrites {
+        match self.writes_beside.load(Ordering::Relaxed) {
+            true => StraightWrites::Beside,
+            false => StraightWrites::Always,
+        }
+    }
+
+    fn write_straight(
+        &self,
+        inode: &Arc<MemoryInode>,
+        run: &WritebackRun<'_>,
+    ) -> Result<u64, Failure> {
+        let result = self.write_direct(inode, run);
+        self.straight_count.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
+        result
+    }
+
+    fn block_bytes(&self) -> u32 {
+        4096
+    }
+
+    fn sequence<'a>(&self, inode: &'a Arc<MemoryInode>) -> &'a MappingSequence {
+        &inode.sequence
+    }
+
+    fn map(
+        &self,
+        inode: &Arc<MemoryInode>,
+        range: FileRange,
+        purpose: Purpose<'_, '_>,
+    ) -> Result<Mapping, Failure> {
+        self.map_in_detail(inode, range, purpose, Detail::Contents)
+    }
 
     /// Several mappings of one moment, as long as nothing changes between them.
     fn map_ahead(
         &self,
         inode: &Arc<MemoryInode>,
         range: FileRange,
+        detail: Detail,
         count_max: usize,
         mappings: &mut Vec<Mapping>,
     ) -> Result<(), Failure> {
         self.ask_ahead_count.fetch_add(1, Ordering::Relaxed);
         let mut rest = range;
         for index in 0..count_max {
-            let mapping = self.map(inode, rest, Purpose::Read)?;
+            let mapping = self.map_in_detail(inode, rest, Purpose::Read, detail)?;
             let is_later = mappings.last().is_some_and(|last| last.cookie != mapping.cookie);
             if index > 0 && is_later {
                 break;

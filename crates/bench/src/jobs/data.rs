@@ -28,7 +28,8 @@ const FIEMAP_EXTENTS: usize = 1000;
 
 /// What one FIEMAP tells.
 pub(super) struct Told {
-    pub(super) extents: u64,
+    /// Where each extent begins.
+    pub(super) starts: Vec<u64>,
     /// Of those, how many have no place yet.
     pub(super) delalloc: u64,
     /// Where the last of them ends, unless it is the last one of the file.
@@ -244,7 +245,7 @@ impl Data for Engine {
         let extents = self.file.fiemap(range, FIEMAP_EXTENTS, FiemapSync::AsIs)?;
         let next = extents.last().filter(|last| !last.flags.is_last);
         Ok(Told {
-            extents: extents.len() as u64,
+            starts: extents.iter().map(|extent| extent.range.start.bytes()).collect(),
             delalloc: extents.iter().filter(|extent| extent.flags.is_delalloc).count() as u64,
             next: next.map(|last| last.range.end.bytes()),
         })
@@ -402,7 +403,7 @@ impl Data for System {
         let with = |flag: u32| extents.iter().filter(move |extent| extent.flags & flag != 0);
         let next = extents.last().filter(|last| last.flags & FIEMAP_EXTENT_LAST == 0);
         Ok(Told {
-            extents: extents.len() as u64,
+            starts: extents.iter().map(|extent| extent.logical).collect(),
             delalloc: with(FIEMAP_EXTENT_DELALLOC).count() as u64,
             next: next.map(|last| last.logical + last.length),
         })

@@ -60,7 +60,7 @@ fn make(args: &Args, file: &mut dyn Data, share: Share) -> Result<Outcome> {
     if outcome.count("fiemap, delalloc", NO_PLACE) == Some(args.count) {
         // Of the first ones, as it may take long to ask for all.
         let told = file.fiemap(0)?;
-        let written_back = told.extents - told.delalloc;
+        let written_back = told.starts.len() as u64 - told.delalloc;
         outcome.note_count("copy, delalloc: written back meanwhile", written_back);
         file.counts();
     }
@@ -135,6 +135,7 @@ fn walk(file: &dyn Data, extents: u64) -> Result<u64> {
     let (mut found, mut at, mut seeks) = (0, 0, 1);
     while let Some(start) = file.seek_data(at)? {
         at = file.seek_hole(start)?;
+        require((start, at) == (found * 2 * BLOCK, (found * 2 + 1) * BLOCK))?;
         found += 1;
         seeks += 2;
     }
@@ -214,7 +215,10 @@ fn fiemap(file: &dyn Data, extents: u64) -> Result<u64> {
     let (mut found, mut delalloc, mut at) = (0, 0, Some(0));
     while let Some(from) = at {
         let told = file.fiemap(from)?;
-        found += told.extents;
+        for start in told.starts {
+            require(start == found * 2 * BLOCK)?;
+            found += 1;
+        }
         delalloc += told.delalloc;
         at = told.next;
     }

@@ -59,6 +59,9 @@ impl Head {
 /// Changes beyond which they are found by their hash.
 const SEARCHED_MAX: usize = 16;
 
+/// Net changes by reference, of an extent that has few of them, as most have.
+pub(crate) type FewChanges = SmallVec<[(BackRef, i64); 2]>;
+
 /// Net change by reference, none of them 0; the count inside each `BackRef` is 1 and means nothing.
 /// Most extents have one. An extent that a hundred thousand files share has as many.
 #[derive(Clone, Debug, Default)]
@@ -241,8 +244,8 @@ impl DelayedRefs {
         &self,
         addr: LogicalAddr,
         count_max: usize,
-    ) -> Option<(bool, Vec<(BackRef, i64)>)> {
-        let Some(head) = self.heads.get(&addr) else { return Some((false, Vec::new())) };
+    ) -> Option<(bool, FewChanges)> {
+        let Some(head) = self.heads.get(&addr) else { return Some((false, FewChanges::new())) };
         let is_short = head.changes.len() <= count_max;
         is_short.then(|| (head.is_new, head.changes.iter().copied().collect()))
     }

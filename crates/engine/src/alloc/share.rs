@@ -22,7 +22,7 @@ use super::delayed_ref::{ExtentKind, Queued};
 use super::{Allocator, State};
 use ubtrfs_rt::MutexGuard;
 
-use crate::btree::{Roots, Tree};
+use crate::btree::{Cursor, Roots, Tree};
 use crate::error::{Error, Result};
 
 /// Items of references that are looked at: one file has one for each offset at which an extent begins.
@@ -244,17 +244,25 @@ impl Allocator {
         Ok(own_count == count)
     }
 
+    /// A cursor for [`Allocator::is_data_shared`].
+    ///
+    /// # Errors
+    /// There is no such tree.
+    pub(crate) fn references(&self, roots: &Roots) -> Result<Cursor> {
+        Ok(roots.tree(RootId::EXTENT_TREE)?.cursor())
+    }
+
     /// Whether a data extent is shared as Linux tells it: by a reference of another than the caller, or
     /// by two kinds of the caller's own, as by inode and by a leaf that was shared once. What is about
     /// to go counts no more. What lies in leaves that trees share has one reference for all of them:
     /// who asks looks at those, too. The caller holds a handle, so that nothing moves from the queue
-    /// into the tree meanwhile.
+    /// into the tree meanwhile. `cursor` is one of [`Allocator::references`], anywhere.
     ///
     /// # Errors
     /// What stops the look-up; damage in the items.
     pub(crate) fn is_data_shared(
         &self,
-        roots: &Roots,
+        cursor: &mut Cursor,
         start: LogicalAddr,
         len_bytes: u64,
         is_own: impl Fn(&BackRef) -> bool,
@@ -264,7 +272,6 @@ impl Allocator {
         let items_max = REF_ITEMS_MAX + refs.len();
         if !is_new {
             let key = Key::new(ObjectId(start.0), KeyType::EXTENT_ITEM, len_bytes);
-            let mut cursor = roots.tree(RootId::EXTENT_TREE)?.cursor();
             cursor.seek(&key)?;
             let placed = |error: Box<Corruption>| error.in_root(RootId::EXTENT_TREE);
             let mut add = |reference: BackRef| {

@@ -85,6 +85,11 @@ impl Cursor {
         self.version == self.tree.version()
     }
 
+    /// The blocks on the way here, with the slots taken, leaf first.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Which state of the tree the cursor came here in.
     pub(crate) fn version(&self) -> u64 {
         self.version
@@ -172,8 +177,24 @@ impl Cursor {
     }
 
     fn search(&mut self, key: &Key) -> Result<()> {
+        if let Some(slot) = self.slot_near(key) {
+            self.path[0].1 = slot;
+            return Ok(());
+        }
         (self.path, self.version) = self.tree.search(key)?;
         Ok(())
+    }
+
+    /// Where `key` is or would be, if that is between the items of the leaf that this is in.
+    fn slot_near(&self, key: &Key) -> Option<usize> {
+        let (block, _) = self.path.first()?;
+        let leaf = leaf_of(block);
+        let last = leaf.len().checked_sub(1)?;
+        if !self.is_current() || *key < leaf.key(0) || *key > leaf.key(last) {
+            return None;
+        }
+        let (Ok(slot) | Err(slot)) = leaf.search(key);
+        Some(slot)
     }
 
     /// From a slot to the one before it. Returns false where the tree changed meanwhile: the path is

@@ -27,4 +27,4 @@ pub(crate) use edit::Editor;
 pub(crate) use readahead::Readahead;
 pub(crate) use roots::Roots;
 pub(crate) use store::{BlockPtr, Store};
-pub(crate) use tree::{Tree, TreeState};
+pub(crate) use tree::{Path, Tree, TreeState};

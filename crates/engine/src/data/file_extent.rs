@@ -10,7 +10,7 @@ use ubtrfs_ondisk::{Corruption, FileOffset, InodeNo, Key, KeyType, LogicalAddr, 
 use ubtrfs_rt::Arc;
 
 use super::compression::EXTENT_BYTES_MAX;
-use crate::btree::{Cursor, Readahead, Tree};
+use crate::btree::{Cursor, Path, Readahead, Tree};
 use crate::error::Result;
 
 /// What a range of a file is.
@@ -152,6 +152,11 @@ impl ExtentWalk {
     /// The item of the mapping last told: of inline data, with the data behind its header.
     pub(crate) fn item(&self) -> Result<Option<&[u8]>> {
         Ok(self.cursor.current()?.map(|(_, data)| data))
+    }
+
+    /// The blocks to the item of the mapping last told, leaf first, and the state of the tree that they are of.
+    pub(crate) fn way(&self) -> (&Path, u64) {
+        (self.cursor.path(), self.cursor.version())
     }
 
     /// Where it stands, to go back there.

@@ -19,9 +19,9 @@ use std::sync::Weak;
 
 use ubtrfs_iomap::extent_state::{StateBits, Want};
 use ubtrfs_iomap::{
-    Beyond, DirtyBatch, Fate, FileOffset, FileRange, FileSystem, LostData, Mapping, MappingFlags,
-    MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd, StraightWrites,
-    WritebackRun,
+    Beyond, Detail, DirtyBatch, Fate, FileOffset, FileRange, FileSystem, LostData, Mapping,
+    MappingFlags, MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, SeenEnd,
+    StraightWrites, WritebackRun,
 };
 use ubtrfs_ondisk::FileOffset as DiskOffset;
 use ubtrfs_ondisk::extent::BackRef;
@@ -30,11 +30,12 @@ use ubtrfs_rt::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Time};
 
 use super::inode::{Inode, InodeId};
 use super::replaced::Cut;
+use super::sharing::Sharing;
 use super::state::DataChange;
 use super::stored::Stored;
 use super::writeback::{From, has_own_space};
 use crate::alloc::Promised;
-use crate::data::append::{Target, extent_key};
+use crate::data::append::Target;
 use crate::data::drop_range;
 use crate::data::file_extent::{self, ExtentWalk, ExtentsOf};
 use crate::error::{Error, Result};
@@ -188,6 +189,20 @@ impl IoInode {
         {
             return Ok(last);
         }
+        Ok(self.looked_up(fs, place, at)?.0)
+    }
+
+    /// [`IoInode::mapping_at`], and the file extent that says so, at which the walk of the place is then.
+    fn looked_up(
+        &self,
+        fs: &Filesystem,
+        place: &mut Place,
+        at: u64,
+    ) -> Result<(Mapping, Option<file_extent::Mapping>)> {
+        if self.is_gone.load(Ordering::Acquire) {
+            return Err(Error::not_found(self.id));
+        }
+        let cookie = self.sequence.cookie();
         let walk = match &mut place.walk {
             Some(walk) => walk,
             none => {
@@ -207,41 +222,23 @@ impl IoInode {
         };
         let mapping = iomap_mapping(range, found.as_ref(), cookie);
         place.last = Some(mapping);
-        Ok(mapping)
+        Ok((mapping, found))
     }
 
-    /// Whether others show what a mapping lies in: other file extents, or other trees by blocks that they
-    /// share with this.
-    fn is_shared(&self, fs: &Filesystem, mapping: &Mapping) -> Result<bool> {
-        if !matches!(mapping.kind, MappingKind::Mapped | MappingKind::Unwritten) {
-            return Ok(false);
+    /// [`IoInode::mapping_at`], with whether it is shared.
+    fn mapping_with_sharing(
+        &self,
+        fs: &Filesystem,
+        place: &mut Place,
+        at: u64,
+        sharing: &mut Sharing<'_>,
+    ) -> Result<Mapping> {
+        // Looked up anew: so the walk is where it says.
+        let (mut mapping, found) = self.looked_up(fs, place, at)?;
+        if let (Some(found), Some(walk)) = (found, &place.walk) {
+            mapping.flags.is_shared = sharing.is_shared(walk, &found)?;
         }
-        let core = &fs.inner.core;
-        let tree = fs.tree(self.id.root)?;
-        let at = DiskOffset(mapping.range.start.bytes());
-        let Some(found) = ExtentWalk::new(&tree, self.of(fs), at).next()? else {
-            return Ok(false);
-        };
-        let (path, _) = tree.search(&extent_key(&self.target(true), found.offset.0))?;
-        let leaf = path.first().map(|(leaf, _)| leaf.bytenr());
-        let offset = found.offset.0.wrapping_sub(found.extent_offset);
-        let is_own = |reference: &BackRef| match reference {
-            BackRef::SharedData { parent, .. } => Some(*parent) == leaf,
-            other => self.is_own(other, offset),
-        };
-        let (start, len) = (found.disk_bytenr, found.disk_num_bytes);
-        if core.alloc.is_data_shared(&core.roots, start, len, is_own)? {
-            return Ok(true);
-        }
-        // The root block is the tree's own.
-        for (block, _) in path.iter().take(path.len().saturating_sub(1)) {
-            if tree.may_share(block)
-                && core.alloc.block_refs(&core.roots, block.bytenr(), block.level())?.count > 1
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(mapping)
     }
 
     /// Whether a reference is that of the file's own extents with that offset.
@@ -539,14 +536,6 @@ impl FileSystem for FileIo {
                 let mapping = inode.mapping_at(&fs, &mut place, at)?;
                 Ok(cover(mapping, range, batch))
             }
-            Purpose::Fiemap => {
-                // While it is held no commit moves references from the queue to the tree.
-                let _handle = fs.begin_step(Reservation::items(0).promised()).ok();
-                let mut place = inode.place.lock();
-                let mut mapping = inode.mapping_at(&fs, &mut place, at)?;
-                mapping.flags.is_shared = inode.is_shared(&fs, &mapping)?;
-                Ok(mapping)
-            }
             Purpose::Read => inode.mapping_at(&fs, &mut inode.place.lock(), at),
         }
     }
@@ -555,14 +544,24 @@ impl FileSystem for FileIo {
         &self,
         inode: &IoInode,
         range: FileRange,
+        detail: Detail,
         count_max: usize,
         mappings: &mut Vec<Mapping>,
     ) -> Result<()> {
         let fs = self.fs()?;
+        let is_asked = detail == Detail::Sharing;
+        // While it is held no commit moves references from the queue to the tree.
+        let _handle =
+            is_asked.then(|| fs.begin_step(Reservation::items(0).promised()).ok()).flatten();
+        let mut sharing = is_asked.then(|| Sharing::of(&fs, inode)).transpose()?;
         let mut place = inode.place.lock();
         let mut at = range.start;
         for index in 0..count_max {
-            let mapping = match inode.mapping_at(&fs, &mut place, at.bytes()) {
+            let mapping = match &mut sharing {
+                Some(sharing) => inode.mapping_with_sharing(&fs, &mut place, at.bytes(), sharing),
+                None => inode.mapping_at(&fs, &mut place, at.bytes()),
+            };
+            let mapping = match mapping {
                 // Who wants to know what lies there asks for it again.
                 Err(_) if index > 0 => break,
                 mapping => mapping?,

@@ -35,6 +35,7 @@ mod reflink;
 mod remove;
 pub(crate) mod rename;
 mod replaced;
+mod sharing;
 pub(crate) mod snapshot;
 pub(crate) mod state;
 mod statfs;

@@ -7,8 +7,8 @@ use super::range;
 use crate::address_space::{AddressSpace, OpenFile, SeenEnd};
 use crate::error::Error;
 use crate::mapping::{
-    Beyond, FileSystem, Mapping, MappingFlags, MappingKind, MappingSequence, Purpose, ReadPiece,
-    RunFailure, WritebackRun,
+    Beyond, Detail, FileSystem, Mapping, MappingFlags, MappingKind, MappingSequence, Purpose,
+    ReadPiece, RunFailure, WritebackRun,
 };
 use crate::offset::{FileOffset, FileRange};
 use crate::page_cache::{CacheOptions, PageCache};
@@ -148,6 +148,19 @@ impl FileSystem for Moving {
             token: place.map_or(0, |place| place.number as u64),
         };
         Ok(if is_write { mapping.reserved() } else { mapping })
+    }
+
+    /// One, of which nothing is shared.
+    fn map_ahead(
+        &self,
+        sequence: &MappingSequence,
+        asked: FileRange,
+        _detail: Detail,
+        _count_max: usize,
+        mappings: &mut Vec<Mapping>,
+    ) -> Result<(), Error> {
+        mappings.push(self.map(sequence, asked, Purpose::Read)?);
+        Ok(())
     }
 
     fn read(&self, _: &MappingSequence, pieces: &mut [ReadPiece<'_>]) -> Result<(), Error> {

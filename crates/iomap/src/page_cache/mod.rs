@@ -43,7 +43,8 @@ pub use service::ServiceEnd;
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
     /// All folios together, in bytes. Beside it memory of folios that went is kept for new ones, up to an eighth of this (without
-    /// [`CacheOptions::has_huge_pages`]); of it up to 8 MiB when there are no folios at all. Reads on their way have theirs besides.
+    /// [`CacheOptions::has_huge_pages`]); of it up to 8 MiB when there are no folios at all. What reads bring in counts
+    /// from their beginning; with that alone beyond it, reads go on all the same.
     pub cached_bytes_max: u64,
     /// With more than this dirty, who writes has to write back first.
     pub dirty_bytes_max: u64,
@@ -199,7 +200,7 @@ impl PageCache {
         &self.options
     }
 
-    /// Bytes in folios, also in versions of them that are on their way to the medium and were changed since.
+    /// Bytes in folios, also in versions of them that are on their way to the medium and were changed since, and in what is being read.
     pub fn cached_bytes(&self) -> u64 {
         self.usage.cached_bytes()
     }

@@ -39,6 +39,18 @@ pub(crate) struct Usage {
     memory: Arena,
 }
 
+/// Buffers that are being read into, which are no folios yet.
+pub(crate) struct ReadBuffers<'a> {
+    usage: &'a Usage,
+    len_bytes: u64,
+}
+
+impl Drop for ReadBuffers<'_> {
+    fn drop(&mut self) {
+        self.usage.cached_bytes.fetch_sub(self.len_bytes, Ordering::Relaxed);
+    }
+}
+
 /// Slabs may have so many times the addresses that folios may have memory: those that are left may lie scattered over them.
 const ADDRESSES_TIMES: u64 = 2;
 
@@ -96,6 +108,12 @@ impl Usage {
     /// A buffer that may hold anything. To be called with no file's pages locked: new memory takes the system a while.
     pub(crate) fn buffer(&self, len_bytes: u64) -> Arc<Buffer> {
         Arc::new(self.memory.buffer(index(len_bytes)))
+    }
+
+    /// Counts bytes of buffers that are being read into as cached, as long as the answer lives.
+    pub(crate) fn count_read(&self, len_bytes: u64) -> ReadBuffers<'_> {
+        self.cached_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+        ReadBuffers { usage: self, len_bytes }
     }
 
     /// A buffer that holds these bytes.

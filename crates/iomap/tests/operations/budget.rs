@@ -146,6 +146,32 @@ fn version_on_its_way_counts_as_cached_until_it_has_arrived() {
     assert_eq!(space.cache().cached_bytes(), 0);
 }
 
+/// What several read at once was beyond the budget until they had it, and drove nothing out before.
+#[test]
+fn what_is_being_read_counts_as_cached() {
+    let fs = MemoryFs::new();
+    let space = new_file(&fs, CacheOptions::default());
+    let file = space.open();
+    file.write(at(0), &vec![1; 8 * 4096]).unwrap();
+    file.fsync().unwrap();
+    let cache = Arc::clone(space.cache());
+    for fails in [false, true] {
+        cache.shrink_clean(u64::MAX);
+        let seen = Arc::new(AtomicU64::new(0));
+        let note = {
+            let (cache, seen) = (Arc::clone(&cache), Arc::clone(&seen));
+            move || _ = seen.fetch_max(cache.cached_bytes(), Ordering::Relaxed)
+        };
+        fs.after_map(note);
+        if fails {
+            fs.reads_left.store(0, Ordering::Relaxed);
+        }
+        assert_eq!(file.read(at(0), &mut vec![0; 8 * 4096]).is_err(), fails);
+        assert_eq!(seen.load(Ordering::Relaxed), 8 * BLOCK);
+        assert_eq!(cache.cached_bytes(), if fails { 0 } else { 8 * BLOCK });
+    }
+}
+
 /// Folios of one block were left all over the slabs, for which what was read behind them had no room: it came from the allocator, and
 /// nobody counted what lay between.
 #[test]
