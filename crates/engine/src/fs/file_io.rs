@@ -179,29 +179,34 @@ impl IoInode {
 
     /// What the file is at `at`.
     fn mapping_at(&self, fs: &Filesystem, place: &mut Place, at: u64) -> Result<Mapping> {
+        match self.known_at(place, at)? {
+            Some(last) => Ok(last),
+            None => Ok(self.looked_up(fs, place, at)?.0),
+        }
+    }
+
+    /// What was looked up last, if that is `at` and nothing changed since. Inlined by order, as [`IoInode::looked_up`].
+    #[inline(always)]
+    fn known_at(&self, place: &Place, at: u64) -> Result<Option<Mapping>> {
         if self.is_gone.load(Ordering::Acquire) {
             return Err(Error::not_found(self.id));
         }
-        let cookie = self.sequence.cookie();
-        if let Some(last) = place.last
-            && last.cookie == cookie
-            && last.range.contains(FileOffset::new(at))
-        {
-            return Ok(last);
-        }
-        Ok(self.looked_up(fs, place, at)?.0)
+        let is_known = |last: &Mapping| {
+            last.cookie == self.sequence.cookie() && last.range.contains(FileOffset::new(at))
+        };
+        Ok(place.last.filter(is_known))
     }
 
     /// [`IoInode::mapping_at`], and the file extent that says so, at which the walk of the place is then.
+    ///
+    /// Inlined by order, as each seek over many extents asks: what it returns is long.
+    #[inline(always)]
     fn looked_up(
         &self,
         fs: &Filesystem,
         place: &mut Place,
         at: u64,
     ) -> Result<(Mapping, Option<file_extent::Mapping>)> {
-        if self.is_gone.load(Ordering::Acquire) {
-            return Err(Error::not_found(self.id));
-        }
         let cookie = self.sequence.cookie();
         let walk = match &mut place.walk {
             Some(walk) => walk,
@@ -225,20 +230,30 @@ impl IoInode {
         Ok((mapping, found))
     }
 
-    /// [`IoInode::mapping_at`], with whether it is shared.
-    fn mapping_with_sharing(
+    /// What [`Detail::Sharing`] asks for.
+    fn map_with_sharing(
         &self,
         fs: &Filesystem,
-        place: &mut Place,
-        at: u64,
-        sharing: &mut Sharing<'_>,
-    ) -> Result<Mapping> {
-        // Looked up anew: so the walk is where it says.
-        let (mut mapping, found) = self.looked_up(fs, place, at)?;
-        if let (Some(found), Some(walk)) = (found, &place.walk) {
-            mapping.flags.is_shared = sharing.is_shared(walk, &found)?;
-        }
-        Ok(mapping)
+        range: FileRange,
+        count_max: usize,
+        mappings: &mut Vec<Mapping>,
+    ) -> Result<()> {
+        // While it is held no commit moves references from the queue to the tree.
+        let _handle = fs.begin_step(Reservation::items(0).promised()).ok();
+        let mut sharing = Sharing::of(fs, self)?;
+        let mut place = self.place.lock();
+        map_in_turn(range, count_max, mappings, |at| {
+            let known = self.known_at(&place, at)?;
+            if let Some(hole) = known.filter(|known| known.kind == MappingKind::Hole) {
+                return Ok(hole);
+            }
+            // Looked up anew: so the walk is where it says.
+            let (mut mapping, found) = self.looked_up(fs, &mut place, at)?;
+            if let (Some(found), Some(walk)) = (found, &place.walk) {
+                mapping.flags.is_shared = sharing.is_shared(walk, &found)?;
+            }
+            Ok(mapping)
+        })
     }
 
     /// Whether a reference is that of the file's own extents with that offset.
@@ -317,6 +332,33 @@ impl IoInode {
     pub(super) fn target(&self, has_csums: bool) -> Target {
         Target { root: self.id.root, inode: self.id.inode, has_csums }
     }
+}
+
+/// Mappings from the start of `range` on, each asked of `map` where the one before ends.
+///
+/// # Errors
+/// That of the first.
+#[inline(always)]
+fn map_in_turn(
+    range: FileRange,
+    count_max: usize,
+    mappings: &mut Vec<Mapping>,
+    mut map: impl FnMut(u64) -> Result<Mapping>,
+) -> Result<()> {
+    let mut at = range.start;
+    for index in 0..count_max {
+        let mapping = match map(at.bytes()) {
+            // Who wants to know what lies there asks for it again.
+            Err(_) if index > 0 => break,
+            mapping => mapping?,
+        };
+        mappings.push(mapping);
+        at = mapping.range.end;
+        if at >= range.end {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn iomap_mapping(
@@ -549,30 +591,11 @@ impl FileSystem for FileIo {
         mappings: &mut Vec<Mapping>,
     ) -> Result<()> {
         let fs = self.fs()?;
-        let is_asked = detail == Detail::Sharing;
-        // While it is held no commit moves references from the queue to the tree.
-        let _handle =
-            is_asked.then(|| fs.begin_step(Reservation::items(0).promised()).ok()).flatten();
-        let mut sharing = is_asked.then(|| Sharing::of(&fs, inode)).transpose()?;
-        let mut place = inode.place.lock();
-        let mut at = range.start;
-        for index in 0..count_max {
-            let mapping = match &mut sharing {
-                Some(sharing) => inode.mapping_with_sharing(&fs, &mut place, at.bytes(), sharing),
-                None => inode.mapping_at(&fs, &mut place, at.bytes()),
-            };
-            let mapping = match mapping {
-                // Who wants to know what lies there asks for it again.
-                Err(_) if index > 0 => break,
-                mapping => mapping?,
-            };
-            mappings.push(mapping);
-            at = mapping.range.end;
-            if at >= range.end {
-                break;
-            }
+        if detail == Detail::Sharing {
+            return inode.map_with_sharing(&fs, range, count_max, mappings);
         }
-        Ok(())
+        let mut place = inode.place.lock();
+        map_in_turn(range, count_max, mappings, |at| inode.mapping_at(&fs, &mut place, at))
     }
 
     fn read(&self, inode: &IoInode, pieces: &mut [ReadPiece<'_>]) -> Result<()> {

@@ -19,19 +19,17 @@ pub(super) struct Sharing<'a> {
     fs: &'a Filesystem,
     inode: &'a IoInode,
     tree: Arc<Tree>,
-    /// Where the last extent's references are.
-    references: Cursor,
+    /// Where the last extent's references are, once there was one.
+    references: Option<Cursor>,
     /// The last leaf, in which state of the tree, and whether others have the way to it, too.
     leaf: Option<(LogicalAddr, u64, bool)>,
 }
 
 impl<'a> Sharing<'a> {
     /// # Errors
-    /// One of the trees cannot be read.
+    /// The file's tree cannot be read.
     pub(super) fn of(fs: &'a Filesystem, inode: &'a IoInode) -> Result<Self> {
-        let tree = fs.tree(inode.id.root)?;
-        let references = fs.inner.core.alloc.references(&fs.inner.core.roots)?;
-        Ok(Self { fs, inode, tree, references, leaf: None })
+        Ok(Self { fs, inode, tree: fs.tree(inode.id.root)?, references: None, leaf: None })
     }
 
     /// Whether others show what `found` lies in, which `walk` has just told.
@@ -64,8 +62,12 @@ impl<'a> Sharing<'a> {
             other => self.inode.is_own(other, offset),
         };
         let (start, len_bytes) = (found.disk_bytenr, found.disk_num_bytes);
-        let alloc = &self.fs.inner.core.alloc;
-        Ok(alloc.is_data_shared(&mut self.references, start, len_bytes, is_own)?
+        let core = &self.fs.inner.core;
+        let references = match &mut self.references {
+            Some(references) => references,
+            none => none.insert(core.alloc.references(&core.roots)?),
+        };
+        Ok(core.alloc.is_data_shared(references, start, len_bytes, is_own)?
             || self.is_way_shared(path, version)?)
     }
 
