@@ -47,11 +47,9 @@ pub fn system_id(named: Named, name: &str) -> Option<u32> {
 pub fn from_text(text: &[u8], id: &dyn Fn(Named, &str) -> Option<u32>) -> Result<Vec<u8>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not text".to_string())?;
     let mut entries = Vec::new();
-    for entry in text.split([',', '\n']).map(|e| e.split('#').next().unwrap_or("").trim()) {
-        if !entry.is_empty() {
-            let parsed = parse_entry(entry, id);
-            entries.push(parsed.ok_or_else(|| format!("cannot understand {entry:?}"))?);
-        }
+    for entry in entry_texts(text) {
+        let parsed = parse_entry(entry, id);
+        entries.push(parsed.ok_or_else(|| format!("cannot understand {entry:?}"))?);
     }
     entries.sort_unstable();
     let mut stored = VERSION.to_le_bytes().to_vec();
@@ -61,6 +59,26 @@ pub fn from_text(text: &[u8], id: &dyn Fn(Named, &str) -> Option<u32>) -> Result
         stored.extend_from_slice(&id.to_le_bytes());
     }
     Ok(stored)
+}
+
+/// What a list in text form lets the file's group do, whoever else it names: no more than its mask.
+pub fn group_bits(text: &[u8]) -> Option<u32> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (mut group, mut mask) = (None, 7);
+    for (tag, _, bits) in entry_texts(text).filter_map(|entry| parse_entry(entry, &|_, _| None)) {
+        match tag {
+            GROUP_OBJ => group = Some(bits),
+            MASK => mask = bits,
+            _ => {}
+        }
+    }
+    group.map(|bits| u32::from(bits & mask))
+}
+
+/// The entries of a list in text form, without what is said about them.
+fn entry_texts(text: &str) -> impl Iterator<Item = &str> {
+    let entries = text.split([',', '\n']).map(|entry| entry.split('#').next().unwrap_or("").trim());
+    entries.filter(|entry| !entry.is_empty())
 }
 
 fn parse_entry(entry: &str, id_of: &dyn Fn(Named, &str) -> Option<u32>) -> Option<(u16, u32, u16)> {
@@ -179,6 +197,15 @@ mod tests {
         });
         assert_eq!(to_text(&stored.unwrap()).unwrap(), "group:7:r--");
         assert_eq!(system_id(Named::User, "root"), Some(0));
+    }
+
+    #[test]
+    fn group_bits_are_within_the_mask() {
+        let list = b"user::rwx\nuser:lisa:rwx #effective:---\ngroup::r-x #effective:---\nmask::---\nother::---";
+        assert_eq!(group_bits(list), Some(0));
+        assert_eq!(group_bits(b"user::rwx,group::r-x,mask::rw-,other::---"), Some(4));
+        assert_eq!(group_bits(b"user::rwx,group::r-x,other::---"), Some(5));
+        assert_eq!(group_bits(b"user::rwx"), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Memory of the decoders is bounded: an xz or zstd stream that asks for more is refused.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read, Write};
+use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -43,12 +44,17 @@ impl Compression {
 
     /// What a file that begins so is compressed with.
     pub fn of_magic(start: &[u8]) -> Self {
-        const MAGIC: [(&[u8], Compression); 4] = [
+        const MAGIC: [(&[u8], Compression); 3] = [
             (&[0x1f, 0x8b], Compression::Gzip),
             (&[0xfd, b'7', b'z', b'X', b'Z', 0], Compression::Xz),
             (&[0x28, 0xb5, 0x2f, 0xfd], Compression::Zstd),
-            (b"BZh", Compression::Bzip2),
         ];
+        // Also the name of a first member may begin with those three letters: a level follows, and how a block begins, or the end.
+        if let [b'B', b'Z', b'h', b'1'..=b'9', rest @ ..] = start
+            && (rest.starts_with(b"\x31\x41") || rest.starts_with(b"\x17\x72"))
+        {
+            return Self::Bzip2;
+        }
         MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map_or(Self::None, |m| m.1)
     }
 
@@ -84,14 +90,97 @@ pub fn decoder(
     let input = BufReader::with_capacity(INPUT_BUFFER_BYTES, Cursor::new(start).chain(input));
     let decoder: Box<dyn Read + Send> = match compression {
         Compression::None => return Ok(Box::new(input)),
-        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
+        Compression::Gzip => Box::new(Streams::<flate2::bufread::GzDecoder<_>, _>::new(input)),
         Compression::Xz => Box::new(XzStreams::new(input, executor)),
         Compression::Zstd => Box::new(zstd::Decoder::with_buffer(input)?),
-        Compression::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(input)),
+        Compression::Bzip2 => Box::new(Streams::<bzip2::bufread::BzDecoder<_>, _>::new(input)),
     };
     match executor {
         Executor::Inline => Ok(Box::new(BufReader::with_capacity(CHUNK_BYTES, decoder))),
         Executor::Threads(_) => Ok(Box::new(ReadAhead::spawn(decoder)?)),
+    }
+}
+
+/// A decoder of one stream.
+trait OneStream<R>: Read {
+    fn of(input: R) -> Self;
+
+    /// What is behind the stream, once that is at its end.
+    fn input(&mut self) -> &mut R;
+
+    fn into_input(self) -> R;
+}
+
+impl<R: BufRead> OneStream<R> for flate2::bufread::GzDecoder<R> {
+    fn of(input: R) -> Self {
+        Self::new(input)
+    }
+
+    fn input(&mut self) -> &mut R {
+        self.get_mut()
+    }
+
+    fn into_input(self) -> R {
+        self.into_inner()
+    }
+}
+
+impl<R: BufRead> OneStream<R> for bzip2::bufread::BzDecoder<R> {
+    fn of(input: R) -> Self {
+        Self::new(input)
+    }
+
+    fn input(&mut self) -> &mut R {
+        self.get_mut()
+    }
+
+    fn into_input(self) -> R {
+        self.into_inner()
+    }
+}
+
+/// One stream after another. Zeros may fill up what is behind the last, as of what was on a tape; gzip(1) passes over them, too.
+struct Streams<D, R> {
+    /// `None` at the end of all.
+    stream: Option<D>,
+    input: PhantomData<R>,
+}
+
+impl<D: OneStream<R>, R: BufRead> Streams<D, R> {
+    fn new(input: R) -> Self {
+        Self { stream: Some(D::of(input)), input: PhantomData }
+    }
+}
+
+/// Passes over zeros. Returns whether something else follows.
+fn skip_zeros(input: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = input.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(false);
+        }
+        let zeros = bytes.iter().take_while(|&&byte| byte == 0).count();
+        let has_more = zeros < bytes.len();
+        input.consume(zeros);
+        if has_more {
+            return Ok(true);
+        }
+    }
+}
+
+impl<D: OneStream<R>, R: BufRead> Read for Streams<D, R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        while !buf.is_empty()
+            && let Some(stream) = &mut self.stream
+        {
+            let count = stream.read(buf)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            let has_more = skip_zeros(stream.input())?;
+            self.stream = self.stream.take().filter(|_| has_more).map(|s| D::of(s.into_input()));
+        }
+        Ok(0)
     }
 }
 
@@ -111,21 +200,13 @@ impl<R: BufRead> XzStreams<R> {
 
     /// Begins the next stream; `false` at the end of the input.
     fn next_stream(&mut self) -> io::Result<bool> {
-        loop {
-            let input = self.input.fill_buf()?;
-            // Zeros may pad the space between streams.
-            let padding = match self.is_first {
-                true => 0,
-                false => input.iter().take_while(|&&byte| byte == 0).count(),
-            };
-            if input.is_empty() {
-                return Ok(false);
-            }
-            let begins = padding < input.len();
-            self.input.consume(padding);
-            if begins {
-                break;
-            }
+        // Zeros may pad the space between streams.
+        let has_more = match self.is_first {
+            true => !self.input.fill_buf()?.is_empty(),
+            false => skip_zeros(&mut self.input)?,
+        };
+        if !has_more {
+            return Ok(false);
         }
         self.is_first = false;
         let stream = MtStreamBuilder::new()
@@ -372,6 +453,35 @@ mod tests {
             let input = Box::new(Cursor::new(packed));
             decoder(input, Executor::Threads(2)).unwrap().read_to_end(&mut back).unwrap();
             assert_eq!(back, b"onetwo", "{compression:?}");
+        }
+    }
+
+    /// What came from a tape, where blocks have one length, was refused.
+    #[test]
+    fn decoder_zeros_behind_the_last_stream_passed_over_and_nothing_else() {
+        for compression in [Compression::Gzip, Compression::Xz, Compression::Bzip2] {
+            let packed = compressed(b"one", compression, Executor::Inline);
+            for (behind, is_read) in [(&[0; 10_004][..], true), (&[0, 0, 0, 0, 7][..], false)] {
+                let input = Box::new(Cursor::new([&packed, behind].concat()));
+                let mut back = Vec::new();
+                let result = decoder(input, Executor::Inline).unwrap().read_to_end(&mut back);
+                assert_eq!(result.is_ok(), is_read, "{compression:?}");
+                assert_eq!(back, b"one", "{compression:?}");
+            }
+        }
+    }
+
+    /// An archive whose first member's name began so was taken for compressed.
+    #[test]
+    fn name_that_begins_as_bzip2_does_is_none() {
+        for (start, compression) in [
+            (&b"BZhang/"[..], Compression::None),
+            (b"BZh9.txt", Compression::None),
+            (b"BZh9", Compression::None),
+            (&compressed(b"", Compression::Bzip2, Executor::Inline), Compression::Bzip2),
+            (&compressed(b"one", Compression::Bzip2, Executor::Inline), Compression::Bzip2),
+        ] {
+            assert_eq!(Compression::of_magic(&start[..start.len().min(6)]), compression);
         }
     }
 

@@ -295,6 +295,16 @@ pub enum WarningKind {
         /// Kind of file.
         what: &'static str,
     },
+    /// The system lets nobody here have it: in a user namespace, where it is no owner.
+    #[error("owner {uid}:{gid} not set: {why}")]
+    OwnerRefused {
+        /// The user.
+        uid: u32,
+        /// The group.
+        gid: u32,
+        /// The system's reason.
+        why: String,
+    },
     /// The set-user-id or set-group-id bit would have named another owner.
     #[error("set-id bits dropped: its owner could not be set")]
     SetIdDropped,
@@ -329,5 +339,10 @@ impl WarningKind {
                 | Self::NotInTar { .. }
                 | Self::MemberSkipped(_)
         )
+    }
+
+    /// Whether what the destination has of a file may be what it never was: it changed while it was read.
+    pub fn is_change(&self) -> bool {
+        matches!(self, Self::Shrank { .. } | Self::Grew)
     }
 }

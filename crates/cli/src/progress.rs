@@ -69,7 +69,7 @@ pub struct Progress {
     began: Instant,
     is_wanted: bool,
     bar: Option<ProgressBar>,
-    /// Files that were left out, against what was asked for.
+    /// Files that were left out, against what was asked for, or changed while they were read.
     missing: u64,
 }
 
@@ -120,7 +120,7 @@ impl Progress {
         format!("{verb} {} in {seconds:.1} s", parts.join(", "))
     }
 
-    /// Whether all came over: the answer is no where a file is missing at the other end.
+    /// Whether all came over: the answer is no where a file is missing at the other end, or is there as it may never have been.
     pub fn exit(&self) -> Exit {
         if self.missing == 0 { Exit::Done } else { Exit::No }
     }
@@ -153,7 +153,8 @@ impl ubtrfs_archive::progress::Progress for Progress {
     }
 
     fn warning(&mut self, warning: &Warning) {
-        if warning.what.is_skip() && warning.what != WarningKind::IsTheImage {
+        let is_missing = warning.what.is_skip() && warning.what != WarningKind::IsTheImage;
+        if is_missing || warning.what.is_change() {
             self.missing += 1;
         }
         self.say(&format!("ubtrfs: warning: {warning}"));

@@ -283,3 +283,30 @@ fn inspect_delayed_refs_shows_the_histogram_of_a_benchmark() {
     }
     place.run(&["inspect", "delayed-refs", "missing.json"]).fails(4).says("No such file");
 }
+
+/// rename(2) leaves both names of one file: who had moved one had two.
+#[test]
+fn mv_onto_another_name_of_the_same_file_takes_the_first_away() {
+    let place = Place::new();
+    place.run(&["put", "disk.img", "file", "/a"]).ok();
+    place.run(&["ln", "disk.img", "/a", "/b"]).ok();
+    place.run(&["mv", "disk.img", "/a", "/b"]).ok();
+    assert_eq!(place.list("/"), "b\n");
+    place.run(&["mv", "disk.img", "/b", "/b"]);
+    assert_eq!(place.run(&["cat", "disk.img", "/b"]).ok().text(), "text\n");
+    place.assert_clean();
+}
+
+/// The link to a directory that was in its way was replaced by the file.
+#[test]
+fn cp_of_a_tree_replaces_no_link_to_a_directory_by_a_file() {
+    let place = Place::new();
+    fs::create_dir(place.path("tree")).unwrap();
+    fs::write(place.path("tree/name"), "a file").unwrap();
+    place.run(&["import", "disk.img", "tree", "/tree"]).ok();
+    place.run(&["mkdir", "-p", "disk.img", "/there", "/kept"]).ok();
+    place.run(&["ln", "-s", "disk.img", "../kept", "/there/name"]).ok();
+    place.run(&["cp", "-r", "disk.img", "/tree/.", "/there"]).fails(4).says("a directory is there");
+    let shown = place.run(&["ls", "-l", "disk.img", "/there"]).ok();
+    assert!(shown.text().contains("name -> ../kept"), "{}", shown.text());
+}

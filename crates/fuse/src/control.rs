@@ -157,9 +157,9 @@ pub(crate) fn is_first_user_namespace() -> bool {
 /// Opens a place of sockets. Refuses one that is not this user's alone: others could listen there in his place.
 fn open_directory(path: &Path, uid: u32) -> io::Result<OwnedFd> {
     let directory = rustix::fs::open(path, ONLY_ITSELF, Mode::empty())?;
-    let about = rustix::fs::fstat(&directory)?;
-    let is_directory = FileType::from_raw_mode(about.st_mode) == FileType::Directory;
-    if is_directory && about.st_uid == uid && about.st_mode & 0o077 == 0 {
+    let (mode, owner) = own::mode_and_owner(&directory)?;
+    let is_directory = FileType::from_raw_mode(mode) == FileType::Directory;
+    if is_directory && owner == uid && mode & 0o077 == 0 {
         return Ok(directory);
     }
     Err(refused(format!("{} is not a directory of user {uid} alone", path.display())))
@@ -181,7 +181,7 @@ impl ControlSocket {
     /// # Errors
     /// The system's, where it can be in none; `PermissionDenied` where others could have put theirs.
     pub fn bind(device: &str) -> io::Result<Self> {
-        let uid = rustix::process::geteuid().as_raw();
+        let uid = own::user().as_raw();
         let (mut bound, mut refused) = (Vec::new(), None);
         for path in control_paths(uid, device) {
             match Bound::at(path, uid) {
@@ -224,7 +224,7 @@ impl ControlSocket {
         run: &impl Fn(Vec<OsString>, Caller),
     ) -> io::Result<()> {
         let peer = Peer::of(&stream)?.uid;
-        if !peer.is_root() && peer != rustix::process::geteuid() {
+        if !peer.is_root() && peer != own::user() {
             return Err(refused("of another user".to_owned()));
         }
         let words = self.hear(&mut stream)?;
@@ -477,9 +477,9 @@ fn connect_at(path: &Path, uid: u32, patience: Duration) -> io::Result<UnixStrea
     let (directory, name) = parts.ok_or(io::ErrorKind::NotFound)?;
     let directory = open_directory(directory, uid)?;
     let socket = rustix::fs::openat(&directory, name, ONLY_ITSELF, Mode::empty())?;
-    let about = rustix::fs::fstat(&socket)?;
-    let is_socket = FileType::from_raw_mode(about.st_mode) == FileType::Socket;
-    if !is_socket || about.st_uid != uid {
+    let (mode, owner) = own::mode_and_owner(&socket)?;
+    let is_socket = FileType::from_raw_mode(mode) == FileType::Socket;
+    if !is_socket || owner != uid {
         return Err(refused(format!("{} is no socket of user {uid}", path.display())));
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

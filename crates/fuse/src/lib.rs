@@ -67,7 +67,7 @@ pub use mount::{
     unmount_when_unused,
 };
 pub use notify::Changed;
-pub use own::{keep_own_proc, open_again, open_own_proc};
+pub use own::{group, keep_own_proc, open_again, open_own_proc, user};
 pub use ring::{RINGS_SWITCH, offers_rings};
 pub use server::{Farewell, RequestCounts, ServeError, ServeOptions, Server, Syncs};
 pub use transport::{Answers, FuseDevice, Queues, Received, Transport};

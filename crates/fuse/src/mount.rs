@@ -113,7 +113,7 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> MountError {
 /// filesystem; whoever unmounts waits until all is durable; and sync(1) and syncfs(2) reach the mount (from Linux 6.18 on).
 pub fn may_hold_block_devices() -> bool {
     // Root of another user namespace may not.
-    let is_root = rustix::process::geteuid().is_root() && control::is_first_user_namespace();
+    let is_root = own::user().is_root() && control::is_first_user_namespace();
     // Opening it loads what offers that.
     let _ = open_fuse();
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -130,7 +130,7 @@ pub fn mount(directory: &Path, options: &MountOptions) -> Result<MountedDevice, 
     if !FileType::from_raw_mode(about.st_mode).is_dir() {
         return Err(failed(LOOKING)(Errno::NOTDIR));
     }
-    let device = if rustix::process::geteuid().is_root() {
+    let device = if own::user().is_root() {
         mount_as_root(directory, options)?
     } else {
         mount_as_user(directory, options)?
@@ -498,7 +498,7 @@ fn unmount_with(
     option: &str,
     busy_max: Duration,
 ) -> Result<(), MountError> {
-    if !rustix::process::geteuid().is_root() {
+    if !own::user().is_root() {
         check(mount, CWD, directory)?;
         return unmount_as_user(directory, option);
     }

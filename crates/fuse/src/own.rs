@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use ubtrfs_rt::Mutex;
 
@@ -39,6 +39,54 @@ pub fn keep_own_proc() -> io::Result<()> {
         let _ = KEPT_CONNECTIONS.set(open_connections().ok());
     }
     Ok(())
+}
+
+/// The user that this process acts as, as the kernel has it: what the C library tells is another's where it is run by fakeroot(1), and here it is about
+/// what the kernel lets it do.
+#[expect(unsafe_code, reason = "the C library has no call that fakeroot does not answer")]
+pub fn user() -> Uid {
+    // SAFETY: the call takes nothing, touches no memory, and cannot fail.
+    Uid::from_raw(id(unsafe { libc::syscall(libc::SYS_geteuid) }))
+}
+
+/// Its group, likewise.
+#[expect(unsafe_code, reason = "as above")]
+pub fn group() -> Gid {
+    // SAFETY: as above.
+    Gid::from_raw(id(unsafe { libc::syscall(libc::SYS_getegid) }))
+}
+
+/// The type and permissions, and the owner, of an open file, as the kernel has them.
+///
+/// # Errors
+/// The system's.
+#[expect(unsafe_code, reason = "as above")]
+pub(crate) fn mode_and_owner(file: &OwnedFd) -> rustix::io::Result<(u32, u32)> {
+    let mut about = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    let wanted = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_UID;
+    // SAFETY: the path ends with a zero and lives as long as the call, and `about` is what it fills.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_statx,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            wanted,
+            about.as_mut_ptr(),
+        )
+    };
+    if result != 0 {
+        // Not every sandbox knows it.
+        let about = rustix::fs::fstat(file)?;
+        return Ok((about.st_mode, about.st_uid));
+    }
+    // SAFETY: all zeros are a value of that type, and the call has filled it.
+    let about = unsafe { about.assume_init() };
+    Ok((about.stx_mode.into(), about.stx_uid))
+}
+
+fn id(answer: libc::c_long) -> u32 {
+    u32::try_from(answer).expect("the kernel's numbers of users have 32 bits")
 }
 
 /// Opens a file of this process in `/proc` to be read.

@@ -462,7 +462,7 @@ impl<'a> Queue<'a> {
     /// Asks to be woken by the mailbox, once.
     fn push_wait(&mut self) -> Result<(), Errno> {
         let event = types::Fd(self.mailbox.event.as_fd().as_raw_fd());
-        let flags = u32::from(PollFlags::IN.bits());
+        let flags = u32::from(PollFlags::IN.bits().cast_unsigned());
         let wait = command::PollAdd::new(event, flags).build().user_data(WOKEN);
         self.push(&Entry128::from(wait))
     }

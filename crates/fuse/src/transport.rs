@@ -229,7 +229,7 @@ impl Transport for FuseDevice {
         let Some(device) = device.filter(|_| !self.has_ended()) else { return };
         let ended = connection_of(device).is_some_and(|number| own::end_connection(number).is_ok());
         // What the kernel tells of connections is to be seen where somebody has mounted it only. Others than root can do nothing else.
-        if !ended && rustix::process::geteuid().is_root() {
+        if !ended && own::user().is_root() {
             let _ = mount::end_by_force(&self.directory, device);
         }
     }

@@ -147,10 +147,15 @@ impl<F: FileSystem> OpenFile<F> {
         end: FileOffset,
         told: &mut Told,
     ) -> Result<Piece<Mapping>, F::Error> {
-        let known = told.find(at).filter(|known| self.space.is_current(known.cookie));
+        let known = told.find(at);
+        let is_stale = known.is_some_and(|known| !self.space.is_current(known.cookie));
         let mapping = match known {
-            Some(mapping) => mapping,
-            None => {
+            Some(mapping) if !is_stale => mapping,
+            _ => {
+                if is_stale {
+                    // Who changes the file waits for this, and makes most of it useless.
+                    told.asked = 0;
+                }
                 let count_max = told.begin_question();
                 let range = FileRange::new(at, end);
                 self.space.ask_ahead(range, Detail::Sharing, count_max, &mut told.mappings)?;
@@ -163,6 +168,8 @@ impl<F: FileSystem> OpenFile<F> {
 
     fn has_extent_after(&self, mut at: FileOffset, told: &mut Told) -> Result<bool, F::Error> {
         let end = FileOffset::MAX;
+        // One extent is enough.
+        told.asked = 0;
         while at < end {
             let segment = self.segment(at, end, |at| self.piece_for_fiemap(at, end, told))?;
             if FiemapExtent::of(&segment).is_some() {

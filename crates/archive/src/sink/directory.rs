@@ -4,19 +4,20 @@
 //!    directory and refuses to follow one, so that no tree leads out of the target.
 //! 2. What is made is private until it is complete: permissions come last but for access control
 //!    lists and times. A directory's metadata is set when it is left.
-//! 3. Owners are set by root only. Set-id bits are kept only where the owner is the recorded one.
+//! 3. Owners are set by root only, fakeroot(1)'s, too. Set-id bits are kept only where the owner is the recorded one.
 //! 4. What the system refuses for lack of privilege is skipped with a warning and counted.
 
 use std::collections::HashMap;
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, chmod, chownat, fchmod,
-    fchown, fstat, ftruncate, futimens, linkat, makedev, mkdirat, mknodat, openat, symlinkat,
-    unlinkat, utimensat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, chmod, chownat, fstat,
+    ftruncate, futimens, linkat, makedev, mkdirat, mknodat, openat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::{Errno, pwrite};
 
@@ -262,21 +263,48 @@ impl DirectorySink {
         report: &mut Report<'_>,
     ) -> Result<()> {
         let Pending { metadata, xattrs } = pending;
-        if self.is_root_user {
-            let owner = (Uid::from_raw(metadata.uid), Gid::from_raw(metadata.gid));
-            fchown(fd, Some(owner.0), Some(owner.1)).map_err(|e| self.failed("set owner of", e))?;
-        }
+        let is_owned = self.set_owner(metadata, report, |uid, gid| {
+            // Of rustix it goes past the C library, as does the next, and so past fakeroot.
+            fchown(fd, Some(uid), Some(gid))
+        })?;
         let subject = Subject::Open(fd);
         self.set_xattrs(subject, xattrs.iter().filter(|x| !xattr_is_acl(&x.0)), report);
-        let mode = Mode::from_raw_mode(self.permissions(metadata, report));
-        fchmod(fd, mode).map_err(|e| self.failed("set permissions of", e))?;
+        let mode = Permissions::from_mode(self.permissions(metadata, is_owned, report));
+        let file = fd.try_clone_to_owned().map(File::from);
+        file.and_then(|file| file.set_permissions(mode))
+            .map_err(|e| self.failed("set permissions of", e))?;
         self.set_xattrs(subject, xattrs.iter().filter(|x| xattr_is_acl(&x.0)), report);
         futimens(fd, &times(metadata)).map_err(|e| self.failed("set times of", e))
     }
 
-    fn permissions(&self, metadata: &Metadata, report: &mut Report<'_>) -> u32 {
-        let is_owner = self.is_root_user || self.user == (metadata.uid, metadata.gid);
-        if is_owner || metadata.permissions & SET_ID_BITS == 0 {
+    /// Sets the owner, if this may. Returns whether the recorded one is the file's.
+    fn set_owner(
+        &self,
+        metadata: &Metadata,
+        report: &mut Report<'_>,
+        set: impl FnOnce(u32, u32) -> io::Result<()>,
+    ) -> Result<bool> {
+        let Metadata { uid, gid, .. } = *metadata;
+        if !self.is_root_user {
+            return Ok(self.user == (uid, gid));
+        }
+        // To the system that number says that the owner stays as it is.
+        let result = match uid == u32::MAX || gid == u32::MAX {
+            true => Err(Errno::INVAL.into()),
+            false => set(uid, gid),
+        };
+        let Err(error) = result else { return Ok(true) };
+        // Root of a user namespace cannot give a file to who is not in it, nor root to anybody where the filesystem has no owners.
+        if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied) {
+            let why = error.to_string();
+            self.warn(report, WarningKind::OwnerRefused { uid, gid, why });
+            return Ok(false);
+        }
+        Err(self.failed("set owner of", error))
+    }
+
+    fn permissions(&self, metadata: &Metadata, is_owned: bool, report: &mut Report<'_>) -> u32 {
+        if is_owned || metadata.permissions & SET_ID_BITS == 0 {
             return metadata.permissions;
         }
         self.warn(report, WarningKind::SetIdDropped);
@@ -348,15 +376,14 @@ impl DirectorySink {
     ) -> Result<()> {
         let Pending { metadata, xattrs } = pending;
         let dir = self.stack.fd();
-        if self.is_root_user {
-            let owner = (Uid::from_raw(metadata.uid), Gid::from_raw(metadata.gid));
-            chownat(dir, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(|e| self.failed("set owner of", e))?;
-        }
+        let is_owned = self.set_owner(metadata, report, |uid, gid| {
+            let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            Ok(chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
+        })?;
         let subject = Subject::Named(dir.as_fd(), name);
         self.set_xattrs(subject, xattrs.iter().filter(|x| !xattr_is_acl(&x.0)), report);
         if !is_symlink {
-            let mode = Mode::from_raw_mode(self.permissions(metadata, report));
+            let mode = Mode::from_raw_mode(self.permissions(metadata, is_owned, report));
             let flags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
             openat(dir, name, flags, Mode::empty())
                 .and_then(|fd| chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), mode))

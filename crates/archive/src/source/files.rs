@@ -100,12 +100,12 @@ impl<F> OpenFile<F> {
         }
     }
 
-    /// Hands out the next piece, which `load` loads from its offset on; at the end of the file
+    /// Hands out the next piece, which `load` loads, told its offset and length; at the end of the file
     /// that, and returns `false`.
     pub(super) fn hand_out<L>(
         &mut self,
         batch: &mut Batch<L>,
-        load: impl FnOnce(&F, u64) -> L,
+        load: impl FnOnce(&F, u64, u64) -> L,
     ) -> bool {
         if self.current.len_bytes == 0 {
             let Some(segment) = self.segments.next() else {
@@ -119,7 +119,7 @@ impl<F> OpenFile<F> {
         self.current.offset += len;
         self.current.len_bytes -= len;
         let len_bytes = usize::try_from(len).expect("at most a piece");
-        let data = load(&self.file, offset);
+        let data = load(&self.file, offset, len);
         batch.push(Step::Data { offset, len_bytes, data }, len_bytes);
         true
     }

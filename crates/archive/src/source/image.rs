@@ -283,7 +283,7 @@ impl Source for ImageWalk {
         while !batch.is_full() {
             if let Some(open) = &mut self.open_file {
                 let filesystem = &self.filesystem;
-                let load = |id: &InodeId, offset| ImageLoad {
+                let load = |id: &InodeId, offset, _| ImageLoad {
                     filesystem: filesystem.clone(),
                     id: *id,
                     offset,

@@ -6,6 +6,8 @@
 //!    than one name that has names left to come.
 //! 3. Files are opened relative to their directory and without following symbolic links.
 //!
+//! What it asks of owners, types and attributes goes through the C library, so that who runs this by fakeroot(1) gets what that tells.
+//!
 //! Mount points are crossed, as `rsync` and `mkfs.btrfs --rootdir` do, unless
 //! [`WalkOptions::one_file_system`] is set. Birth and change times are not in the stream: no
 //! filesystem lets them be set from outside, and a destination gives its own.
@@ -73,8 +75,14 @@ struct Listing {
     next: usize,
 }
 
-/// A file that was opened, and its path.
-type Opened = (Arc<OwnedFd>, Vec<u8>);
+/// A file that was opened.
+#[derive(Debug)]
+struct Opened {
+    file: Arc<OwnedFd>,
+    path: Vec<u8>,
+    /// As it was then.
+    size_bytes: u64,
+}
 
 /// The walk over a directory.
 #[derive(Debug)]
@@ -246,8 +254,8 @@ impl Walk {
             None
         };
         let step = FileStep { entry, size_bytes, identity };
-        let opened = (Arc::new(fd), path.0);
-        let whole = |(file, _)| FileLoad { file, offset: 0, is_whole: true };
+        let opened = Opened { file: Arc::new(fd), path: path.0, size_bytes };
+        let whole = |opened: Opened| FileLoad { file: opened.file, offset: 0, ends_file: true };
         self.open_file = OpenFile::begin(batch, step, segments, opened, whole);
         Ok(())
     }
@@ -302,17 +310,17 @@ impl Source for Walk {
             batch.directory.clone_from(&self.shown(stack.path()).0);
         }
         if let Some(open) = &self.open_file {
-            batch.file = self.shown(&open.file.1).0;
+            batch.file = self.shown(&open.file.path).0;
         }
         if !self.root_entered {
             self.enter_root(batch)?;
         }
         while !batch.is_full() {
             if let Some(open) = &mut self.open_file {
-                let load = |(file, _): &Opened, offset| FileLoad {
-                    file: Arc::clone(file),
+                let load = |opened: &Opened, offset, len_bytes| FileLoad {
+                    file: Arc::clone(&opened.file),
                     offset,
-                    is_whole: false,
+                    ends_file: offset + len_bytes == opened.size_bytes,
                 };
                 if !open.hand_out(batch, load) {
                     self.open_file = None;
@@ -331,15 +339,15 @@ impl Source for Walk {
 pub struct FileLoad {
     file: Arc<OwnedFd>,
     offset: u64,
-    /// All of the file, as it was when it was opened.
-    is_whole: bool,
+    /// It reaches to where the file ended when it was opened.
+    ends_file: bool,
 }
 
 impl Load for FileLoad {
     fn load(self, len_bytes: usize) -> Result<Loaded, Cause> {
-        // One byte more than is expected shows that a whole file grew, without another call. Whole
+        // One byte more than is expected shows that the file grew, without another call. Whole
         // sectors, since the image's sink pads to one: without a copy, if there is room.
-        let room = len_bytes + usize::from(self.is_whole);
+        let room = len_bytes + usize::from(self.ends_file);
         let mut bytes = Vec::with_capacity(room.next_multiple_of(SECTOR_BYTES));
         while bytes.len() < len_bytes {
             let at = self.offset + bytes.len() as u64;
@@ -349,7 +357,7 @@ impl Load for FileLoad {
                 Err(error) => return Err(error.into()),
             }
         }
-        let grew = self.is_whole && bytes.len() > len_bytes;
+        let grew = self.ends_file && bytes.len() > len_bytes;
         bytes.truncate(len_bytes);
         Ok(Loaded { bytes, grew })
     }
@@ -390,7 +398,7 @@ fn entry(
     Entry { place, metadata, xattrs }
 }
 
-fn time(sec: i64, nsec: u64) -> Time {
+fn time(sec: i64, nsec: i64) -> Time {
     Time { sec, nsec: u32::try_from(nsec).unwrap_or(0) }
 }
 

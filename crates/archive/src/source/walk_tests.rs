@@ -144,7 +144,7 @@ fn load_file_that_shrank_or_grew_says_so() {
     let dir = tempdir().unwrap();
     let path = dir.path().join("file");
     let open = || OwnedFd::from(File::open(&path).unwrap());
-    let whole = || FileLoad { file: Arc::new(open()), offset: 0, is_whole: true };
+    let whole = || FileLoad { file: Arc::new(open()), offset: 0, ends_file: true };
     fs::write(&path, "0123456789").unwrap();
     let loaded = whole().load(20).unwrap();
     assert_eq!((loaded.bytes.len(), loaded.grew), (10, false));
@@ -152,7 +152,7 @@ fn load_file_that_shrank_or_grew_says_so() {
     assert_eq!((loaded.bytes.len(), loaded.grew), (10, false));
     let loaded = whole().load(5).unwrap();
     assert_eq!((loaded.bytes.as_slice(), loaded.grew), (&b"01234"[..], true));
-    let piece = FileLoad { file: Arc::new(open()), offset: 8, is_whole: false };
+    let piece = FileLoad { file: Arc::new(open()), offset: 8, ends_file: false };
     assert_eq!(piece.load(100).unwrap().bytes, b"89");
 }
 
@@ -187,6 +187,34 @@ fn walk_large_file_cut_meanwhile_rest_is_zeros() {
         _ => false,
     });
     assert_eq!(warned.count(), 3);
+}
+
+/// Only of what fits a piece it was told.
+#[test]
+fn walk_large_file_that_grew_meanwhile_warned_of() {
+    let source = tempdir().unwrap();
+    let path = source.path().join("large");
+    fs::write(&path, vec![7; 2 * PIECE_BYTES_MAX + 5]).unwrap();
+    let mut walk = walk(source.path());
+    let mut grown = Vec::new();
+    let mut more = true;
+    while more {
+        let mut batch = Batch::default();
+        more = walk.fill(&mut batch).unwrap();
+        if grown.is_empty() {
+            let file = File::options().append(true).open(&path).unwrap();
+            std::io::Write::write_all(&mut &file, b"more").unwrap();
+        }
+        grown.extend(batch.load(&crate::batch::Unprepared).unwrap().steps);
+    }
+    let bytes =
+        grown.iter().map(|step| if let Step::Data { data, .. } = step { data.len() } else { 0 });
+    assert_eq!(bytes.sum::<usize>(), 2 * PIECE_BYTES_MAX + 5);
+    let warned = grown.iter().filter(|step| match step {
+        Step::Warning(warning) => warning.what == WarningKind::Grew,
+        _ => false,
+    });
+    assert_eq!(warned.count(), 1);
 }
 
 #[test]

@@ -40,15 +40,25 @@ fn rounds(count: u64, file: &mut dyn Data) -> Result<Outcome> {
     let (synced, ()) = timed(|| file.fsync())?;
     outcome.timings.push(Timing::new("fsync", 1, synced));
     outcome.note_counts("fsync", file.counts());
-    let mut buffer = [0; 4096];
-    for round in [0, count / 2, count - 1] {
-        let len = if round + 1 == count { 4095 } else { 4096 };
-        require(file.read(round * BLOCK, &mut buffer)? == len)?;
-        require(
-            buffer[..4095].iter().all(|byte| *byte == 7) && (len == 4095 || buffer[4095] == 0),
-        )?;
-    }
+    // Each block's last byte was cut off, and reads as zero where others came behind it.
+    read_all(file, count * BLOCK - 1, |at, bytes| {
+        let is_right =
+            |(at, byte): (u64, &u8)| *byte == if at % BLOCK == BLOCK - 1 { 0 } else { 7 };
+        (at..).zip(bytes).all(is_right)
+    })?;
     Ok(outcome)
+}
+
+/// Reads a file of `len` bytes; `is_right` tells of each piece, by where it begins.
+fn read_all(file: &dyn Data, len: u64, is_right: impl Fn(u64, &[u8]) -> bool) -> Result<()> {
+    const PIECE: usize = 1 << 20;
+    let mut buffer = vec![0xEE; PIECE];
+    for at in (0..len).step_by(PIECE) {
+        let read = file.read(at, &mut buffer)?;
+        require(read as u64 == (len - at).min(PIECE as u64) && is_right(at, &buffer[..read]))?;
+        buffer.fill(0xEE);
+    }
+    Ok(())
 }
 
 /// Over space that was allocated and holds nothing else: what is dirty has to be found, and need not be written back for that.
@@ -57,7 +67,6 @@ fn zero(
     file: &mut dyn Data,
     zero: impl Fn(&dyn Data, u64) -> Result<()>,
 ) -> Result<Outcome> {
-    const PIECE: u64 = 1 << 20;
     let mut outcome = Outcome::default();
     let len = 2 * count * BLOCK;
     file.allocate(len)?;
@@ -68,13 +77,7 @@ fn zero(
     outcome.note_counts("zero", file.counts());
     let (synced, ()) = timed(|| file.fsync())?;
     outcome.timings.push(Timing::new("fsync", 1, synced));
-    let mut buffer = vec![0xEE; PIECE as usize];
-    for at in (0..len).step_by(PIECE as usize) {
-        let read = file.read(at, &mut buffer)?;
-        require(read as u64 == PIECE.min(len - at))?;
-        require(buffer[..read].iter().all(|byte| *byte == 0))?;
-        buffer.fill(0xEE);
-    }
+    read_all(file, len, |_, bytes| bytes.iter().all(|byte| *byte == 0))?;
     Ok(outcome)
 }
 

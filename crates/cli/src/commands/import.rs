@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 
 use ubtrfs_archive::FileId;
@@ -121,7 +121,11 @@ fn check(args: &Args) -> Result<()> {
     }
     if args.source.as_os_str() != "-" {
         let failed = |error| Failure::io("opening", &error).at_path(&args.source);
-        fs::File::open(&args.source).map_err(failed)?;
+        let about = fs::metadata(&args.source).map_err(failed)?;
+        // Who writes to a pipe is gone once its first reader is.
+        if !about.file_type().is_fifo() {
+            fs::File::open(&args.source).map_err(failed)?;
+        }
     } else if io::stdin().is_terminal() {
         return Err(Failure::usage("import", "standard input is a terminal, not an archive"));
     }

@@ -346,7 +346,7 @@ impl Wanted {
 
 /// The user and the group of this process.
 fn me() -> (u32, u32) {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+    (ubtrfs_fuse::user().as_raw(), ubtrfs_fuse::group().as_raw())
 }
 
 /// Mounts it.
@@ -370,7 +370,7 @@ pub fn run(args: &Args) -> Result<Exit> {
     }
     check_directory(&args.directory)?;
     if wanted.restrictions(&[]).contains(&Restriction::NoSymFollow)
-        && !rustix::process::geteuid().is_root()
+        && !ubtrfs_fuse::user().is_root()
     {
         let why = "root alone can mount so: fusermount3, which mounts for others, cannot";
         return Err(Failure::new(Exit::Io, "-o", why).at("nosymfollow"));
@@ -538,7 +538,7 @@ fn serve(args: &Args, asked: &ImageArgs, wanted: &Wanted, outside: &Outside) -> 
         source: source.clone().into_os_string(),
         read_only: wanted.read_only,
         // Who is root mounts for all, as with any other filesystem: permissions are checked.
-        allow_other: wanted.allow_other || rustix::process::geteuid().is_root(),
+        allow_other: wanted.allow_other || ubtrfs_fuse::user().is_root(),
         fake_root: wanted.fake_root,
         notes_access: wanted.notes_access,
         leaves_directories: wanted.leaves_directories,

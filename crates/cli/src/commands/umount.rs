@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<Exit> {
         Failure::new(Exit::Io, what, error).at_path(&args.directory)
     };
     // Before fusermount3 says so of whoever may have it in use.
-    let me = rustix::process::geteuid();
+    let me = ubtrfs_fuse::user();
     if !me.is_root() && me.as_raw() != mounted.uid {
         let why = format!("user {} has mounted it: he can unmount it, and root", mounted.uid);
         return Err(failure("unmounting", &why));

@@ -239,7 +239,7 @@ impl IoInode {
         mappings: &mut Vec<Mapping>,
     ) -> Result<()> {
         // While it is held no commit moves references from the queue to the tree.
-        let _handle = fs.begin_step(Reservation::items(0).promised()).ok();
+        let _handle = fs.inner.core.look().ok();
         let mut sharing = Sharing::of(fs, self)?;
         let mut place = self.place.lock();
         map_in_turn(range, count_max, mappings, |at| {

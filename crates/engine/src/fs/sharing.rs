@@ -13,6 +13,9 @@ use crate::data::file_extent::{ExtentWalk, Mapping, MappingKind};
 use crate::error::Result;
 use crate::filesystem::Filesystem;
 
+/// Looks at an extent beside others who change the tree, from each of which it is a few microseconds to the next.
+const LOOKS_MAX: usize = 100;
+
 /// What is known of one file while its extents are asked about. Who has it holds a handle, so that no commit moves references meanwhile, and
 /// no snapshot is made.
 pub(super) struct Sharing<'a> {
@@ -42,9 +45,13 @@ impl<'a> Sharing<'a> {
         }
         let (path, version) = walk.way();
         let mut answer = self.is_shared_by(path, version, found);
-        // References of a way that is another by now are no proof: the one by a leaf that was left is not known as the file's.
         let mut seen = version;
-        while !matches!(answer, Ok(false)) && self.tree.version() != seen {
+        // What was seen of a way that is another by now is no proof: references by a block that was left are not known as the file's, and
+        // what a block shared when the extent was looked at the extent may share when the block is.
+        for _ in 0..LOOKS_MAX {
+            if self.tree.version() == seen {
+                break;
+            }
             let key = extent_key(&self.inode.target(true), found.offset.0);
             let (path, version) = self.tree.search(&key)?;
             answer = self.is_shared_by(&path, version, found);

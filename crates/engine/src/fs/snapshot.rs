@@ -162,6 +162,7 @@ impl Handle<'_> {
                 forget_origin(item);
             }
         })?;
+        names.go_on_with_numbers(source, root);
         let txn = &mut self.txn;
         insert_root_refs(txn, dir, root, index, name).map_err(|error| txn.abort(error))?;
         uuid_tree::add(txn, KeyType::UUID_KEY_SUBVOL, uuid, root)
@@ -238,5 +239,32 @@ mod tests {
         let report = ubtrfs_check::check(&volume, &ubtrfs_check::CheckOptions::default()).unwrap();
         let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
         assert!(report.is_clean(), "{errors:#?}");
+    }
+
+    /// A number that was free again was given to another file in the copy, of the same generation: send took that for the same file, renamed.
+    #[test]
+    fn number_that_went_is_not_another_files_in_a_copy_of_the_same_transaction() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+        let runtime = Arc::new(Runtime::simulated(1));
+        let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime).unwrap();
+        let options = OpenOptions { runtime, ..OpenOptions::default() };
+        let fs = Filesystem::open(volume, options).unwrap();
+        let top = fs.top_level();
+        let create = |dir: InodeId, name: &[u8]| {
+            let mut handle = fs.begin(Reservation::create(0)).unwrap();
+            handle.create(dir, name, &NewInode::new(0o100_644, Time::default())).unwrap()
+        };
+        let _held = fs.hold_commits();
+        let options = SnapshotOptions { read_only: false };
+        let gone = create(top, b"gone");
+        let generation = fs.inode(gone).unwrap().generation;
+        fs.unlink(top, b"gone").unwrap();
+        let copy = fs.snapshot(top.root, top, b"copy", &options).unwrap();
+        let again = fs.snapshot(copy.root, top, b"again", &options).unwrap();
+        for root in [copy, again] {
+            let new = create(root, b"new");
+            assert_eq!(fs.inode(new).unwrap().generation, generation, "of one transaction");
+            assert!(new.inode > gone.inode, "{new} as {gone}");
+        }
     }
 }

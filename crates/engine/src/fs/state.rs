@@ -80,6 +80,8 @@ pub(crate) struct FileState {
 pub(crate) struct Names {
     subvolumes: FxHashMap<RootId, SubvolumeState>,
     held: FxHashMap<InodeId, HeldInode>,
+    /// Where the numbers of a copy that nobody looked at begin.
+    next_inodes: FxHashMap<RootId, u64>,
     next_root: Option<u64>,
     /// Inodes without a name that this session made so: no clean-up takes them.
     live_orphans: FxHashSet<InodeId>,
@@ -420,6 +422,7 @@ impl Names {
     /// Forgets a subvolume that is deleted, of which no inode is held.
     pub(crate) fn forget_subvolume(&mut self, root: RootId) {
         self.subvolumes.remove(&root);
+        self.next_inodes.remove(&root);
         self.kept.remove(&root);
         self.uncleaned.retain(|known| *known != root);
         self.live_orphans.retain(|id| id.root != root);
@@ -431,11 +434,13 @@ impl Names {
         match self.subvolumes.entry(root) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let state = read_subvolume(core, root)?;
+                let mut state = read_subvolume(core, root)?;
                 if has_orphans(core, root)? {
                     self.uncleaned.push(root);
                     self.has_uncleaned.store(true, Ordering::Release);
                 }
+                let least = self.next_inodes.remove(&root).unwrap_or_default();
+                state.next_inode = state.next_inode.max(least);
                 Ok(entry.insert(state))
             }
         }
@@ -516,6 +521,15 @@ impl Names {
             return Err(Error::Limit { what: format!("inode numbers of subvolume {root}") });
         }
         Ok(next)
+    }
+
+    /// The numbers of a copy go on behind those of its source. One that is free there by now may be of the running transaction, as the copy's
+    /// next file is: of two snapshots that would be the same file, to who compares them.
+    pub(super) fn go_on_with_numbers(&mut self, source: RootId, copy: RootId) {
+        let next = self.subvolumes.get(&source).map(|state| state.next_inode);
+        if let Some(next) = next.or_else(|| self.next_inodes.get(&source).copied()) {
+            self.next_inodes.insert(copy, next);
+        }
     }
 
     /// Counts the number of [`Names::next_inode`] as used.

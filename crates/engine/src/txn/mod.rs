@@ -279,15 +279,24 @@ impl Core {
         self.enter()
     }
 
-    fn enter(&self) -> Result<Handle<'_>> {
+    /// A handle for who changes nothing: while it is open there is no commit, and when it ends none to be made for it.
+    ///
+    /// # Errors
+    /// As [`Core::begin`], but for want of space.
+    pub(crate) fn look(&self) -> Result<Handle<'_>> {
         let mut gate = lock_brief(&self.gate);
         while gate.is_closed {
             self.changed.wait(&mut gate);
         }
         gate.check()?;
         gate.open_handles += 1;
-        gate.is_dirty = true;
         Ok(Handle::new(self, gate.generation))
+    }
+
+    fn enter(&self) -> Result<Handle<'_>> {
+        let handle = self.look()?;
+        lock_brief(&self.gate).is_dirty = true;
+        Ok(handle)
     }
 
     fn leave(&self, was_alone: bool) {

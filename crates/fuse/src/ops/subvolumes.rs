@@ -276,7 +276,7 @@ impl Server {
     fn may_list(&self, dir: InodeId, header: &InHeader) -> Result<bool> {
         let inode = self.inode(dir)?;
         let needed = if header.uid == inode.uid { 0o500 } else { 0o055 };
-        let is_mounter = header.uid == 0 || header.uid == rustix::process::geteuid().as_raw();
+        let is_mounter = header.uid == 0 || header.uid == crate::own::user().as_raw();
         Ok(is_mounter || inode.mode & needed == needed)
     }
 
@@ -359,7 +359,7 @@ fn vol_args<'a>(request: &mut Request<'a>) -> Result<(i64, &'a [u8])> {
 /// Whether who asks may change anything here: root, and who mounted it. What Linux leaves to who may administer the machine takes more than being
 /// root, unless who mounted it is somebody else, whose own all of this is.
 fn may_change(header: &InHeader, command: u32) -> bool {
-    let mounter = rustix::process::geteuid().as_raw();
+    let mounter = crate::own::user().as_raw();
     match header.uid {
         0 if mounter == 0 => !is_for_administrator(command) || may_administer(header.pid),
         uid => uid == 0 || uid == mounter,

@@ -26,6 +26,7 @@ mod memory;
 mod model;
 mod random;
 mod random_events;
+mod restless;
 mod seek;
 mod zeroing;
 
@@ -174,6 +175,9 @@ pub trait Harness: Send + Sync {
     /// Whether who writes data to the device lets other threads run first: threads at one processor do not meet else.
     fn yield_in_data_writes(&self, _yields: bool) {}
 
+    /// Whether what goes on beside the test, if anything does, rests: from when this returns.
+    fn rest(&self, _rests: bool) {}
+
     /// Writes of data that the device failed so far.
     fn failures(&self) -> u64 {
         0
@@ -266,6 +270,7 @@ macro_rules! io_suite_tests {
             random_operations_with_little_memory_same_as_arrays
             random_operations_where_clean_folios_go_at_once_same_as_arrays
             random_operations_with_mechanisms_off_same_as_arrays
+            random_operations_beside_services_same_as_arrays
             zz_counts_of_all_tests_are_what_was_asked_for
         );
     };

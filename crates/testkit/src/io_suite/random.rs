@@ -5,6 +5,7 @@ use ubtrfs_iomap::{CacheAblation, CacheOptions, Error, Reach};
 use super::content::{Grain, Stamp, assert_same};
 use super::counts::{Count, Running, asked, count};
 use super::model::{Model, index};
+use super::restless::Restless;
 use super::{DataFile, Done, Harness, Look, Refusal};
 use crate::iomap_model::{at, range};
 use crate::prng::Prng;
@@ -12,6 +13,8 @@ use crate::prng::Prng;
 /// Blocks that a file has at most, and a long one.
 const BLOCKS_MAX: u64 = 40;
 const LONG_BLOCKS_MAX: u64 = 400;
+/// One with extents as long as they become.
+const LONGEST_BLOCKS_MAX: u64 = 8192;
 /// With so many steps a device has failed.
 const STEPS_WITH_FAILURES: usize = 1000;
 
@@ -157,7 +160,8 @@ impl<H: Harness> Run<H> {
             }
         };
         let start = end(size_max);
-        let len = if end(2) == 0 { end(3 * block) } else { end(20 * block) };
+        let long = self.blocks_max.div_ceil(20).max(20);
+        let len = if end(2) == 0 { end(3 * block) } else { end(long * block) };
         (start, len.min(size_max - start))
     }
 
@@ -463,6 +467,32 @@ pub fn random_operations_where_clean_folios_go_at_once_same_as_arrays<H: Harness
     let options = CacheOptions { keeps_clean: false, ..CacheOptions::default() };
     for seed in seeds::<H>() {
         random_run(make(straight_for_some(&options, seed)), &RandomRun::new(seed, 1000));
+    }
+}
+
+/// What else writes back, commits and reclaims does so in any step of any call. Of one seed in three the files are so long that their extents
+/// are as long as extents become.
+///
+/// # Panics
+/// As [`random_run()`].
+pub fn random_operations_beside_services_same_as_arrays<H: Harness + 'static>(
+    make: impl Fn(CacheOptions) -> H,
+) {
+    for seed in seeds::<H>() {
+        let options = match seed % 2 {
+            0 => CacheOptions::default(),
+            _ => super::little_memory(4096),
+        };
+        let harness = Restless::new(make(straight_for_some(&options, seed / 2)), seed);
+        let run = match seed % 3 {
+            0 => RandomRun {
+                blocks_max: LONGEST_BLOCKS_MAX,
+                check_every: 100,
+                ..RandomRun::new(seed, 400)
+            },
+            _ => RandomRun::new(seed, 1000),
+        };
+        random_run(harness, &run);
     }
 }
 

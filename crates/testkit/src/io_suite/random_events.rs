@@ -106,8 +106,11 @@ impl<H: Harness> Run<H> {
                 _ => self.write(chosen, start, len),
             }
         }
+        // What fsync left dirty is not to fail behind it.
+        self.harness.rest(true);
         let result = self.subjects[chosen].file().fsync();
         self.harness.fail_data_writes(None);
+        self.harness.rest(false);
         let failed = self.harness.failures() - failures;
         self.failures += failed;
         count(Count::FailuresInjected, failed);
@@ -180,6 +183,13 @@ impl<H: Harness> Run<H> {
 
     /// All that is seen of a file is as the model says.
     pub(super) fn check(&self, chosen: usize) {
+        // One look after another is to see the same.
+        self.harness.rest(true);
+        self.check_at_rest(chosen);
+        self.harness.rest(false);
+    }
+
+    fn check_at_rest(&self, chosen: usize) {
         let Subject { model, .. } = &self.subjects[chosen];
         let file = self.subjects[chosen].file();
         assert_eq!(file.size(), at(model.size()));

@@ -30,7 +30,7 @@ use crate::codec;
 use crate::entry::{DeviceNumber, Metadata, PERMISSION_BITS, Segment, Special, align_segments};
 use crate::error::{ArchiveProblem, BytePath, Error, Result, WarningKind};
 use header::{Header, MemberType, decimal, decimal_time};
-use pax::Records;
+use pax::{Records, Xattrs};
 use reader::{Input, Trouble};
 use sparse::{Map, MapReader, PaxSparse};
 
@@ -269,8 +269,9 @@ impl TarSource {
             MemberType::Directory | MemberType::GnuDumpDir => {
                 let entry = entry(batch, &path, header, records)?;
                 batch.push(Step::Directory(entry), 0);
-                if member_type == MemberType::GnuDumpDir {
-                    self.input.skip(size + padding(size))?;
+                // One that was told by its name may have content, as any file.
+                if header.member_type() != MemberType::Directory {
+                    self.input.skip(size.saturating_add(padding(size)))?;
                 }
                 return Ok(());
             }
@@ -543,12 +544,14 @@ fn entry(
         Some(digits) => decimal_time(digits, "access time")?,
         None => mtime,
     };
-    let (found, warnings) = records.xattrs();
+    let Xattrs { found, warnings, group_bits } = records.xattrs();
     let permissions = header.mode()? & i64::from(PERMISSION_BITS);
     let mut permissions = u32::try_from(permissions).expect("twelve bits");
     if let Some(acl) = found.get(&b"system.posix_acl_access"[..]) {
         // libarchive tells the group's own permissions, where the system tells the mask.
         permissions = acl::permissions(acl).map_or(permissions, |bits| permissions & !0o777 | bits);
+    } else if let Some(bits) = group_bits {
+        permissions = permissions & !0o070 | bits << 3;
     }
     let metadata = Metadata {
         permissions,

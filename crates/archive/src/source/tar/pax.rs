@@ -57,10 +57,10 @@ impl Records {
         self.0.iter().map(|(key, value)| (key.as_slice(), value.as_slice()))
     }
 
-    /// The extended attributes by name, and what could not be taken.
-    pub fn xattrs(&self) -> (BTreeMap<Vec<u8>, Vec<u8>>, Vec<WarningKind>) {
-        let mut found = BTreeMap::new();
-        let (mut warnings, mut acls) = (Vec::new(), Vec::new());
+    /// The extended attributes, and what could not be taken.
+    pub fn xattrs(&self) -> Xattrs {
+        let Xattrs { mut found, mut warnings, mut group_bits } = Xattrs::default();
+        let mut acls = Vec::new();
         for (key, value) in self.iter() {
             let (name, value) = if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
                 (unescape(name), value.to_vec())
@@ -70,7 +70,14 @@ impl Records {
                 if found.contains_key(&name) {
                     continue;
                 }
-                (name, base64(value).unwrap_or_default())
+                match base64(value) {
+                    Some(value) => (name, value),
+                    None => {
+                        let (name, why) = (BytePath(name), "it is not base64".to_owned());
+                        warnings.push(WarningKind::XattrRefused { name, why });
+                        continue;
+                    }
+                }
             } else if key == b"RHT.security.selinux" {
                 (b"security.selinux".to_vec(), [value, b"\0"].concat())
             } else {
@@ -92,11 +99,27 @@ impl Records {
             match acl::from_text(value, &acl::system_id) {
                 Ok(stored) if says_nothing(name, &stored) => {}
                 Ok(stored) => _ = found.insert(name.to_vec(), stored),
-                Err(why) => warnings.push(WarningKind::Acl(why)),
+                Err(why) => {
+                    warnings.push(WarningKind::Acl(why));
+                    if name.ends_with(b"access") {
+                        group_bits = acl::group_bits(value);
+                    }
+                }
             }
         }
-        (found, warnings)
+        Xattrs { found, warnings, group_bits }
     }
+}
+
+/// What records say of extended attributes.
+#[derive(Debug, Default)]
+pub struct Xattrs {
+    /// By name.
+    pub found: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// What could not be taken.
+    pub warnings: Vec<WarningKind>,
+    /// What the file's group may do where its access control list is among that: the mode has the list's mask in that place.
+    pub group_bits: Option<u32>,
 }
 
 /// The attribute that holds an access control list given as text.
@@ -189,6 +212,22 @@ mod tests {
         assert_eq!(records.value(b"b"), Some(&b"x"[..]));
     }
 
+    /// One that could not be decoded was an empty one; and of a file whose list was left out its group could do what the mask let others.
+    #[test]
+    fn xattrs_that_cannot_be_taken_are_told() {
+        let mut records = Records::default();
+        let mut add = |key: &[u8], value: &[u8]| records.0.push((key.to_vec(), value.to_vec()));
+        add(b"LIBARCHIVE.xattr.user.a", b"a*b");
+        add(
+            b"SCHILY.acl.access",
+            b"user::rwx,user:nobody here:rwx,group::r--,mask::rwx,other::---",
+        );
+        let Xattrs { found, warnings, group_bits } = records.xattrs();
+        assert!(found.is_empty());
+        assert_eq!((warnings.len(), group_bits), (2, Some(4)), "{warnings:?}");
+        assert!(warnings[0].to_string().contains("user.a not set"), "{}", warnings[0]);
+    }
+
     #[test]
     fn xattrs_of_each_dialect() {
         let mut records = Records::default();
@@ -197,7 +236,8 @@ mod tests {
         add(b"LIBARCHIVE.xattr.user.%c3%a9", b"aGVsbG8");
         add(b"RHT.security.selinux", b"label");
         add(b"SCHILY.xattr.system.nfs4_acl", b"?");
-        let (xattrs, warnings) = records.xattrs();
+        let Xattrs { found: xattrs, warnings, group_bits } = records.xattrs();
+        assert_eq!(group_bits, None);
         let expected: [(&[u8], &[u8]); 3] = [
             (b"security.selinux", b"label\0"),
             (b"user.a=b", b"1\n2"),

@@ -116,6 +116,14 @@ fn pax(records: &[(&str, &str)]) -> Raw {
     Raw { content, ..raw(b"pax", b'x') }
 }
 
+/// What followed it was taken for the next header.
+#[test]
+fn directory_told_by_its_name_may_have_content() {
+    let bytes = archive(&[file(b"old/", b"listing"), file(b"old/next", b"content")]);
+    let (_, summary, warnings) = read(&bytes).unwrap();
+    assert_eq!((summary.files, summary.data_bytes, warnings.len()), (1, 7, 0));
+}
+
 #[test]
 fn tar_own_archive_of_odd_files_read_back() {
     let dir = odd();

@@ -221,6 +221,11 @@ impl Copy<'_> {
             });
         }
         let there = there.map(|id| image.inode(id, path)).transpose()?;
+        if there.as_ref().is_some_and(Inode::is_dir) {
+            return Err(Failure::new(Exit::Io, "copying", "a directory is there")
+                .at_name(path)
+                .at_path(image.path()));
+        }
         let id = match there {
             _ if inode.file_type() != FileType::Regular => {
                 let id = whole::named(self.edit, place, path, |place| {

@@ -64,7 +64,8 @@ impl Args {
     fn one(&self, edit: &Edit<'_>, source: &[u8], dest: &[u8]) -> Result<()> {
         let image = edit.image();
         let from = image.place(source)?;
-        let kind = image.inode(image.resolve(source)?, source)?.file_type();
+        let id = image.resolve(source)?;
+        let kind = image.inode(id, source)?.file_type();
         let (to, path) = if self.no_target_directory || self.exchange {
             (image.place_of(dest, kind)?, dest.to_vec())
         } else {
@@ -76,6 +77,12 @@ impl Args {
             (false, false) => RenameMode::Replace,
         };
         let Place { dir, name } = &to;
+        let is_another_name = (from.dir, &from.name) != (*dir, name);
+        if mode == RenameMode::Replace && is_another_name && image.entry(&to, &path)? == Some(id) {
+            // To rename(2) two names of one file are there already, both.
+            let gone = edit.filesystem().unlink(from.dir, &from.name);
+            return gone.map_err(|error| image.failure("moving", source, error));
+        }
         edit.filesystem().rename(from.dir, &from.name, *dir, name, mode).map_err(|error| {
             let other_subvolume = matches!(error, Error::OtherSubvolume { .. });
             let failure = image.failure("moving", &path, error);
