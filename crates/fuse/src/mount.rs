@@ -356,7 +356,8 @@ pub struct Reached {
 /// The system's.
 pub fn reached(path: &Path) -> io::Result<Option<Reached>> {
     match reached_from(CWD, path, AtFlags::empty()) {
-        Err(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => Ok(None),
+        // As glibc says it where the system has no such call.
+        Err(Errno::NOSYS | Errno::INVAL | Errno::PERM | Errno::ACCESS) => Ok(None),
         found => Ok(found?),
     }
 }
@@ -383,7 +384,7 @@ fn check(mount: MountId, from: BorrowedFd<'_>, path: &Path) -> Result<(), MountE
     let flags = if is_itself { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
     let checked = check_reached(mount, reached_from(from, path, flags));
     match checked.map_err(|error| (error.errno, error)) {
-        Err((Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::ACCESS, _)) => {
+        Err((Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::PERM | Errno::ACCESS, _)) => {
             match mount_of(from, path).map_err(failed(LOOKING))? {
                 number if number == mount => Ok(()),
                 _ => Err(failed(ANOTHER)(Errno::STALE)),
