@@ -12,7 +12,7 @@ use rustix::fs::{self, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::{self, Errno};
 use ubtrfs_engine::{DataFile, Error, Filesystem};
 use ubtrfs_iomap::{FileOffset, Reach};
-use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, oracle};
+use ubtrfs_testkit::{KernelMount, MkfsBtrfs, Oracle, oracle, run};
 
 const BLOCK: u64 = 4096;
 /// The last byte that a file can have is in front of this.
@@ -183,6 +183,23 @@ fn errno(error: &Error) -> Errno {
 struct Theirs(PathBuf);
 
 impl Theirs {
+    fn truncate_below_0(&self, size: u64) -> Answer {
+        const SCRIPT: &str = "
+import os, sys
+try:
+    os.truncate(sys.argv[1], int(sys.argv[2]))
+    print(0)
+except OSError as error:
+    print(error.errno)
+";
+        let size = size.cast_signed().to_string();
+        let words = ["-c".as_ref(), SCRIPT.as_ref(), self.0.as_os_str(), size.as_ref()];
+        match run("python3", words).trim().parse().unwrap() {
+            0 => Ok(0),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        }
+    }
+
     fn open(&self, flags: OFlags) -> rustix::fd::OwnedFd {
         fs::open(&self.0, OFlags::RDWR | flags, Mode::empty()).unwrap()
     }
@@ -215,6 +232,8 @@ impl Subject for Theirs {
                 io::pwrite(&file, &bytes[..len], offset).map(count)
             }
             Call::Append(len) => io::write(&file, &bytes[..len]).map(count),
+            // Rustix answers for itself.
+            Call::Truncate(size) if size > MAX => self.truncate_below_0(size),
             Call::Truncate(size) => fs::ftruncate(&file, size).map(|()| 0),
             Call::Allocate(offset, len, reach) => allocate(sized(reach), offset, len),
             Call::AllocateZeroed(offset, len, reach) => {

@@ -30,8 +30,9 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// missing; or, by its ending, an archive: .tar, .tar.gz, .tar.xz, .tar.zst, .tar.bz2; or - for an
 /// archive on standard output.
 ///
-/// Owners and device nodes need root in a directory; an archive keeps them without. What could not be
-/// kept is named on standard error, and the exit code is 1 if files are missing because of it.
+/// Owners and device nodes need root in a directory, or fakeroot(1); an archive keeps them without.
+/// What could not be kept is named on standard error, and the exit code is 1 if files are missing
+/// because of it.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,

@@ -34,7 +34,11 @@ const GROWS_FROM: u64 = 1 << 20;
 /// A directory's contents go into PATH, as with `rsync SOURCE/ PATH/`; an archive's members likewise.
 /// Owners, permissions, times, hard links, holes, device nodes, extended attributes, ACLs and
 /// capabilities are kept. What is in the image already is never replaced. Should an import fail, the
-/// image is sound and may hold a part of SOURCE; a file that --mkfs made goes away again.
+/// image is sound and may hold a part of SOURCE; a file that --mkfs made goes away again. What went
+/// or changed while it was read is named on standard error, and the exit code is 1 then.
+///
+/// Run by fakeroot(1), with --mkfs or without, it takes what that keeps of owners, devices and
+/// attributes.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
