@@ -47,7 +47,7 @@ io-suite:
 		UBTRFS_IOMAP_OPERATIONS_MIN=2000000 UBTRFS_IOMAP_JUDGED_ONE_IN=1 \
 		UBTRFS_IOMAP_REPLAYED_ONE_IN=10 \
 		cargo test --release -p ubtrfs-engine --test file_io -- --test-threads 4
-	UBTRFS_IOMAP_SEEDS=1000 UBTRFS_RACE_ROUNDS=100000 UBTRFS_IOMAP_CONCURRENT_ROUNDS=10000 \
+	UBTRFS_IOMAP_SEEDS=300 UBTRFS_RACE_ROUNDS=100000 UBTRFS_IOMAP_CONCURRENT_ROUNDS=10000 \
 		cargo test --release -p ubtrfs-iomap --test operations -- --test-threads 4
 	UBTRFS_WRITE_FAILURES=1000 \
 		cargo test --release -p ubtrfs-engine --test file_write_failures -- --test-threads 2

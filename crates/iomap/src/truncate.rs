@@ -107,7 +107,9 @@ impl<F: FileSystem> AddressSpace<F> {
                 self.set_size(pages, self.size().max(old));
             });
             // A part of the cut, or what was written back since, may have said on the medium that the file ends before that.
-            let is_restored = self.filesystem.set_size(&self.inode, old, Beyond::Kept).is_ok();
+            // Where what that makes part of the file cannot be stored, as was tried above, the medium goes on ending before it.
+            let is_restored = self.flush_old_tail(old).is_ok()
+                && self.filesystem.set_size(&self.inode, old, Beyond::Kept).is_ok();
             if dropped_bytes > 0 || has_dropped || !is_restored {
                 self.errors.lock().record(error.clone());
             }
