@@ -3,10 +3,11 @@
 //! Memory of the decoders is bounded: an xz or zstd stream that asks for more is refused.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read, Write};
-use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use bzip2::bufread::BzDecoder;
+use flate2::bufread::GzDecoder;
 use flate2::write::GzEncoder;
 use liblzma::stream::{Action, Check, MtStreamBuilder, Status, Stream};
 use liblzma::write::XzEncoder;
@@ -90,10 +91,10 @@ pub fn decoder(
     let input = BufReader::with_capacity(INPUT_BUFFER_BYTES, Cursor::new(start).chain(input));
     let decoder: Box<dyn Read + Send> = match compression {
         Compression::None => return Ok(Box::new(input)),
-        Compression::Gzip => Box::new(Streams::<flate2::bufread::GzDecoder<_>, _>::new(input)),
+        Compression::Gzip => Box::new(Streams::new(input, GzDecoder::new, GzDecoder::into_inner)),
         Compression::Xz => Box::new(XzStreams::new(input, executor)),
         Compression::Zstd => Box::new(zstd::Decoder::with_buffer(input)?),
-        Compression::Bzip2 => Box::new(Streams::<bzip2::bufread::BzDecoder<_>, _>::new(input)),
+        Compression::Bzip2 => Box::new(Streams::new(input, BzDecoder::new, BzDecoder::into_inner)),
     };
     match executor {
         Executor::Inline => Ok(Box::new(BufReader::with_capacity(CHUNK_BYTES, decoder))),
@@ -101,61 +102,29 @@ pub fn decoder(
     }
 }
 
-/// A decoder of one stream.
-trait OneStream<R>: Read {
-    fn of(input: R) -> Self;
-
-    /// What is behind the stream, once that is at its end.
-    fn input(&mut self) -> &mut R;
-
-    fn into_input(self) -> R;
-}
-
-impl<R: BufRead> OneStream<R> for flate2::bufread::GzDecoder<R> {
-    fn of(input: R) -> Self {
-        Self::new(input)
-    }
-
-    fn input(&mut self) -> &mut R {
-        self.get_mut()
-    }
-
-    fn into_input(self) -> R {
-        self.into_inner()
-    }
-}
-
-impl<R: BufRead> OneStream<R> for bzip2::bufread::BzDecoder<R> {
-    fn of(input: R) -> Self {
-        Self::new(input)
-    }
-
-    fn input(&mut self) -> &mut R {
-        self.get_mut()
-    }
-
-    fn into_input(self) -> R {
-        self.into_inner()
-    }
-}
-
-/// One stream after another. Zeros may fill up what is behind the last, as of what was on a tape; gzip(1) passes over them, too.
+/// One stream after another, each decoded by a `D`. Zeros may fill up what is behind the last, as of what was on a tape; gzip(1) passes over
+/// them, too.
 struct Streams<D, R> {
     /// `None` at the end of all.
     stream: Option<D>,
-    input: PhantomData<R>,
+    begin: fn(R) -> D,
+    end: fn(D) -> R,
 }
 
-impl<D: OneStream<R>, R: BufRead> Streams<D, R> {
-    fn new(input: R) -> Self {
-        Self { stream: Some(D::of(input)), input: PhantomData }
+impl<D, R> Streams<D, R> {
+    fn new(input: R, begin: fn(R) -> D, end: fn(D) -> R) -> Self {
+        Self { stream: Some(begin(input)), begin, end }
     }
 }
 
 /// Passes over zeros. Returns whether something else follows.
 fn skip_zeros(input: &mut impl BufRead) -> io::Result<bool> {
     loop {
-        let bytes = input.fill_buf()?;
+        let bytes = match input.fill_buf() {
+            // Who is told so reads again, and would find the end.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            bytes => bytes?,
+        };
         if bytes.is_empty() {
             return Ok(false);
         }
@@ -168,17 +137,20 @@ fn skip_zeros(input: &mut impl BufRead) -> io::Result<bool> {
     }
 }
 
-impl<D: OneStream<R>, R: BufRead> Read for Streams<D, R> {
+impl<D: Read, R: BufRead> Read for Streams<D, R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         while !buf.is_empty()
-            && let Some(stream) = &mut self.stream
+            && let Some(mut stream) = self.stream.take()
         {
-            let count = stream.read(buf)?;
-            if count > 0 {
-                return Ok(count);
+            let result = stream.read(buf);
+            if !matches!(result, Ok(0)) {
+                self.stream = Some(stream);
+                return result;
             }
-            let has_more = skip_zeros(stream.input())?;
-            self.stream = self.stream.take().filter(|_| has_more).map(|s| D::of(s.into_input()));
+            let mut input = (self.end)(stream);
+            if skip_zeros(&mut input)? {
+                self.stream = Some((self.begin)(input));
+            }
         }
         Ok(0)
     }

@@ -70,7 +70,7 @@ pub struct Progress {
     is_wanted: bool,
     bar: Option<ProgressBar>,
     /// Files that were left out, against what was asked for, or changed while they were read.
-    missing: u64,
+    amiss: u64,
 }
 
 impl Progress {
@@ -81,7 +81,7 @@ impl Progress {
             began: Instant::now(),
             is_wanted: io::stderr().is_terminal(),
             bar: None,
-            missing: 0,
+            amiss: 0,
         }
     }
 
@@ -122,7 +122,7 @@ impl Progress {
 
     /// Whether all came over: the answer is no where a file is missing at the other end, or is there as it may never have been.
     pub fn exit(&self) -> Exit {
-        if self.missing == 0 { Exit::Done } else { Exit::No }
+        if self.amiss == 0 { Exit::Done } else { Exit::No }
     }
 }
 
@@ -155,7 +155,7 @@ impl ubtrfs_archive::progress::Progress for Progress {
     fn warning(&mut self, warning: &Warning) {
         let is_missing = warning.what.is_skip() && warning.what != WarningKind::IsTheImage;
         if is_missing || warning.what.is_change() {
-            self.missing += 1;
+            self.amiss += 1;
         }
         self.say(&format!("ubtrfs: warning: {warning}"));
     }

@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::mapping::{Detail, FileSystem, Mapping, MappingKind};
 use crate::offset::{FileOffset, FileRange};
 use crate::report::{Content, Piece, Segment};
+use crate::seek_window::Questions;
 
 /// What is to be known of an extent; the names are those of FIEMAP_EXTENT_*.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -152,11 +153,8 @@ impl<F: FileSystem> OpenFile<F> {
         let mapping = match known {
             Some(mapping) if !is_stale => mapping,
             _ => {
-                if is_stale {
-                    // Who changes the file waits for this, and makes most of it useless.
-                    told.asked = 0;
-                }
-                let count_max = told.begin_question();
+                // Who changes the file waits for this, and makes most of it useless.
+                let count_max = told.begin_question(!is_stale);
                 let range = FileRange::new(at, end);
                 self.space.ask_ahead(range, Detail::Sharing, count_max, &mut told.mappings)?;
                 told.find(at).ok_or(Error::NoData { offset: at })?
@@ -169,7 +167,7 @@ impl<F: FileSystem> OpenFile<F> {
     fn has_extent_after(&self, mut at: FileOffset, told: &mut Told) -> Result<bool, F::Error> {
         let end = FileOffset::MAX;
         // One extent is enough.
-        told.asked = 0;
+        told.questions = Questions::default();
         while at < end {
             let segment = self.segment(at, end, |at| self.piece_for_fiemap(at, end, told))?;
             if FiemapExtent::of(&segment).is_some() {
@@ -181,16 +179,13 @@ impl<F: FileSystem> OpenFile<F> {
     }
 }
 
-/// Mappings that one question is for at most, while which no commit can begin.
-const ASKED_MAX: usize = 128;
-
 /// What a call was told last: mappings that touch. It asks for more at once the longer it goes on.
 #[derive(Default)]
 struct Told {
     mappings: Vec<Mapping>,
     /// The one found last.
     at: usize,
-    asked: usize,
+    questions: Questions,
 }
 
 impl Told {
@@ -202,10 +197,9 @@ impl Told {
     }
 
     /// Forgets them. Returns how many to ask for.
-    fn begin_question(&mut self) -> usize {
+    fn begin_question(&mut self, goes_on: bool) -> usize {
         self.mappings.clear();
         self.at = 0;
-        self.asked = (self.asked * 2).clamp(2, ASKED_MAX);
-        self.asked
+        self.questions.next(goes_on)
     }
 }

@@ -5,9 +5,19 @@ use crate::mapping::{Cookie, Mapping};
 use crate::offset::{FileOffset, FileRange};
 use crate::report::Piece;
 
-/// Mappings that the first question behind a jump is for; each further one is for twice as many.
-const ASKED_FIRST: usize = 2;
-const ASKED_MAX: usize = 128;
+/// For how many mappings questions are, one after the other. The filesystem is held up for as long as one takes to answer.
+#[derive(Debug, Default)]
+pub(crate) struct Questions(usize);
+
+impl Questions {
+    /// For how many the next one is: the first ones, and those behind a jump, for few, each further one for twice as many.
+    pub(crate) fn next(&mut self, goes_on: bool) -> usize {
+        const FIRST: usize = 2;
+        const MAX: usize = 128;
+        self.0 = if goes_on { (self.0 * 2).clamp(FIRST, MAX) } else { FIRST };
+        self.0
+    }
+}
 
 /// A stretch, or nothing.
 #[derive(Debug, Default)]
@@ -17,7 +27,7 @@ pub(crate) struct SeekWindow {
     runs: Vec<Run>,
     /// Where the last look found what it was for.
     at: usize,
-    asked: usize,
+    questions: Questions,
     /// Empty between questions.
     mappings: Vec<Mapping>,
 }
@@ -68,11 +78,11 @@ impl SeekWindow {
         ask: impl FnOnce(usize, &mut Vec<Mapping>) -> Result<(), E>,
     ) -> Result<(), E> {
         let goes_on = self.runs.last().is_some_and(|last| last.end == at);
-        self.asked = if goes_on { (self.asked * 2).min(ASKED_MAX) } else { ASKED_FIRST };
+        let count_max = self.questions.next(goes_on);
         self.cookie = None;
         self.runs.clear();
         self.at = 0;
-        let result = ask(self.asked, &mut self.mappings);
+        let result = ask(count_max, &mut self.mappings);
         if let (Ok(()), Some(first)) = (&result, self.mappings.first()) {
             self.cookie = Some(first.cookie);
             self.start = first.range.start;

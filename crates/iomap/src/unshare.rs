@@ -20,14 +20,12 @@ impl<F: FileSystem> OpenFile<F> {
         while !rest.is_empty() {
             // One by one: what is written here may be written back, which changes what comes behind it.
             space.ask_ahead(rest, Detail::Sharing, 1, &mut mappings)?;
-            for mapping in mappings.drain(..) {
-                let part = mapping.range.intersection(rest);
-                if mapping.flags.is_shared && !mapping.kind.is_zeros() {
-                    let written = space.write_range(part, Source::Same, Reach::Stays);
-                    written.map_err(|(_, error)| error)?;
-                }
-                rest.start = part.end;
+            let Some(mapping) = mappings.pop() else { break };
+            let part = mapping.range.intersection(rest);
+            if mapping.flags.is_shared && !mapping.kind.is_zeros() {
+                space.write_range(part, Source::Same, Reach::Stays).map_err(|(_, error)| error)?;
             }
+            rest.start = part.end;
         }
         Ok(())
     }
