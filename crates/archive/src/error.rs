@@ -272,6 +272,9 @@ pub enum WarningKind {
     /// It was appended to while it was read.
     #[error("grew while it was read; stored with its earlier length")]
     Grew,
+    /// A hard link to a file of another subvolume, which cannot be.
+    #[error("is a copy that shares its data: a hard link cannot lead into another subvolume")]
+    LinkIsCopy,
     /// It is the image that is being written.
     #[error("skipped: it is the image that is being written")]
     IsTheImage,

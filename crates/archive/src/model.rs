@@ -13,7 +13,7 @@ use crate::entry::{Metadata, Segment, Special};
 use crate::error::{Error, Warning};
 use crate::pipeline::{PipelineOptions, run};
 use crate::progress::Summary;
-use crate::sink::contract::{Found, FoundKind, Make, Tree, TreeError, Work};
+use crate::sink::contract::{Found, FoundKind, Link, Make, Tree, TreeError, Work};
 use crate::sink::tree::{TreeOptions, TreeSink};
 
 #[derive(Debug)]
@@ -203,14 +203,14 @@ impl Tree for Model {
         Ok(node)
     }
 
-    fn link(&mut self, dir: usize, name: &[u8], node: usize) -> Result<(), TreeError> {
+    fn link(&mut self, dir: usize, name: &[u8], node: usize) -> Result<Link, TreeError> {
         self.changed();
         if self.names(dir).contains_key(name) {
             return Err(TreeError::Exists);
         }
         self.names(dir).insert(name.to_vec(), node);
         self.nodes[node].links += 1;
-        Ok(())
+        Ok(Link::Same)
     }
 
     fn unlink(&mut self, dir: usize, name: &[u8]) -> Result<(), TreeError> {

@@ -287,8 +287,8 @@ impl<F: FileSystem> AddressSpace<F> {
     }
 
     /// What is to have space, or to have none: `len_bytes` at `offset`, if Linux takes that; for who notes a change before it makes it.
-    /// [`OpenFile::zero_range()`], [`OpenFile::punch_hole()`], [`OpenFile::allocate()`] and [`OpenFile::allocate_zeroed()`] begin
-    /// with this.
+    /// [`OpenFile::zero_range()`], [`OpenFile::punch_hole()`], [`OpenFile::allocate()`], [`OpenFile::allocate_zeroed()`] and
+    /// [`OpenFile::unshare()`] begin with this.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::TooLarge`].

@@ -33,11 +33,12 @@ impl<F: FileSystem> OpenFile<F> {
 
     /// Writes to the device; the page cache forgets the range. Returns how many bytes, in whole blocks: fewer than given where there
     /// is no space for the rest, or it cannot be written; the file then ends no further than what was. What is not whole blocks goes
-    /// through memory to the device, as by Linux's btrfs; why it did not get there is told by the next fsync. Durable with
-    /// [`OpenFile::fsync()`].
+    /// through memory to the device, as by Linux's btrfs; where it cannot be stored yet it stays dirty, as what any write leaves.
+    /// Durable with [`OpenFile::fsync()`].
     ///
     /// # Errors
-    /// If nothing was written: [`crate::Error::Invalid`], or what the filesystem said.
+    /// If nothing was written: [`crate::Error::Invalid`], or what the filesystem said. And where what went through memory was lost on its
+    /// way to the device, whatever else was written; the next fsync tells that, too.
     pub fn direct_write(&self, offset: FileOffset, bytes: &[u8]) -> Result<usize, F::Error> {
         let range = AddressSpace::<F>::io_range(offset, bytes_of(bytes))?;
         if range.is_empty() {
@@ -45,8 +46,7 @@ impl<F: FileSystem> OpenFile<F> {
         }
         if !self.space.is_aligned(range) {
             let done = self.write(offset, bytes)?;
-            // Where that cannot be stored yet it stays dirty, as what any write leaves.
-            let _ = self.space.flush(FileRange::with_len(offset, bytes_of(&bytes[..done])));
+            self.space.flush_written(FileRange::with_len(offset, bytes_of(&bytes[..done])))?;
             return Ok(done);
         }
         let space = &*self.space;

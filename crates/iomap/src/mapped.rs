@@ -55,11 +55,15 @@ impl<F: FileSystem> OpenFile<F> {
     /// Maps whole blocks, which may lie beyond the end of the file as long as they are not touched.
     ///
     /// # Errors
-    /// [`Error::Unaligned`] if `offset` is not that of a block, [`Error::TooLarge`].
+    /// [`Error::Unaligned`] if `offset` is not that of a block, [`Error::Invalid`] of no bytes, as mmap(2) has it; [`Error::TooLarge`],
+    /// where that says EOVERFLOW.
     pub fn map(&self, offset: FileOffset, len_bytes: u64) -> Result<MappedRange<'_, F>, F::Error> {
         let block_bytes = self.space.block_bytes;
         if !offset.bytes().is_multiple_of(block_bytes) {
             return Err(Error::Unaligned { offset, len_bytes, block_bytes }.into());
+        }
+        if len_bytes == 0 {
+            return Err(Error::Invalid { offset, len_bytes }.into());
         }
         let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
         Ok(MappedRange { file: self, range: range.round_out(block_bytes) })

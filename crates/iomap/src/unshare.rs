@@ -9,9 +9,9 @@ impl<F: FileSystem> OpenFile<F> {
     /// Makes what the file shares in the range dirty, so that writeback gives it space of its own.
     ///
     /// # Errors
-    /// What the filesystem said.
+    /// [`crate::Error::Invalid`], [`crate::Error::TooLarge`], or what the filesystem said.
     pub fn unshare(&self, offset: FileOffset, len_bytes: u64) -> Result<(), F::Error> {
-        let range = AddressSpace::<F>::checked_range(offset, len_bytes)?;
+        let range = AddressSpace::<F>::space_range(offset, len_bytes)?;
         let space = &*self.space;
         let _locked = space.lock_for_write(range);
         let in_file = FileRange::new(range.start, range.end.min(space.size()));

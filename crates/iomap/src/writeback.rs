@@ -143,6 +143,18 @@ impl<F: FileSystem> AddressSpace<F> {
         lost.map_or(Ok(()), Err)
     }
 
+    /// [`AddressSpace::flush()`] for who just wrote `range`, and takes for written what stays dirty as well.
+    ///
+    /// # Errors
+    /// One with which data of this file was lost meanwhile, whoever began that. [`OpenFile::fsync()`] tells it, too.
+    pub fn flush_written(&self, range: FileRange) -> Result<(), F::Error> {
+        let before = self.errors.lock().now();
+        // What stays dirty comes again, and who makes it durable is told why it cannot be.
+        let _ = self.flush(range);
+        let lost = self.errors.lock().look_since(before);
+        lost.map_or(Ok(()), Err)
+    }
+
     /// For who syncs all files: the error with which data of this one was lost, if neither an open file was told of it nor this.
     ///
     /// # Errors

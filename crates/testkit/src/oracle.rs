@@ -18,6 +18,8 @@ pub enum Oracle {
     MkfsBtrfs,
     /// The kernel's btrfs, mounted through a loop device: needs root.
     KernelBtrfs,
+    /// The kernel's xfs, likewise.
+    KernelXfs,
     /// Root itself: to make device nodes, to own files of others.
     Root,
     /// The images of btrfs-progs's tests, which `scripts/fetch-collections` unpacks.
@@ -99,7 +101,11 @@ pub fn available(oracle: Oracle) -> Result<(), String> {
         Oracle::Root => is_root(),
         Oracle::KernelBtrfs => {
             static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
-            ANSWER.get_or_init(kernel_btrfs).clone()
+            ANSWER.get_or_init(|| kernel_has("btrfs", &["mkfs.btrfs", "btrfs"])).clone()
+        }
+        Oracle::KernelXfs => {
+            static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
+            ANSWER.get_or_init(|| kernel_has("xfs", &["mkfs.xfs"])).clone()
         }
     }
 }
@@ -108,21 +114,22 @@ fn is_root() -> Result<(), String> {
     if rustix::process::geteuid().is_root() { Ok(()) } else { Err("not root".to_owned()) }
 }
 
-fn kernel_btrfs() -> Result<(), String> {
+fn kernel_has(filesystem: &str, tools: &[&str]) -> Result<(), String> {
     is_root()?;
-    for tool in ["mount", "umount", "losetup", "mkfs.btrfs", "btrfs"] {
+    for tool in ["mount", "umount", "losetup"].iter().chain(tools) {
         has_tool(tool)?;
     }
+    let line = format!("\t{filesystem}");
     let knows = || {
         std::fs::read_to_string("/proc/filesystems")
-            .is_ok_and(|list| list.lines().any(|line| line.ends_with("\tbtrfs")))
+            .is_ok_and(|list| list.lines().any(|listed| listed.ends_with(&line)))
     };
     if !knows() {
         // A kernel that has it as a module; failure shows in the next look.
-        let _ = command("modprobe").arg("btrfs").output();
+        let _ = command("modprobe").arg(filesystem).output();
     }
     if !knows() {
-        return Err("the kernel has no btrfs".to_owned());
+        return Err(format!("the kernel has no {filesystem}"));
     }
     match std::fs::exists("/dev/loop-control") {
         Ok(true) => Ok(()),

@@ -1,4 +1,5 @@
 use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 
 use tempfile::tempdir;
 use ubtrfs_engine::{MkfsOptions, OpenOptions, mkfs};
@@ -12,7 +13,7 @@ use ubtrfs_testkit::{
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Window};
 
 use super::*;
-use crate::error::Warning;
+use crate::error::{Warning, WarningKind};
 use crate::export;
 use crate::sink::directory::Existing;
 
@@ -263,4 +264,82 @@ fn import_tar_same_name_twice_later_replaces() {
     let before = TreeSnapshot::of_directory(source.path());
     let compare = Compare { mtime: false, ..Compare::copied() };
     TreeSnapshot::of_directory(&target).assert_same(&before, &compare);
+}
+
+/// Such an import ended at the first of these names, with the error that the file lies in another subvolume.
+#[test]
+fn import_hard_links_across_subvolumes_as_copies_that_share_data() {
+    if !oracle::require_all(&[Oracle::KernelBtrfs, Oracle::BtrfsProgs, Oracle::Root]) {
+        return;
+    }
+    let (dir, source) = (tempdir().unwrap(), tempdir().unwrap());
+    let at = |path: &str| source.path().join(path);
+    fs::create_dir_all(at("z/deep")).unwrap();
+    fs::create_dir_all(at("z2")).unwrap();
+    let file = File::create(at("data")).unwrap();
+    file.write_all_at(&[7; 300_000], 0).unwrap();
+    file.write_all_at(b"end", 1_000_000).unwrap();
+    fs::write(at("small"), "inline").unwrap();
+    symlink("data", at("pointer")).unwrap();
+    command("mkfifo").arg(at("pipe")).output().unwrap();
+    command("setfattr").args(["-n", "user.kept", "-v", "yes"]).arg(at("data")).output().unwrap();
+    command("setcap").arg("cap_net_raw+ep").arg(at("small")).output().unwrap();
+    std::os::unix::fs::chown(at("data"), Some(5), Some(6)).unwrap();
+    fs::set_permissions(at("data"), fs::Permissions::from_mode(0o6755)).unwrap();
+    for (name, others) in [
+        ("data", &["z/data", "z/deep/data", "z/other"][..]),
+        ("small", &["z/small", "z2/small"]),
+        ("pointer", &["z/pointer"]),
+        ("pipe", &["z/pipe"]),
+    ] {
+        for other in others {
+            fs::hard_link(at(name), at(other)).unwrap();
+        }
+    }
+    let mut before = TreeSnapshot::of_directory(source.path());
+    // Whose names they are is asked below.
+    let without_names = |tree: &mut TreeSnapshot| {
+        for entry in tree.entries.values_mut() {
+            (entry.nlink, entry.link_of) = (None, None);
+        }
+    };
+    without_names(&mut before);
+    let archive = dir.path().join("archive.tar");
+    let mut tar = command("tar");
+    tar.args(["--xattrs", "--xattrs-include=*", "--sort=name", "--sparse", "-cf"]).arg(&archive);
+    assert!(tar.arg("-C").arg(source.path()).arg(".").status().unwrap().success());
+
+    for is_tar in [false, true] {
+        let image = dir.path().join("image");
+        let fs = filesystem(&image, 256 << 20, Runtime::system());
+        let options = ImportOptions {
+            subvolumes: vec![b"z".to_vec(), b"z2".to_vec()],
+            ..ImportOptions::default()
+        };
+        let mut warnings: Vec<Warning> = Vec::new();
+        let (into, from) = (fs.top_level(), if is_tar { &archive } else { source.path() });
+        let summary = if is_tar {
+            let archive = Box::new(File::open(&archive).unwrap());
+            from_tar(&fs, into, archive, &options, &mut warnings).unwrap()
+        } else {
+            from_path(&fs, into, from, &options, &mut warnings).unwrap()
+        };
+        drop(fs);
+        // tar has the pipe's names as pipes of their own.
+        assert_eq!(warnings.len(), if is_tar { 6 } else { 7 }, "{warnings:?}");
+        assert!(warnings.iter().all(|warning| warning.what == WarningKind::LinkIsCopy));
+        assert_eq!(summary.hard_links, 0);
+        assert_checks_clean(&image);
+        let mount = KernelMount::read_only(&image, "");
+        let mut seen = TreeSnapshot::of_directory(mount.path());
+        without_names(&mut seen);
+        seen.assert_same(&before, &Compare::copied());
+        let inode = |path: &str| fs::metadata(mount.path().join(path)).unwrap();
+        assert_eq!(inode("z/data").ino(), inode("z/other").ino());
+        assert_eq!((inode("z/data").nlink(), inode("data").nlink()), (3, 1));
+        let told = command("filefrag").arg("-v").arg(mount.path().join("z/data")).output().unwrap();
+        let told = String::from_utf8(told.stdout).unwrap();
+        assert_eq!(told.matches("shared").count(), 2, "{told}");
+        mount.unmount();
+    }
 }

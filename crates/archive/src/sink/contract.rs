@@ -42,6 +42,15 @@ pub enum Make<'a> {
     Special(Special<&'a [u8]>),
 }
 
+/// What became of another name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Link {
+    /// It is the same file's.
+    Same,
+    /// The file lies in another subvolume. The name is that of a copy, which shares its data.
+    Copy,
+}
+
 /// What is changed together at worst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
@@ -116,11 +125,11 @@ pub trait Tree {
         metadata: &Metadata,
     ) -> Result<Self::Node, TreeError>;
 
-    /// Makes another name for a file.
+    /// Makes another name for a file, or of a file that can have none there another one like it.
     ///
     /// # Errors
     /// [`TreeError::Exists`], or as the destination reports.
-    fn link(&mut self, dir: Self::Node, name: &[u8], node: Self::Node) -> Result<(), TreeError>;
+    fn link(&mut self, dir: Self::Node, name: &[u8], node: Self::Node) -> Result<Link, TreeError>;
 
     /// Removes a name that is not a directory's.
     ///

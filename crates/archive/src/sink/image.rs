@@ -2,16 +2,20 @@
 //!
 //! The changes of one step go under one transaction handle, begun with their worst case. Large
 //! files are appended to without one.
+//!
+//! Memory: a number for each subvolume and file with names in another one.
+
+use std::collections::HashMap;
 
 use ubtrfs_engine::{
     Appender, Error, Filesystem, Handle, Inherit, InodeId, NewInode, PreparedData, Reservation,
     SetAttributes, WriteOptions, device_number,
 };
 use ubtrfs_ondisk::dir::FileType;
-use ubtrfs_ondisk::{FileOffset, Generation};
+use ubtrfs_ondisk::{FileOffset, Generation, RootId};
 use ubtrfs_rt::Time;
 
-use super::contract::{Found, FoundKind, Make, Tree, TreeError, Work};
+use super::contract::{Found, FoundKind, Link, Make, Tree, TreeError, Work};
 use crate::batch::Prepare;
 use crate::entry::{Metadata, Segment, Special, file_type};
 use crate::error::Cause;
@@ -41,6 +45,8 @@ pub struct ImageTree<'f> {
     appender: Option<Appender>,
     /// Where the file ends that is appended to.
     end: u64,
+    /// Copies, in a subvolume, of files of others that have names there.
+    copies: HashMap<(RootId, InodeId), InodeId>,
 }
 
 impl<'f> ImageTree<'f> {
@@ -64,6 +70,7 @@ impl<'f> ImageTree<'f> {
             step: None,
             appender: None,
             end: 0,
+            copies: HashMap::new(),
         })
     }
 
@@ -87,6 +94,70 @@ impl<'f> ImageTree<'f> {
             otime: self.now,
             inherit: Inherit::Nothing,
         }
+    }
+}
+
+impl ImageTree<'_> {
+    /// What takes handles of its own; the step goes on under a new one.
+    fn aside<T>(
+        &mut self,
+        what: impl FnOnce(&Self) -> Result<T, TreeError>,
+    ) -> Result<T, TreeError> {
+        self.handle = None;
+        let done = what(self)?;
+        if let Some(reservation) = self.step {
+            self.handle = Some(self.filesystem.begin(reservation)?);
+        }
+        Ok(done)
+    }
+
+    /// Makes a file as `source` is: its data shared, all else copied.
+    fn copy(&self, dir: InodeId, name: &[u8], source: InodeId) -> Result<InodeId, TreeError> {
+        let filesystem = self.filesystem;
+        let inode = filesystem.inode(source)?;
+        let new = NewInode {
+            mode: inode.mode,
+            uid: inode.uid,
+            gid: inode.gid,
+            rdev: inode.rdev,
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: self.now,
+            otime: self.now,
+            inherit: Inherit::Nothing,
+        };
+        let xattrs = filesystem.xattrs(source)?;
+        let mut handle = filesystem.begin(Reservation::items(ITEMS_PER_NAME))?;
+        let copy = if inode.file_type() == FileType::Symlink {
+            handle.symlink(dir, name, &filesystem.read_link(source)?, &new)?
+        } else {
+            handle.create(dir, name, &new)?
+        };
+        drop(handle);
+        if inode.file_type() == FileType::Regular {
+            let all = FileOffset(0)..FileOffset(inode.size_bytes);
+            filesystem.copy_range(source, all, copy, FileOffset(0))?;
+        }
+        // Behind the data, as writing takes capabilities away, and sets times.
+        let mut handle = filesystem.begin(Reservation::items(xattrs.len() as u64 + 2))?;
+        for (name, value) in &xattrs {
+            handle.set_xattr(copy, name, value)?;
+        }
+        let times = SetAttributes {
+            mode: Some(inode.mode),
+            atime: Some(inode.atime),
+            mtime: Some(inode.mtime),
+            ctime: Some(self.now),
+            ..SetAttributes::default()
+        };
+        handle.set_attributes(copy, &times)?;
+        Ok(copy)
+    }
+
+    /// The copy of `node` in the subvolume `root`, if there is one that still has a name.
+    fn copy_in(&self, root: RootId, node: InodeId) -> Option<InodeId> {
+        let copy = *self.copies.get(&(root, node))?;
+        self.filesystem.inode(copy).is_ok_and(|inode| inode.nlink > 0).then_some(copy)
     }
 }
 
@@ -155,18 +226,22 @@ impl Tree for ImageTree<'_> {
         })
     }
 
-    fn link(&mut self, dir: InodeId, name: &[u8], node: InodeId) -> Result<(), TreeError> {
-        Ok(self.handle()?.link(dir, name, node)?)
+    fn link(&mut self, dir: InodeId, name: &[u8], node: InodeId) -> Result<Link, TreeError> {
+        if dir.root == node.root {
+            self.handle()?.link(dir, name, node)?;
+            return Ok(Link::Same);
+        }
+        if let Some(copy) = self.copy_in(dir.root, node) {
+            self.handle()?.link(dir, name, copy)?;
+        } else {
+            let copy = self.aside(|tree| tree.copy(dir, name, node))?;
+            self.copies.insert((dir.root, node), copy);
+        }
+        Ok(Link::Copy)
     }
 
     fn unlink(&mut self, dir: InodeId, name: &[u8]) -> Result<(), TreeError> {
-        // Removing takes handles of its own; the step goes on under a new one.
-        self.handle = None;
-        self.filesystem.unlink(dir, name)?;
-        if let Some(reservation) = self.step {
-            self.handle = Some(self.filesystem.begin(reservation)?);
-        }
-        Ok(())
+        self.aside(|tree| Ok(tree.filesystem.unlink(dir, name)?))
     }
 
     fn set_xattr(&mut self, node: InodeId, name: &[u8], value: &[u8]) -> Result<(), TreeError> {

@@ -14,11 +14,11 @@ use std::collections::{BTreeSet, HashMap};
 use ubtrfs_rt::Time;
 
 use super::Sink;
-use super::contract::{Found, FoundKind, Make, Tree, TreeError, Work};
+use super::contract::{Found, FoundKind, Link, Make, Tree, TreeError, Work};
 use super::directories::Directories;
 use crate::batch::{Batch, Content, Entry, Identity, LinkTarget, Place, Prepare, Step, Text};
 use crate::entry::{Metadata, Segment, Special};
-use crate::error::{BytePath, Error, Result};
+use crate::error::{BytePath, Error, Result, Warning, WarningKind};
 use crate::progress::Report;
 
 /// The longest name of a directory entry.
@@ -311,8 +311,15 @@ impl<T: Tree> TreeSink<T> {
             }
             result => result,
         };
-        report.done.hard_links += 1;
-        linked.map_err(|e| self.failed("link", e))
+        match linked.map_err(|e| self.failed("link", e))? {
+            Link::Same => report.done.hard_links += 1,
+            Link::Copy => {
+                report.done.files += 1;
+                let path = BytePath(self.path.clone());
+                report.warn(&Warning { path, what: WarningKind::LinkIsCopy });
+            }
+        }
+        Ok(())
     }
 
     fn linked(&mut self, number: u64) -> Option<T::Node> {

@@ -12,6 +12,7 @@ mod import;
 mod making;
 mod memory;
 mod mount;
+mod published;
 mod readback;
 mod seek;
 mod sequential;

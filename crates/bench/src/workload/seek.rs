@@ -5,6 +5,7 @@ use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 
 use super::Context;
 use super::files::{self, Kept};
+use super::published::{self, Pair};
 use crate::chart::{Bar, Chart, Shape};
 use crate::contest::{Contestant, Series, alternate};
 use crate::error::Result;
@@ -30,6 +31,8 @@ const LOCKED: [(&str, &str); 2] = [
     ("ubtrfs, before: no hint, ranges locked in the tree", "seek"),
     ("ubtrfs, ranges locked in the tree", "lock"),
 ];
+/// As the change was published, for a file of 1 GiB.
+const PUBLISHED_MS: [(f64, f64); 3] = [(10_074.0, 3_320.0), (886.0, 880.0), (181_261.0, 1_801.0)];
 /// Whole at all sizes.
 const NO_HINT: (&str, &str) = ("ubtrfs, no hint", "hint");
 /// Whole at all sizes.
@@ -75,7 +78,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     draw(context, &mut table, &befores, &sizes);
     note(context, &mut table, &sizes);
     note_sizes(context, &mut table, &befores, &sizes);
-    Ok(vec![table, counts(&befores, &sizes)])
+    Ok(vec![table, before_and_after(&sizes), counts(&befores, &sizes)])
 }
 
 /// How many extents, and what was measured.
@@ -395,6 +398,38 @@ fn note_sizes(context: &Context<'_>, table: &mut Table, befores: &[Size], sizes:
     if !late.is_empty() {
         table.note(format!("Its figures with delalloc are of another state: {}.", late.join("; ")));
     }
+}
+
+/// At each size, in each state.
+fn before_and_after(sizes: &[Size]) -> Table {
+    let published = PUBLISHED_MS.into_iter().zip(1..).map(|((before, after), nth)| {
+        Pair::new(format!("131072 extents, {nth} of 3 figures, ms"), before, after)
+    });
+    let mut ours = Vec::new();
+    for (extents, series) in sizes {
+        let of = |name: &str| series.iter().find(|one| one.name == name);
+        let (Some(off), Some(on)) = (of(LOCKED[0].0), of(OURS)) else { continue };
+        for state in STATES {
+            let part = if state == STATES[0] { "; before of parts" } else { "" };
+            let what = format!("{extents} extents, a seek, {state}, ns{part}");
+            ours.push(Pair::new(what, seek_ns(off, state), seek_ns(on, state)));
+            for what in ["copy", "fiemap"] {
+                let ms = |one| all_ms(one, *extents, what, state);
+                // Extents are asked for whole.
+                let part = if what == "copy" { part } else { "" };
+                let what = format!("{extents} extents, {what}, {state}, ms{part}");
+                ours.push(Pair::new(what, ms(off), ms(on)));
+            }
+        }
+    }
+    let title = "seek: before and after, as published";
+    let mut table = published::table("seek_published", title, published, ours, Cell::Millis);
+    table.note(format!(
+        "Ours before: {}. Of a file with delalloc the seeks and copies before are those of parts of it, and a copy is calculated from \
+         that for the whole. The published figures are of Linux with a file of this form, on another machine.",
+        LOCKED[0].0,
+    ));
+    table
 }
 
 /// What does not depend on the machine, of ours: everything at the large sizes, of the largest also with a mechanism off; else the

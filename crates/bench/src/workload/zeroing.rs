@@ -5,6 +5,7 @@ use ubtrfs_engine::CACHE_BYTES_DEFAULT;
 
 use super::Context;
 use super::files::{self, Kept};
+use super::published::{self, Pair};
 use crate::chart::{Bar, Chart, Shape};
 use crate::contest::{Contestant, Series, alternate, median};
 use crate::error::Result;
@@ -15,6 +16,8 @@ const ROUNDS: [u64; 3] = [5_000, 16_667, 50_000];
 /// Dirty blocks of a range that is zeroed, twice as long: up to 128 MiB.
 const ZEROED_BLOCKS: [u64; 3] = [1_638, 5_461, 16_384];
 const LOOP_S_MAX: f64 = 0.1;
+/// As the change was published, 50,000 times.
+const PUBLISHED_S: (f64, f64) = (14.103, 0.144);
 const GROWTH_MAX: f64 = 1.3;
 /// Of the time that the kernel's xfs takes.
 const MOUNTED_MAX: f64 = 0.5;
@@ -56,7 +59,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Table>> {
     }
     draw(context, &mut table, &sizes);
     note(context, &mut table, &sizes);
-    Ok(vec![table, counts(&sizes), zeroed(context)?, store(context)?])
+    Ok(vec![table, before_and_after(&sizes), counts(&sizes), zeroed(context)?, store(context)?])
 }
 
 fn measure(context: &Context<'_>, rounds: u64) -> Result<Vec<Series<Kept>>> {
@@ -184,6 +187,21 @@ fn note(context: &Context<'_>, table: &mut Table, sizes: &[(u64, Vec<Series<Kept
         context.syscall_ns,
         CACHE_BYTES_DEFAULT >> 21,
     ));
+}
+
+fn before_and_after(sizes: &[(u64, Vec<Series<Kept>>)]) -> Table {
+    let published = Pair::new("50000 times, s", PUBLISHED_S.0, PUBLISHED_S.1);
+    let ours = sizes.iter().filter_map(|(rounds, series)| {
+        let of = |name: &str| series.iter().find(|one| one.name == name);
+        let (off, on) = (of(BEFORE)?, of(OURS)?);
+        Some(Pair::new(format!("{rounds} times, s"), loop_s(off), loop_s(on)))
+    });
+    let title = "zeroing: before and after, as published";
+    let mut table = published::table("zeroing_published", title, [published], ours, Cell::Precise);
+    table.note(format!(
+        "Ours before: {BEFORE}. The published figures are of Linux's xfs, on another machine.",
+    ));
+    table
 }
 
 /// What does not depend on the machine, of the largest size.

@@ -36,6 +36,8 @@ const GROWS_FROM: u64 = 1 << 20;
 /// capabilities are kept. What is in the image already is never replaced. Should an import fail, the
 /// image is sound and may hold a part of SOURCE; a file that --mkfs made goes away again. What went
 /// or changed while it was read is named on standard error, and the exit code is 1 then.
+/// A hard link cannot lead from one subvolume into another: with --subvol, a file with names in several
+/// becomes a file in each, which share the data, and of which standard error tells.
 ///
 /// Run by fakeroot(1), with --mkfs or without, it takes what that keeps of owners, devices and
 /// attributes.

@@ -64,8 +64,8 @@ impl Filesystem {
         beyond: Beyond,
         promise: DataPromise,
     ) -> Result<()> {
-        if beyond == Beyond::Dropped && self.cut_locked(io, size, u64::MAX)? {
-            return Ok(());
+        if beyond == Beyond::Dropped {
+            self.cut_locked(io, size, u64::MAX)?;
         }
         let mut locked = Locked::of_open(self, io.id)?;
         if size <= locked.inode.size_bytes {
@@ -91,21 +91,23 @@ impl Filesystem {
         handle.count_data(io, 0, 0, |old| old.max(size))
     }
 
-    /// Drops what the file has from the sector behind `size` up to `end`, and lets it end at `size` where it is longer. Returns
-    /// whether it was. The caller holds the data lock.
-    fn cut_locked(&self, io: &IoInode, size: u64, end: u64) -> Result<bool> {
+    /// Drops what the file has from the sector behind `size` up to `end`, and lets it end at `size` where it is longer. The caller
+    /// holds the data lock.
+    fn cut_locked(&self, io: &IoInode, size: u64, end: u64) -> Result<()> {
         let start = size.next_multiple_of(self.sectorsize_bytes());
-        // The size goes down with what is dropped.
-        self.drop_in_steps(io, start..end, |old, from| old.min(from.max(size)))?;
+        // The size goes down with what is dropped; with the last of that to where it is to be, as else a crash could leave the file ending in
+        // between although all of it goes at once.
+        self.drop_in_steps(io, start..end, |old, from| {
+            old.min(if from == start { size } else { from })
+        })?;
         if size >= self.disk_inode(io.id)?.size_bytes {
-            return Ok(false);
+            return Ok(());
         }
         // What cuts off may use what is kept back for freeing.
         let mut handle = self.begin_step(Reservation::removals(1))?;
         handle.check_file(io.id)?;
         let _change = io.change(self);
-        handle.count_data(io, 0, 0, |_| size)?;
-        Ok(true)
+        handle.count_data(io, 0, 0, |_| size)
     }
 
     /// After a clone that failed half way, by who has locked the range that was to be changed, and the end of the

@@ -521,7 +521,7 @@ impl DataFile {
         if self.is_append_only() {
             // Seldom enough to go through memory.
             let written = self.write(offset, bytes)?;
-            let _ = self.open.space().flush(FileRange::with_len(offset, written as u64));
+            self.open.space().flush_written(FileRange::with_len(offset, written as u64))?;
             return Ok(written);
         }
         Space::io_range(offset, bytes.len() as u64)?;

@@ -127,6 +127,29 @@ fn flush_of_files_that_cannot_say_where_one_ends_fails() {
     assert!(read(&open(&image), id) == expect);
 }
 
+/// They go through memory: that was all that was looked at.
+#[test]
+fn direct_writes_through_memory_tell_what_is_lost_as_the_next_fsync_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    make(&image, 512 << 20);
+    let (fs, faults) = open_failing(&image);
+    let at = FileOffset::new;
+    for (name, flags, offset) in [("parts", 0, 4096), ("appends", flags::APPEND, 65_536)] {
+        let file = create(&fs, name, flags).unwrap();
+        file.append(&[1; 65_536]).unwrap();
+        file.fsync().unwrap();
+        faults.fails.store(true, Ordering::Relaxed);
+        assert!(matches!(file.direct_write(at(offset), &[2; 100]), Err(Error::Volume(_))));
+        faults.fails.store(false, Ordering::Relaxed);
+        assert!(matches!(file.fsync(), Err(Error::Volume(_))));
+        file.fsync().unwrap();
+        assert!(read(&fs, file.id())[..65_536] == [1; 65_536]);
+    }
+    drop(fs);
+    judge(&image);
+}
+
 /// The file was cut to its size after any direct write that failed: preallocation behind the end went,
 /// and what others had appended meanwhile.
 #[test]

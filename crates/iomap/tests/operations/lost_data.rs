@@ -59,6 +59,27 @@ fn direct_write_whose_flush_loses_data_writes_and_fsync_is_told() {
     assert_eq!(file.fsync(), Ok(()));
 }
 
+/// It said that all was written, where Linux gives the error of writing it. What stays dirty is written.
+#[test]
+fn direct_write_of_parts_of_blocks_that_are_lost_fails_and_fsync_is_told_too() {
+    let fs = MemoryFs::new();
+    let file = new_file(&fs, CacheOptions::default()).open();
+    file.write(at(0), &[1; 4 * 4096]).unwrap();
+    file.fsync().unwrap();
+    fs.writes_left.store(0, Ordering::Relaxed);
+    assert_eq!(file.direct_write(at(100), &[2; 4096]), Err(Failure::Io));
+    fs.writes_left.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(file.direct_write(at(3 * 4096), &[3; 100]), Ok(100));
+    assert_eq!(contents(&file)[..3 * 4096], [1; 3 * 4096]);
+    assert_eq!(file.fsync(), Err(Failure::Io));
+    assert_eq!(file.fsync(), Ok(()));
+    fs.is_held.store(true, Ordering::Relaxed);
+    assert_eq!(file.direct_write(at(100), &[4; 4096]), Ok(4096));
+    fs.is_held.store(false, Ordering::Relaxed);
+    file.fsync().unwrap();
+    assert_eq!(contents(&file)[100..100 + 4096], [4; 4096]);
+}
+
 /// What was lost before a call is not its to tell.
 #[test]
 fn direct_read_after_data_was_lost_by_others_reads_what_is_there() {

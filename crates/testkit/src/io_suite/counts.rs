@@ -13,7 +13,7 @@ use super::random::first_seed;
 /// What is counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Count {
-    /// Steps of random runs.
+    /// Operations on files in random runs.
     Operations,
     /// Crashes, after each of which every block was compared with what it had been.
     Crashes,
