@@ -549,6 +549,24 @@ impl Filesystem {
         Ok(Handle { fs: self, txn: self.inner.core.begin(reservation)? })
     }
 
+    /// As [`Filesystem::begin_step`], for extents of a subvolume that are to be written in place later. Those of the transaction in which
+    /// its last snapshot was made count as shared with that, for us and for Linux, whose snapshots are the last that a transaction makes: so it
+    /// is committed first, unless commits are held.
+    pub(crate) fn begin_step_behind_snapshots(
+        &self,
+        root: RootId,
+        reservation: Reservation,
+    ) -> Result<Handle<'_>> {
+        let handle = self.begin_step(reservation)?;
+        let core = &self.inner.core;
+        if core.roots.tree(root)?.last_snapshot() < handle.txn.generation() || core.is_held() {
+            return Ok(handle);
+        }
+        drop(handle);
+        core.commit_unless_held()?;
+        self.begin_step(reservation)
+    }
+
     /// While the answer lives, nothing commits by itself: all that is done becomes durable with one
     /// [`Filesystem::commit`], or not at all where the filesystem is dropped instead: what was done
     /// stays in memory, and who goes on with it commits it. What does not fit three quarters of

@@ -176,7 +176,7 @@ impl Tree for ImageTree<'_> {
     fn begin(&mut self, work: Work) -> Result<(), TreeError> {
         let extents = work.data_bytes.div_ceil(EXTENT_BYTES_MIN) + 1;
         let items = work.names * ITEMS_PER_NAME + work.xattrs + 1 + extents * ITEMS_PER_EXTENT;
-        let reservation = Reservation::items(items);
+        let reservation = Reservation::items(items).and(Reservation::extents(extents));
         self.handle = Some(self.filesystem.begin(reservation)?);
         self.step = Some(reservation);
         Ok(())

@@ -10,6 +10,9 @@ pub(crate) struct FreeSpace {
     free_bytes: u64,
     /// Where the last allocation ended; the next is sought from here.
     cursor: u64,
+    /// No range is longer: known since one was sought in all of them in vain, or added. So to place data in many short ones is not to go
+    /// through all of them for each.
+    longest_max_bytes: u64,
 }
 
 impl FreeSpace {
@@ -56,6 +59,7 @@ impl FreeSpace {
                 end = after_end;
             }
         }
+        self.longest_max_bytes = self.longest_max_bytes.max(end - start);
         self.extents.insert(start, end);
     }
 
@@ -80,12 +84,9 @@ impl FreeSpace {
         }
     }
 
-    /// Bytes of the longest range that begins with a multiple of `align_bytes`.
-    pub(crate) fn largest_bytes(&self, align_bytes: u64) -> u64 {
-        let aligned = self.extents.iter().filter_map(|(start, end)| {
-            Some(end.saturating_sub(start.checked_next_multiple_of(align_bytes)?))
-        });
-        aligned.max().unwrap_or(0)
+    /// Bytes that no range is longer than: as many as the longest has, once one of more was sought in vain.
+    pub(crate) fn longest_max_bytes(&self) -> u64 {
+        self.longest_max_bytes
     }
 
     /// Takes a range of `max_bytes`, or the largest of at least `min_bytes` where there is none,
@@ -96,6 +97,11 @@ impl FreeSpace {
         max_bytes: u64,
         align_bytes: u64,
     ) -> Option<(u64, u64)> {
+        if self.longest_max_bytes < min_bytes {
+            return None;
+        }
+        let enough = max_bytes.min(self.longest_max_bytes);
+        let mut longest = Some(0);
         let mut largest: Option<(u64, u64)> = None;
         let around = self
             .extents
@@ -106,15 +112,20 @@ impl FreeSpace {
         let from = around.unwrap_or(self.cursor);
         let candidates = self.extents.range(from..).chain(self.extents.range(..from));
         for (&start, &end) in candidates {
+            longest = longest.max(Some(end - start));
             let Some(aligned) = start.checked_next_multiple_of(align_bytes) else { continue };
             let len = end.saturating_sub(aligned);
-            if len >= max_bytes {
-                largest = Some((aligned, max_bytes));
+            if len >= enough {
+                largest = Some((aligned, len.min(max_bytes)));
+                longest = None;
                 break;
             }
             if len >= min_bytes && largest.is_none_or(|(_, best)| len > best) {
                 largest = Some((aligned, len));
             }
+        }
+        if let Some(longest) = longest {
+            self.longest_max_bytes = longest;
         }
         let (start, len) = largest?;
         let end = start + len;
@@ -175,16 +186,40 @@ mod tests {
     fn take_aligned_leaves_the_rest_free() {
         let mut free = FreeSpace::default();
         free.add(4, 100);
-        assert_eq!(free.largest_bytes(16), 84);
         assert_eq!(free.take(16, 16, 16), Some((16, 16)));
         assert_eq!(free.free_bytes(), 80);
-        assert_eq!(free.largest_bytes(16), 68);
+        assert_eq!(free.take(69, 90, 16), None);
+        assert_eq!(free.take(16, 90, 16), Some((32, 68)));
     }
+
     #[test]
     fn take_aligned_at_the_end_of_the_address_space_finds_nothing() {
         let mut free = FreeSpace::default();
         free.add(u64::MAX - 8191, u64::MAX - 4095);
         assert_eq!(free.take(16_384, 16_384, 16_384), None);
-        assert_eq!(free.largest_bytes(16_384), 0);
+    }
+
+    /// Each of 16 MiB that were written into single free blocks went through all of them twice.
+    #[test]
+    fn take_of_equal_ranges_goes_through_them_once() {
+        let mut free = FreeSpace::default();
+        for at in 0..1000 {
+            free.add(at * 10, at * 10 + 4);
+        }
+        free.add(10_000, 10_006);
+        assert_eq!(free.take(50, 50, 1), None);
+        assert_eq!(free.longest_max_bytes(), 6);
+        assert_eq!(free.take(1, 50, 1), Some((10_000, 6)));
+        // Nothing says yet that there is none as long.
+        assert_eq!(free.take(1, 50, 1), Some((0, 4)));
+        assert_eq!(free.longest_max_bytes(), 4);
+        for at in 1..1000 {
+            assert_eq!(free.take(5, 50, 1), None);
+            // The next one is taken, not one that is sought.
+            assert_eq!(free.take(1, 50, 1), Some((at * 10, 4)));
+        }
+        free.add(4, 20);
+        assert_eq!(free.longest_max_bytes(), 16);
+        assert_eq!(free.take(1, 50, 1), Some((4, 16)));
     }
 }

@@ -60,7 +60,7 @@ use chunk::DeviceSpace;
 pub(crate) use data_space::{DataPromise, Promised};
 use delayed_ref::{DelayedRefs, ExtentKind, Queued};
 use space_info::SpaceInfo;
-pub(crate) use space_info::{Class, bytes_of_frees, bytes_of_refs};
+pub(crate) use space_info::{Class, bytes_of_extents, bytes_of_refs};
 
 /// Options of the allocator that only measurements and image builders change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -517,18 +517,18 @@ impl State {
             None => Err(Error::NoSpace {
                 what: class.name(),
                 needed_bytes: min_bytes,
-                available_bytes: self.largest_free_bytes(class, align_bytes),
+                available_bytes: self.longest_free_bytes(class).min(min_bytes.saturating_sub(1)),
             }),
         }
     }
 
-    /// Bytes of the longest range that could be taken.
-    fn largest_free_bytes(&self, class: Class, align_bytes: u64) -> u64 {
+    /// Bytes of the longest range, once a longer one was sought in vain.
+    fn longest_free_bytes(&self, class: Class) -> u64 {
         let groups = self.groups.values();
         let free = groups
             .filter(|group| !group.is_spare && Allocator::class_of_group(group.flags) == class)
             .filter_map(|group| group.free.as_ref());
-        free.map(|free| free.largest_bytes(align_bytes)).max().unwrap_or(0)
+        free.map(free_space::FreeSpace::longest_max_bytes).max().unwrap_or(0)
     }
 
     fn count_metadata(&mut self) {

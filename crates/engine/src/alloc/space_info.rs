@@ -75,20 +75,23 @@ pub(crate) fn bytes_of_refs(ref_count: u64, nodesize_bytes: u64, tree_bytes: u64
     copies.saturating_add(ref_count.saturating_mul(COMMIT_BYTES_A_REF))
 }
 
-/// Bytes of metadata that the commit may need for `free_count` data extents that were there and are
-/// freed: the copies of leaves of the extent tree and the free space tree, and of the checksum tree,
-/// no more than there are.
-pub(crate) fn bytes_of_frees(
+/// Bytes of metadata that the commit may need for `add_count` data extents that are made, or get a reference, and `free_count` that were
+/// there and are freed: the copies of leaves of the extent tree and the free space tree, and of the checksum tree, no more than there are;
+/// and the new items.
+pub(crate) fn bytes_of_extents(
+    add_count: u64,
     free_count: u64,
     nodesize_bytes: u64,
     tree_bytes: u64,
     csum_tree_bytes: u64,
 ) -> u64 {
+    let count = add_count.saturating_add(free_count);
     let csums = COMMIT_CSUM_BLOCKS_A_FREED_EXTENT * nodesize_bytes;
-    let csums = free_count.saturating_mul(csums);
+    let csums = count.saturating_mul(csums);
     // Each cut may split a leaf, too.
     let csums = csums.min(csum_tree_bytes.saturating_mul(2));
-    bytes_of_refs(free_count, nodesize_bytes, tree_bytes).saturating_add(csums)
+    let items = add_count.saturating_mul(COMMIT_BYTES_AN_EXTENT);
+    bytes_of_refs(count, nodesize_bytes, tree_bytes).saturating_add(items).saturating_add(csums)
 }
 
 /// What the commit after an operation that frees space needs, for references that it drops.

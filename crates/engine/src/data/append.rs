@@ -18,7 +18,7 @@ use super::csum::PendingCsums;
 use super::prepare::Extents;
 use crate::alloc::DataPromise;
 use crate::error::{Error, Result};
-use crate::txn::{Core, Handle};
+use crate::txn::{Core, Handle, Reservation};
 
 /// Longest plain extent, as in Linux.
 pub(crate) const PLAIN_EXTENT_BYTES_MAX: u64 = 128 << 20;
@@ -128,7 +128,8 @@ impl Written {
 }
 
 /// Places pieces of a file, each with its file offset, ascending and not overlapping, where the
-/// file has nothing. Returns the bytes that they add to the inode's `nbytes`.
+/// file has nothing. Returns the bytes that they add to the inode's `nbytes`. The handle was opened for `extents_reserved` of them; where
+/// space is in fragments they become more.
 ///
 /// # Errors
 /// `NoSpace` or a failed write, with nothing changed; anything later aborts the transaction.
@@ -136,9 +137,15 @@ pub(crate) fn place(
     handle: &mut Handle<'_>,
     target: &Target,
     pieces: &[(u64, Extents)],
+    extents_reserved: u64,
     pending_csums: &PendingCsums,
 ) -> Result<u64> {
     let written = write_out(handle.core(), pieces)?;
+    let more = written.extent_count().saturating_sub(extents_reserved);
+    if more > 0 {
+        let granted = handle.reserve_more(Reservation::extents(more));
+        granted.inspect_err(|_| written.release(handle.core()))?;
+    }
     let csums = csums_of(target, pieces);
     enter_all(handle, target, &written, &csums, pending_csums, Grows::Yes)
 }

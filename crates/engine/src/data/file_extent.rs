@@ -211,7 +211,7 @@ impl ExtentWalk {
                 self.position = start;
                 return Ok(Some(hole));
             }
-            if end <= self.position && is_placed {
+            if end == start || (end <= self.position && is_placed) {
                 is_placed = !self.step_cursor()?;
                 if is_placed {
                     self.place()?;
@@ -290,7 +290,11 @@ impl ExtentWalk {
                 self.inline(key.offset, ram_bytes, compression, data)?
             }
             FileExtent::Regular(extent) if extent.is_hole() => {
-                let end = self.end_of(key.offset, &extent)?;
+                // Old kernels left some of no length, which newer ones pass over.
+                let end = match extent.num_bytes {
+                    0 => key.offset,
+                    _ => self.end_of(key.offset, &extent)?,
+                };
                 let sectorsize = self.of.sectorsize_bytes;
                 if ![key.offset, end].iter().all(|at| at.is_multiple_of(sectorsize)) {
                     return Err(self

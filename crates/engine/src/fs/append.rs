@@ -360,12 +360,12 @@ impl Tail {
     fn place(&mut self, handle: &mut Handle<'_>) -> Result<()> {
         let held = std::mem::take(&mut self.held);
         self.held_bytes = 0;
-        self.held_extents = 0;
+        let reserved = std::mem::take(&mut self.held_extents);
         let pieces: Vec<(u64, Extents)> =
             held.into_iter().map(|(offset, data)| (offset, self.extents_of(data))).collect();
         let fs = handle.fs;
         let csums = &fs.inner.files.csums;
-        let placed = append::place(&mut handle.txn, &self.target, &pieces, csums);
+        let placed = append::place(&mut handle.txn, &self.target, &pieces, reserved, csums);
         if placed.is_err() {
             // Nothing was placed: the file ends where it did.
             self.end = self.recorded_end;

@@ -28,6 +28,7 @@ use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::file_extent::Compression;
 use ubtrfs_rt::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Time};
 
+use super::file_space::ALLOCATION_STEP;
 use super::inode::{Inode, InodeId};
 use super::replaced::Cut;
 use super::sharing::Sharing;
@@ -723,7 +724,9 @@ impl FileSystem for FileIo {
 
     fn allocate(&self, inode: &IoInode, range: FileRange) -> Result<()> {
         let (fs, range) = (self.fs()?, range.start.bytes()..range.end.bytes());
-        fs.with_less_dirty(range.end - range.start, || fs.allocate_file(inode, range.clone()))
+        fs.with_less_dirty(range.end - range.start, || {
+            fs.allocate_file(inode, range.clone(), ALLOCATION_STEP)
+        })
     }
 
     fn make_unwritten(&self, inode: &IoInode, range: FileRange) -> Result<()> {
@@ -733,9 +736,11 @@ impl FileSystem for FileIo {
         else {
             return fs.record_end(inode);
         };
-        let rest = FileRange::new(FileOffset::new(rest.start), FileOffset::new(rest.end));
-        self.punch(inode, rest)?;
-        self.allocate(inode, rest)
+        fs.punch_file(inode, rest.clone())?;
+        // What was there is gone by now.
+        fs.with_less_dirty(rest.end - rest.start, || {
+            fs.allocate_file(inode, rest.clone(), ALLOCATION_STEP.promised())
+        })
     }
 
     fn sync(&self, inode: &IoInode, end: SeenEnd) -> Result<()> {

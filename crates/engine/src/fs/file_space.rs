@@ -17,6 +17,10 @@ use ubtrfs_iomap::{Beyond, FileRange, SeenEnd};
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_ondisk::inode::flags;
 
+/// What each step of an allocation takes; promised where it may use what is kept back.
+pub(super) const ALLOCATION_STEP: Reservation =
+    Reservation::extents(2).and(Reservation::items(4)).and(Reservation::removals(2));
+
 impl Filesystem {
     /// Lets the file end at `size`, and drops what it has beyond, where it is to. What is not on the
     /// medium needs no change there: writeback says where it ends.
@@ -215,8 +219,13 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Gives holes in whole blocks space. Where there is not enough for all of them, none gets any.
-    pub(super) fn allocate_file(&self, io: &IoInode, range: Range<u64>) -> Result<()> {
+    /// Gives holes in whole blocks space. Where there is not enough for all of them, none gets any. `step` is [`ALLOCATION_STEP`].
+    pub(super) fn allocate_file(
+        &self,
+        io: &IoInode,
+        range: Range<u64>,
+        step: Reservation,
+    ) -> Result<()> {
         let _lock = self.inner.files.lock_data(io.id);
         let mut promised_bytes = self.bytes_of_holes(io, &range)?;
         self.promise_data(promised_bytes)?;
@@ -225,7 +234,7 @@ impl Filesystem {
             if at >= range.end {
                 break Ok(());
             }
-            match self.allocate_some(io, at..range.end, &mut promised_bytes) {
+            match self.allocate_some(io, at..range.end, step, &mut promised_bytes) {
                 Ok(end) => at = end,
                 Err(error) => break Err(error),
             }
@@ -275,6 +284,7 @@ impl Filesystem {
         &self,
         io: &IoInode,
         range: Range<u64>,
+        step: Reservation,
         promised_bytes: &mut u64,
     ) -> Result<u64> {
         let core = &self.inner.core;
@@ -291,11 +301,9 @@ impl Filesystem {
         let target = io.target(locked.inode.has_csums());
         let hole = range.start..end;
         let wanted = (hole.end - hole.start).min(PLAIN_EXTENT_BYTES_MAX);
-        let reservation =
-            Reservation::extents(2).and(Reservation::items(4)).and(Reservation::removals(2));
         let mut has_committed = false;
         loop {
-            let mut handle = self.begin_step(reservation)?;
+            let mut handle = self.begin_step_behind_snapshots(io.id.root, step)?;
             handle.check_file(io.id)?;
             let sector = self.sectorsize_bytes();
             let found = core.alloc.allocate_data(&core.roots, sector, wanted, DataPromise::Given);

@@ -197,6 +197,29 @@ mod tests {
         }
     }
 
+    /// Space that was allocated in the transaction in which a snapshot had been made was never written in place: it has the generation of that,
+    /// as if the snapshot had it, too. Linux has its snapshots at the end of transactions.
+    #[test]
+    fn space_allocated_behind_a_snapshot_takes_its_data_on_a_full_filesystem() {
+        let (fs, file) = full();
+        file.truncate(FileOffset::ZERO).unwrap();
+        fs.sync().unwrap();
+        let top = fs.top_level();
+        fs.snapshot(top.root, top, b"snapshot", &SnapshotOptions::default()).unwrap();
+        file.allocate(FileOffset::ZERO, LEN, Reach::Extends).unwrap();
+        let filler = create(&fs, b"rest");
+        while filler.allocate(filler.size(), 4096, Reach::Extends).is_ok() {}
+        file.write(FileOffset::ZERO, &[1; 4096]).unwrap();
+        fs.sync().unwrap();
+        let id = file.id();
+        drop(file);
+        // Closed, too.
+        fs.write(id, ubtrfs_ondisk::FileOffset(8192), &[2; 4096]).unwrap();
+        let mut bytes = vec![9; 3 * 4096];
+        fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap();
+        assert!(bytes == [[1; 4096], [0; 4096], [2; 4096]].concat());
+    }
+
     /// What goes of the file makes room for the block in which it ends. By memory that block would be first.
     #[test]
     fn file_of_many_extents_is_cut_inside_a_block_on_a_full_filesystem() {

@@ -229,6 +229,64 @@ fn sparse_file_with_inline_data_is_cut_without_filling_its_holes() {
     }
 }
 
+/// The item has the key of the extent that comes in its place, which aborted the transaction, and with it the filesystem.
+#[test]
+fn extents_of_no_length_are_passed_over_and_written_over() {
+    let inline = FileExtent::Inline {
+        generation: Generation(5),
+        ram_bytes: 0,
+        compression: Compression::None,
+        data: &[],
+    };
+    let hole = |start| FileExtent::Regular(extent(LogicalAddr(start), 0, 0, 0));
+    type Write = fn(&Filesystem, InodeId);
+    let ways: [(&str, Write); 4] = [
+        ("closed", |fs, id| fs.write(id, FileOffset(0), &[7; 12 * 4096]).unwrap()),
+        ("closed, a part", |fs, id| fs.write(id, FileOffset(2 * SECTOR), &[7; 100]).unwrap()),
+        ("open", |fs, id| {
+            let file = fs.open_data(id).unwrap();
+            file.write(ubtrfs_iomap::FileOffset::ZERO, &[7; 12 * 4096]).unwrap();
+            file.fsync().unwrap();
+        }),
+        ("cut", |fs, id| fs.truncate(id, SECTOR).unwrap()),
+    ];
+    for (way, write) in ways {
+        for (offset, item, size) in
+            [(0, &inline, 100), (0, &inline, 9 * SECTOR), (2 * SECTOR, &hole(0), 9 * SECTOR)]
+        {
+            let fs = new_filesystem();
+            let id = new_file(&fs, "file");
+            put_extent(&fs, id, offset, item);
+            set_size(&fs, id, size);
+            let mut expect = vec![0; usize::try_from(size).unwrap()];
+            assert!(read(&fs, id).unwrap() == expect, "{way}");
+            write(&fs, id);
+            match way {
+                "cut" => expect.resize(4096, 0),
+                "closed, a part" => {
+                    expect.resize(expect.len().max(2 * 4096 + 100), 0);
+                    expect[2 * 4096..][..100].fill(7);
+                }
+                _ => expect = vec![7; 12 * 4096],
+            }
+            assert!(read(&fs, id).unwrap() == expect, "{way}");
+            for is_there in [true, false] {
+                fs.sync().unwrap();
+                let report = ubtrfs_check::check(fs.volume(), &Default::default()).unwrap();
+                // But for one that was not in the way.
+                let errors =
+                    report.errors().filter(|error| !error.to_string().contains("num_bytes"));
+                let errors: Vec<_> = errors.map(ToString::to_string).collect();
+                assert!(errors.is_empty(), "{way}, {is_there}: {errors:?}");
+                assert!(is_there || report.is_clean(), "{way}");
+                if is_there {
+                    fs.unlink(fs.top_level(), b"file").unwrap();
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn damaged_extents_are_errors_that_name_the_file() {
     let whole = |start| extent(start, 65536, 0, 65536);

@@ -24,6 +24,7 @@ use super::file_io::{FileIo, IoInode, MappingChange};
 use super::fixed_csums::CsumsFixed;
 use super::inode::{Inode, InodeId};
 use super::state::{DataChange, timespec, touch};
+use super::writeback::has_own_space;
 use super::xattr::COMPRESSION_XATTR;
 use crate::alloc::DataPromise;
 use crate::data::append::{self, Grows, Target, Written};
@@ -75,7 +76,7 @@ impl Filesystem {
     /// another type, or an end beyond the largest file. What was written before an error stays.
     pub fn write(&self, id: InodeId, offset: FileOffset, bytes: &[u8]) -> Result<()> {
         // While the lock is held nobody opens it.
-        let Some(_lock) = self.lock_closed(id) else {
+        let Some(lock) = self.lock_closed(id) else {
             return self.write_open(id, offset, bytes);
         };
         let mut file = Locked::new(self, id)?;
@@ -99,7 +100,14 @@ impl Filesystem {
                 file.step_end(at, end.min(at / file.sector * file.sector + STEP_BYTES_MAX))?;
             let count = usize::try_from(step_end - at).expect("a step is short");
             let (now, later) = rest.split_at(count);
-            file.write_step(at, now, &options)?;
+            match file.write_step(at, now, &options) {
+                // Only who has it open writes to the space that it has.
+                Err(Error::NoSpace { .. }) if has_own_space(&file.inode) => {
+                    drop((file, lock));
+                    return self.write_open(id, FileOffset(at), rest);
+                }
+                result => result?,
+            }
             (at, rest) = (step_end, later);
         }
         Ok(())

@@ -8,7 +8,7 @@ use ubtrfs_ondisk::{Generation, Key, KeyType, RootId};
 use ubtrfs_rt::{Arc, Ordering, Time};
 use zerocopy::IntoBytes;
 
-use super::Core;
+use super::{Core, Reservation};
 use crate::alloc::share::Below;
 use crate::btree::{Editor, Tree};
 use crate::error::{Error, Result};
@@ -59,6 +59,15 @@ impl<'a> Handle<'a> {
     pub(super) fn with_reserved(mut self, bytes: u64) -> Self {
         self.reserved_bytes = bytes;
         self
+    }
+
+    /// Takes more than what it was opened for: of an operation whose worst case is known under the handle only.
+    ///
+    /// # Errors
+    /// `NoSpace`, although a commit might free what is missing; what stops the loading of space.
+    pub(crate) fn reserve_more(&mut self, reservation: Reservation) -> Result<()> {
+        self.reserved_bytes += self.core.reserve_more(reservation)?;
+        Ok(())
     }
 
     /// What the whole filesystem shares.

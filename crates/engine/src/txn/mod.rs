@@ -103,6 +103,10 @@ struct Gate {
 /// Many, so that two sessions hardly take the same; few of all that there are.
 const DEGRADED_STEPS: u64 = 1 << 16;
 
+fn no_metadata(needed_bytes: u64) -> Error {
+    Error::NoSpace { what: "metadata", needed_bytes, available_bytes: 0 }
+}
+
 /// How far the first generation of a session is above the last. A device that is missing now and comes back must not be taken for one that a power
 /// cut kept from its last superblock, which is one transaction behind. Nor must two devices, each written to without the other, come to one
 /// generation: of the same number of commits that allocated the same their superblocks would be the same.
@@ -202,50 +206,64 @@ impl Core {
         let mut has_committed = is_held;
         loop {
             let handle = self.enter()?;
-            let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
-            self.alloc.load(&self.roots)?;
-            let held_back =
-                self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
-            let tree_bytes = self.bookkeeping_bytes()?;
-            // Once it is loaded, and under the handle: what comes after is dirty, and is not copied.
-            let used_bytes = self.alloc.metadata_used_bytes();
-            let csum_tree_bytes = match reservation.frees() {
-                0 => 0,
-                _ => self.csum_tree_bytes()?,
-            };
-            let worst = |reservation: Reservation| {
-                let bytes =
-                    reservation.bytes(nodesize, used_bytes).saturating_add(alloc::bytes_of_frees(
-                        reservation.frees(),
-                        nodesize,
-                        tree_bytes,
-                        csum_tree_bytes,
-                    ));
-                if !self.roots.has_shared() {
-                    return bytes;
-                }
-                let refs = reservation.shared_refs(nodesize, used_bytes);
-                bytes.saturating_add(alloc::bytes_of_refs(refs, nodesize, tree_bytes))
-            };
-            let bytes = worst(reservation);
-            // So that a full filesystem can be emptied.
-            let left_bytes = match reservation.frees_space() {
-                true => 0,
-                false => worst(Reservation::delete_subvolume()),
-            };
-            if self.alloc.reserve(&self.roots, bytes, held_back, tree_bytes, left_bytes)? {
+            let (bytes, is_granted) = self.reserve(reservation)?;
+            if is_granted {
                 return Ok(handle.with_reserved(bytes));
             }
             drop(handle);
             if has_committed {
-                return Err(Error::NoSpace {
-                    what: "metadata",
-                    needed_bytes: bytes,
-                    available_bytes: 0,
-                });
+                return Err(no_metadata(bytes));
             }
             self.commit_unless_held()?;
             has_committed = true;
+        }
+    }
+
+    /// Keeps metadata back for what `reservation` says, under a handle. Returns how many bytes, and whether they are there.
+    ///
+    /// # Errors
+    /// What stops the loading of space.
+    fn reserve(&self, reservation: Reservation) -> Result<(u64, bool)> {
+        let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
+        self.alloc.load(&self.roots)?;
+        let held_back = self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
+        let tree_bytes = self.bookkeeping_bytes()?;
+        // Once it is loaded, and under the handle: what comes after is dirty, and is not copied.
+        let used_bytes = self.alloc.metadata_used_bytes();
+        let csum_tree_bytes = match reservation.frees() + reservation.adds() {
+            0 => 0,
+            _ => self.csum_tree_bytes()?,
+        };
+        let worst = |reservation: Reservation| {
+            let (adds, frees) = (reservation.adds(), reservation.frees());
+            let extents =
+                alloc::bytes_of_extents(adds, frees, nodesize, tree_bytes, csum_tree_bytes);
+            let bytes = reservation.bytes(nodesize, used_bytes).saturating_add(extents);
+            if !self.roots.has_shared() && !reservation.makes_shared() {
+                return bytes;
+            }
+            let refs = reservation.shared_refs(nodesize, used_bytes);
+            bytes.saturating_add(alloc::bytes_of_refs(refs, nodesize, tree_bytes))
+        };
+        let bytes = worst(reservation);
+        // So that a full filesystem can be emptied.
+        let left_bytes = match reservation.frees_space() {
+            true => 0,
+            false => worst(Reservation::delete_subvolume()),
+        };
+        let is_granted =
+            self.alloc.reserve(&self.roots, bytes, held_back, tree_bytes, left_bytes)?;
+        Ok((bytes, is_granted))
+    }
+
+    /// Keeps more back for an open handle, without a commit. Returns how many bytes.
+    ///
+    /// # Errors
+    /// `NoSpace` where only a commit might free that; what stops the loading of space.
+    pub(super) fn reserve_more(&self, reservation: Reservation) -> Result<u64> {
+        match self.reserve(reservation)? {
+            (bytes, true) => Ok(bytes),
+            (bytes, false) => Err(no_metadata(bytes)),
         }
     }
 

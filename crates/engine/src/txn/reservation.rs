@@ -20,6 +20,10 @@ pub struct Reservation {
     removals: u64,
     /// Data extents that may be freed by it.
     frees: u64,
+    /// Data extents that are added, or references to some.
+    adds: u64,
+    /// It is what makes blocks shared.
+    makes_shared: bool,
     /// It may use what others leave for it, as it frees more than it takes.
     frees_space: bool,
 }
@@ -33,6 +37,8 @@ impl Reservation {
             adjacent_bytes: 0,
             removals: 0,
             frees: 0,
+            adds: 0,
+            makes_shared: false,
             frees_space: false,
         }
     }
@@ -45,9 +51,13 @@ impl Reservation {
     }
 
     /// Appending `extent_count` extents to a file: the inode, and the file extents, which lie side
-    /// by side. Checksums are kept back apart, as they are inserted later.
+    /// by side. What the commit needs for the extents themselves, and for their checksums, is with it.
     pub const fn extents(extent_count: u64) -> Self {
-        Self { adjacent_bytes: extent_count * FILE_EXTENT_BYTES, ..Self::items(2) }
+        Self {
+            adjacent_bytes: extent_count * FILE_EXTENT_BYTES,
+            adds: extent_count,
+            ..Self::items(2)
+        }
     }
 
     /// Making a tree of items of so many bytes anew, which may use what is kept back: nothing can be
@@ -69,6 +79,8 @@ impl Reservation {
             adjacent_bytes: self.adjacent_bytes + other.adjacent_bytes,
             removals: self.removals + other.removals,
             frees: self.frees + other.frees,
+            adds: self.adds + other.adds,
+            makes_shared: self.makes_shared || other.makes_shared,
             frees_space: self.frees_space && other.frees_space,
         }
     }
@@ -81,7 +93,7 @@ impl Reservation {
 
     /// Making a snapshot: as a subvolume, and the source's root item.
     pub const fn snapshot() -> Self {
-        Self { unshared_items: 10, ..Self::items(14) }
+        Self { unshared_items: 10, makes_shared: true, ..Self::items(14) }
     }
 
     /// Taking back up to `count` references of a tree that is dropped, which changes no block of the
@@ -140,6 +152,17 @@ impl Reservation {
         let removed = if self.removals > 0 { self.removals + leaf + way } else { 0 };
         let all = (self.items - self.unshared_items).saturating_mul(way).saturating_add(removed);
         all.min(used_bytes / CHILD_BYTES)
+    }
+
+    /// Data extents that may be added under its handle, or get references: what the commit then needs for them is kept back from the
+    /// beginning.
+    pub(crate) fn adds(self) -> u64 {
+        self.adds
+    }
+
+    /// Whether blocks of trees may be shared although none is yet.
+    pub(crate) fn makes_shared(self) -> bool {
+        self.makes_shared
     }
 
     /// Data extents that may be freed under its handle: what the commit then needs for them is kept
@@ -209,5 +232,6 @@ mod tests {
         let both = Reservation::create(0).and(Reservation::extents(5));
         assert_eq!(both.items, Reservation::create(0).items + 2);
         assert_eq!(both.adjacent_bytes, 5 * 78);
+        assert_eq!(both.adds, 5);
     }
 }

@@ -15,6 +15,7 @@ use crate::{Filesystem, MkfsOptions, OpenOptions, Reservation, mkfs};
 
 mod crash;
 mod faults;
+mod fragments;
 mod free_space_forms;
 mod full;
 mod hostile;

@@ -159,7 +159,13 @@ fn made(count: usize, extents: u64, has_data: bool) -> Arc<SimDevice> {
 fn take_all(fs: &Filesystem, suffix: &str, len_bytes: u64) -> u64 {
     let has_more = || {
         let state = alloc(fs).state();
-        state.largest_free_bytes(Class::Data, 4096) >= len_bytes
+        let mut groups = state.groups.values().filter(|group| {
+            !group.is_spare && Allocator::class_of_group(group.flags) == Class::Data
+        });
+        groups.any(|group| {
+            let mut ranges = group.free.iter().flat_map(|free| free.ranges());
+            ranges.any(|(start, end)| end - start >= len_bytes)
+        })
     };
     let mut count = 0;
     while has_more() {

@@ -1,0 +1,118 @@
+//! Data that becomes many extents, as what is free lies in fragments: what the commit needs for them is there before it begins.
+
+use ubtrfs_iomap::{FileOffset, FileRange, Reach};
+use ubtrfs_ondisk::FileOffset as DiskOffset;
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_volume::MemDevice;
+
+use super::*;
+use crate::{DataFile, Error, InodeId, NewInode, PreparedData};
+
+const BLOCK: u64 = 4096;
+/// Data that comes, in blocks.
+const BLOCKS: u64 = 2000;
+/// Of them, extents that stay between two free blocks: enough for each to lie in a leaf of its own, or nearly.
+const KEPT: u64 = 24;
+
+fn create(fs: &Filesystem, name: &str) -> Result<InodeId, Error> {
+    let new = NewInode::new(0o100_644, fs.runtime().clock.now());
+    fs.begin(Reservation::create(0))?.create(fs.top_level(), name.as_bytes(), &new)
+}
+
+fn open(fs: &Filesystem, name: &str) -> DataFile {
+    fs.open_data(create(fs, name).unwrap()).unwrap()
+}
+
+/// Whose free data space is single blocks, in as many leaves of the extent tree, and which has no metadata to spare.
+fn fragmented() -> (Arc<MemDevice>, Filesystem) {
+    let device = Arc::new(MemDevice::new(512 << 20));
+    let options = MkfsOptions {
+        nodesize_bytes: 4096,
+        metadata_profile: Some(BlockGroupFlags::default()),
+        ..MkfsOptions::default()
+    };
+    let fs = mkfs_on(&device, &options);
+    let many = open(&fs, "many");
+    for block in 0..BLOCKS * (KEPT + 1) {
+        // Not beside each other in the file, so an extent each.
+        many.write(FileOffset::new(2 * block * BLOCK), &[1; BLOCK as usize]).unwrap();
+    }
+    fs.sync().unwrap();
+    let filler = open(&fs, "filler");
+    for len in [16 << 20, 64 << 10, BLOCK] {
+        while filler.allocate(filler.size(), len, Reach::Extends).is_ok() {}
+    }
+    fs.sync().unwrap();
+    for hole in 0..BLOCKS {
+        let block = FileOffset::new(2 * hole * (KEPT + 1) * BLOCK);
+        many.punch_hole(block, BLOCK).unwrap();
+    }
+    fs.sync().unwrap();
+    for number in 0.. {
+        let made = create(&fs, &format!("inline {number}"));
+        let written = made.and_then(|id| fs.write(id, DiskOffset(0), &[3; 1000]));
+        match written {
+            Ok(()) => {}
+            Err(Error::NoSpace { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    fs.sync().unwrap();
+    (device, fs)
+}
+
+fn assert_whole(device: Arc<MemDevice>, fs: Filesystem) {
+    fs.commit().unwrap();
+    let report = ubtrfs_check::check(fs.volume(), &Default::default()).unwrap();
+    assert!(report.is_clean(), "{:?}", report.errors().collect::<Vec<_>>());
+    drop((fs, device));
+}
+
+#[test]
+fn extents_are_reserved_for_as_the_commit_needs_it() {
+    let (device, fs) = fragmented();
+    let core = &fs.inner.core;
+    let bytes = |count| {
+        core.begin(Reservation::extents(count).promised()).map(|handle| handle.reserved_bytes())
+    };
+    let tree_bytes = core.roots.tree(RootId::EXTENT_TREE).unwrap().read().bytes_used;
+    // Or there is no space for so many.
+    if let Ok(bytes) = bytes(BLOCKS) {
+        assert!(bytes >= tree_bytes.min(3 * BLOCKS * 4096), "{bytes} of {tree_bytes}");
+    }
+    assert_whole(device, fs);
+}
+
+#[test]
+fn writeback_to_fragments_where_metadata_is_short_aborts_nothing() {
+    let (device, fs) = fragmented();
+    let file = fs.open_data(fs.lookup(fs.top_level(), b"inline 0").unwrap()).unwrap();
+    for piece in 0..BLOCKS / 100 {
+        let written = file.write(FileOffset::new(piece * 100 * BLOCK), &[4; 100 * BLOCK as usize]);
+        assert!(matches!(written, Ok(_) | Err(Error::NoSpace { .. })), "{written:?}");
+    }
+    let flushed = file.space().flush(FileRange::from(FileOffset::ZERO));
+    assert!(matches!(flushed, Ok(()) | Err(Error::NoSpace { .. })), "{flushed:?}");
+    let synced = file.fsync();
+    assert!(matches!(synced, Ok(()) | Err(Error::NoSpace { .. })), "{synced:?}");
+    let extents = fs.file_extents(file.id(), DiskOffset(0)).unwrap().count();
+    assert!(extents as u64 > BLOCKS / 2, "{extents}: what was free was no fragments");
+    drop(file);
+    assert_whole(device, fs);
+}
+
+#[test]
+fn appending_to_fragments_where_metadata_is_short_aborts_nothing() {
+    let (device, fs) = fragmented();
+    let id = fs.lookup(fs.top_level(), b"inline 1").unwrap();
+    fs.truncate(id, 0).unwrap();
+    let mut appender = fs.appender(id, BLOCKS * BLOCK).unwrap();
+    let mut appended = Ok(());
+    for piece in 0..BLOCKS / 250 {
+        let data = PreparedData::new(vec![5; 250 * BLOCK as usize], &fs.write_options(None));
+        appended = appended.and_then(|()| appender.push(DiskOffset(piece * 250 * BLOCK), data));
+    }
+    let appended = appended.and_then(|()| appender.finish());
+    assert!(matches!(appended, Ok(()) | Err(Error::NoSpace { .. })), "{appended:?}");
+    assert_whole(device, fs);
+}
