@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use ubtrfs_ondisk::chunk::Chunk;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
+use ubtrfs_ondisk::inode::flags;
 use ubtrfs_ondisk::misc::{DevItem, OnDisk};
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::superblock::{LABEL_BYTES, Superblock};
@@ -557,14 +558,31 @@ impl Filesystem {
         root: RootId,
         reservation: Reservation,
     ) -> Result<Handle<'_>> {
-        let handle = self.begin_step(reservation)?;
+        /// Who makes snapshots all the time is not waited for.
+        const TRIES_MAX: usize = 10;
         let core = &self.inner.core;
-        if core.roots.tree(root)?.last_snapshot() < handle.txn.generation() || core.is_held() {
-            return Ok(handle);
+        for _ in 0..TRIES_MAX {
+            let handle = self.begin_step(reservation)?;
+            if core.roots.tree(root)?.last_snapshot() < handle.txn.generation() || core.is_held() {
+                return Ok(handle);
+            }
+            drop(handle);
+            core.commit_unless_held()?;
         }
-        drop(handle);
-        core.commit_unless_held()?;
         self.begin_step(reservation)
+    }
+
+    /// As [`Filesystem::begin_step_behind_snapshots`] for data of a file that is written in place, else as [`Filesystem::begin_step`].
+    pub(crate) fn begin_step_for_data(
+        &self,
+        root: RootId,
+        inode_flags: u64,
+        reservation: Reservation,
+    ) -> Result<Handle<'_>> {
+        match inode_flags & flags::NODATACOW {
+            0 => self.begin_step(reservation),
+            _ => self.begin_step_behind_snapshots(root, reservation),
+        }
     }
 
     /// While the answer lives, nothing commits by itself: all that is done becomes durable with one

@@ -45,8 +45,10 @@ impl<F: FileSystem> OpenFile<F> {
             return Ok(0);
         }
         if !self.space.is_aligned(range) {
+            let before = self.space.errors_so_far();
             let done = self.write(offset, bytes)?;
-            self.space.flush_written(FileRange::with_len(offset, bytes_of(&bytes[..done])))?;
+            let written = FileRange::with_len(offset, bytes_of(&bytes[..done]));
+            self.space.flush_written(written, before)?;
             return Ok(done);
         }
         let space = &*self.space;

@@ -59,4 +59,6 @@ pub use mapping::{
     MappingKind, MappingSequence, Purpose, ReadPiece, RunFailure, StraightWrites, WritebackRun,
 };
 pub use offset::{FileOffset, FileRange};
-pub use page_cache::{CacheAblation, CacheCounts, CacheOptions, LostData, PageCache, ServiceEnd};
+pub use page_cache::{
+    CacheAblation, CacheCounts, CacheOptions, ErrorMark, LostData, PageCache, ServiceEnd,
+};

@@ -10,7 +10,7 @@ use crate::address_space::{AddressSpace, OpenFile, SeenEnd};
 use crate::extent_state::{Conversion, CountQuery, LockMode, Span, StateBits, Want};
 use crate::mapping::{Fate, FileSystem, RunFailure, WritebackRun};
 use crate::offset::{FileOffset, FileRange};
-use crate::page_cache::{Blocks, FolioPart, Gone, LostData, Pages};
+use crate::page_cache::{Blocks, ErrorMark, FolioPart, Gone, LostData, Pages};
 use ubtrfs_rt::{MutexGuard, Ordering};
 
 /// What to do about dirty blocks of which an older version is still on its way.
@@ -143,12 +143,17 @@ impl<F: FileSystem> AddressSpace<F> {
         lost.map_or(Ok(()), Err)
     }
 
-    /// [`AddressSpace::flush()`] for who just wrote `range`, and takes for written what stays dirty as well.
+    /// The errors so far, for [`AddressSpace::flush_written()`].
+    pub fn errors_so_far(&self) -> ErrorMark {
+        self.errors.lock().now()
+    }
+
+    /// [`AddressSpace::flush()`] for who just wrote `range`, and takes for written what stays dirty as well. `before` is of before he wrote: where
+    /// too much is dirty he, or somebody else, has written back some of it already.
     ///
     /// # Errors
-    /// One with which data of this file was lost meanwhile, whoever began that. [`OpenFile::fsync()`] tells it, too.
-    pub fn flush_written(&self, range: FileRange) -> Result<(), F::Error> {
-        let before = self.errors.lock().now();
+    /// One with which data of this file was lost since, whoever began that. [`OpenFile::fsync()`] tells it, too.
+    pub fn flush_written(&self, range: FileRange, before: ErrorMark) -> Result<(), F::Error> {
         // What stays dirty comes again, and who makes it durable is told why it cannot be.
         let _ = self.flush(range);
         let lost = self.errors.lock().look_since(before);

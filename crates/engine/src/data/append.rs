@@ -15,6 +15,7 @@ use ubtrfs_ondisk::file_extent::{Compression, FileExtent, FileExtentItem, Regula
 use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, RootId};
 
 use super::csum::PendingCsums;
+use super::drop_range;
 use super::prepare::Extents;
 use crate::alloc::DataPromise;
 use crate::error::{Error, Result};
@@ -129,7 +130,7 @@ impl Written {
 
 /// Places pieces of a file, each with its file offset, ascending and not overlapping, where the
 /// file has nothing. Returns the bytes that they add to the inode's `nbytes`. The handle was opened for `extents_reserved` of them; where
-/// space is in fragments they become more.
+/// space is in fragments they become more, and then that says how many.
 ///
 /// # Errors
 /// `NoSpace` or a failed write, with nothing changed; anything later aborts the transaction.
@@ -137,11 +138,12 @@ pub(crate) fn place(
     handle: &mut Handle<'_>,
     target: &Target,
     pieces: &[(u64, Extents)],
-    extents_reserved: u64,
+    extents_reserved: &mut u64,
     pending_csums: &PendingCsums,
 ) -> Result<u64> {
     let written = write_out(handle.core(), pieces)?;
-    let more = written.extent_count().saturating_sub(extents_reserved);
+    let more = written.extent_count().saturating_sub(*extents_reserved);
+    *extents_reserved += more;
     if more > 0 {
         let granted = handle.reserve_more(Reservation::extents(more));
         granted.inspect_err(|_| written.release(handle.core()))?;
@@ -279,9 +281,18 @@ pub(crate) fn insert(
 ) -> Result<()> {
     let mut item = Vec::with_capacity(size_of::<FileExtentItem>());
     extent.write(&mut item);
-    handle
-        .insert(target.root, extent_key(target, file_offset), &item)
-        .map_err(|error| handle.abort(error))
+    let key = extent_key(target, file_offset);
+    let inserted = match handle.insert(target.root, key, &item) {
+        Err(error @ Error::Exists { .. }) => {
+            match drop_range::is_of_no_length(handle.core(), target, key) {
+                Ok(true) => handle.replace(target.root, key, &item),
+                Ok(false) => Err(error),
+                Err(error) => Err(error),
+            }
+        }
+        inserted => inserted,
+    };
+    inserted.map_err(|error| handle.abort(error))
 }
 
 fn units_of(pieces: &[(u64, Extents)]) -> Vec<Unit> {

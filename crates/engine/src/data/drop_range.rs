@@ -69,6 +69,19 @@ fn end_of(start: u64, extent: &FileExtent<'_>) -> u64 {
     }
 }
 
+/// Whether the file extent with a key is one of no length, with which nothing is lost. Old kernels left some.
+///
+/// # Errors
+/// A block that cannot be read; damage in the item.
+pub(super) fn is_of_no_length(core: &Core, target: &Target, key: Key) -> Result<bool> {
+    let Some(data) = core.roots.tree(target.root)?.lookup(&key)? else { return Ok(false) };
+    Ok(match FileExtent::parse(&data).map_err(|error| error.in_root(target.root))? {
+        FileExtent::Inline { ram_bytes, .. } => ram_bytes == 0,
+        FileExtent::Regular(extent) => extent.is_hole() && extent.num_bytes == 0,
+        FileExtent::Prealloc(_) => false,
+    })
+}
+
 /// Takes `range`, whole sectors, out of a file. Inline data goes whole. Returns the bytes that the
 /// inode's `nbytes` loses.
 ///

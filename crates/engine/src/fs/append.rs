@@ -10,6 +10,7 @@ use super::inode::{Inode, InodeId};
 use super::writeback::has_own_space;
 use crate::data::append::{self, Target, misplaced};
 use crate::data::compression::Method;
+use crate::data::drop_range::drop_range;
 use crate::data::prepare::{Extents, PreparedData, WriteOptions};
 use crate::error::{Error, Result};
 use crate::filesystem::{Filesystem, Handle};
@@ -45,6 +46,11 @@ struct Tail {
     held_bytes: u64,
     /// Extents that they become at most, a hole before each piece included.
     held_extents: u64,
+    /// Pieces that are to be placed now.
+    pieces: Vec<(u64, Extents)>,
+    inode_flags: u64,
+    /// There may be file extents of no length where pieces come.
+    has_empty_behind: bool,
     /// End of what was placed, in whole sectors.
     placed_end: u64,
     /// End of the last piece or hole: the file's size when all is placed.
@@ -121,7 +127,7 @@ impl Filesystem {
                 what: format!("appending to {id}, which ends inside a sector"),
             });
         }
-        self.check_nothing_behind(id, end)?;
+        let has_empty_behind = self.check_nothing_behind(id, end)?;
         Ok(Tail {
             id,
             target: Target { root: id.root, inode: id.inode, has_csums: inode.has_csums() },
@@ -132,6 +138,9 @@ impl Filesystem {
             held: Vec::new(),
             held_bytes: 0,
             held_extents: 0,
+            pieces: Vec::new(),
+            inode_flags: inode.flags,
+            has_empty_behind,
             placed_end: end,
             end,
             recorded_end: end,
@@ -141,27 +150,36 @@ impl Filesystem {
 
 impl Filesystem {
     /// Refuses a file whose last extent is inline, or preallocated beyond its end: what is appended
-    /// would lie over it.
-    fn check_nothing_behind(&self, id: InodeId, end: u64) -> Result<()> {
+    /// would lie over it. Returns whether there are some of no length behind the last one that has any.
+    fn check_nothing_behind(&self, id: InodeId, end: u64) -> Result<bool> {
         let mut cursor = self.tree(id.root)?.cursor();
         cursor.seek_back(&id.key(KeyType::EXTENT_DATA, u64::MAX))?;
-        let Some((key, data)) = cursor.current()? else { return Ok(()) };
-        if key.objectid != id.inode.object_id() || key.ty != KeyType::EXTENT_DATA {
-            return Ok(());
-        }
-        let extent = FileExtent::parse(data).map_err(|error| error.in_root(id.root))?;
-        let is_behind = match extent {
-            FileExtent::Inline { .. } => true,
-            FileExtent::Regular(extent) | FileExtent::Prealloc(extent) => {
-                key.offset.checked_add(extent.num_bytes).is_none_or(|extent_end| extent_end > end)
+        let mut has_empty = false;
+        loop {
+            let Some((key, data)) = cursor.current()? else { return Ok(has_empty) };
+            if key.objectid != id.inode.object_id() || key.ty != KeyType::EXTENT_DATA {
+                return Ok(has_empty);
             }
-        };
-        if is_behind {
-            return Err(Error::Unsupported {
-                what: format!("appending to {id}, which has inline data or space beyond its end"),
-            });
+            let extent = FileExtent::parse(data).map_err(|error| error.in_root(id.root))?;
+            let extent_end = match extent {
+                FileExtent::Inline { ram_bytes: 0, .. } => Some(key.offset),
+                FileExtent::Inline { .. } => None,
+                FileExtent::Regular(extent) | FileExtent::Prealloc(extent) => {
+                    key.offset.checked_add(extent.num_bytes)
+                }
+            };
+            if extent_end == Some(key.offset) {
+                has_empty = true;
+                cursor.prev()?;
+                continue;
+            }
+            if extent_end.is_none_or(|extent_end| extent_end > end) {
+                let what =
+                    format!("appending to {id}, which has inline data or space beyond its end");
+                return Err(Error::Unsupported { what });
+            }
+            return Ok(has_empty);
         }
-        Ok(())
     }
 }
 
@@ -178,12 +196,7 @@ impl Appender {
         if self.tail.held_bytes < BATCH_BYTES && self.tail.held_extents < BATCH_EXTENTS_MAX {
             return Ok(());
         }
-        let files = &self.fs.inner.files;
-        let _lock = files.lock_data(self.tail.id);
-        let _csums = files.fixed_csums.fix(self.tail.id);
-        let mut handle = self.fs.begin_step(self.tail.reservation())?;
-        self.tail.check_unchanged(&handle)?;
-        self.tail.place(&mut handle)
+        self.tail.place_under_handle(&self.fs, Tail::place)
     }
 
     /// Lets the file end at `size_bytes`, with a hole behind the last piece.
@@ -202,12 +215,7 @@ impl Appender {
         if self.tail.is_placed() {
             return Ok(());
         }
-        let files = &self.fs.inner.files;
-        let _lock = files.lock_data(self.tail.id);
-        let _csums = files.fixed_csums.fix(self.tail.id);
-        let mut handle = self.fs.begin_step(self.tail.reservation())?;
-        self.tail.check_unchanged(&handle)?;
-        self.tail.finish(&mut handle)
+        self.tail.place_under_handle(&self.fs, Tail::finish)
     }
 }
 
@@ -270,11 +278,47 @@ impl Tail {
             let what = format!("appending to {}, which others changed meanwhile", self.id);
             return Err(Error::InvalidArgument { what });
         }
-        handle.fs.check_nothing_behind(self.id, self.placed_end)
+        handle.fs.check_nothing_behind(self.id, self.placed_end).map(drop)
+    }
+
+    /// Places what is held, by `place`; behind a commit, where that makes free what is missing.
+    fn place_under_handle(
+        &mut self,
+        fs: &Filesystem,
+        place: fn(&mut Self, &mut Handle<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let files = &fs.inner.files;
+        let _lock = files.lock_data(self.id);
+        let _csums = files.fixed_csums.fix(self.id);
+        let once = |tail: &mut Self| {
+            let reservation = tail.reservation();
+            let mut handle =
+                fs.begin_step_for_data(tail.target.root, tail.inode_flags, reservation)?;
+            tail.check_unchanged(&handle)?;
+            place(tail, &mut handle)
+        };
+        let core = &fs.inner.core;
+        let foreseen = self.held_extents;
+        let is_short = |result: &Result<()>| matches!(result, Err(Error::NoSpace { .. }));
+        let mut result = once(self);
+        if is_short(&result) && core.frees_by_commit() {
+            result = core.commit_unless_held().and_then(|()| once(self));
+            if is_short(&result) && self.held_extents > foreseen {
+                // What was found in so many fragments may be found in one now.
+                self.held_extents = foreseen;
+                result = once(self);
+            }
+        }
+        if result.is_err() && !self.pieces.is_empty() {
+            // Nothing of them was placed: the file ends where it did.
+            self.pieces.clear();
+            (self.held_extents, self.end) = (0, self.recorded_end);
+        }
+        result
     }
 
     fn is_placed(&self) -> bool {
-        self.held.is_empty() && self.end == self.recorded_end
+        self.held.is_empty() && self.pieces.is_empty() && self.end == self.recorded_end
     }
 
     fn hold(&mut self, fs: &Filesystem, offset: FileOffset, data: PreparedData) -> Result<()> {
@@ -318,6 +362,7 @@ impl Tail {
     }
 
     fn finish(&mut self, handle: &mut Handle<'_>) -> Result<()> {
+        self.drop_empty_behind(handle)?;
         if self.place_inline(handle)? {
             return Ok(());
         }
@@ -356,21 +401,30 @@ impl Tail {
         Ok(true)
     }
 
+    /// Makes way for what is placed.
+    fn drop_empty_behind(&mut self, handle: &mut Handle<'_>) -> Result<()> {
+        if std::mem::take(&mut self.has_empty_behind) {
+            let (behind, kept) = (self.placed_end..u64::MAX, handle.fs.inner.files.kept());
+            drop_range(&mut handle.txn, &self.target, &behind, kept)?;
+        }
+        Ok(())
+    }
+
     /// Places what is held, as extents, and lets the inode's size reach up to them.
     fn place(&mut self, handle: &mut Handle<'_>) -> Result<()> {
         let held = std::mem::take(&mut self.held);
         self.held_bytes = 0;
-        let reserved = std::mem::take(&mut self.held_extents);
-        let pieces: Vec<(u64, Extents)> =
-            held.into_iter().map(|(offset, data)| (offset, self.extents_of(data))).collect();
-        let fs = handle.fs;
-        let csums = &fs.inner.files.csums;
-        let placed = append::place(&mut handle.txn, &self.target, &pieces, reserved, csums);
-        if placed.is_err() {
-            // Nothing was placed: the file ends where it did.
-            self.end = self.recorded_end;
+        for (offset, data) in held {
+            let extents = self.extents_of(data);
+            self.pieces.push((offset, extents));
         }
-        let nbytes = placed?;
+        let fs = handle.fs;
+        self.drop_empty_behind(handle)?;
+        let csums = &fs.inner.files.csums;
+        let (target, reserved) = (&self.target, &mut self.held_extents);
+        let nbytes = append::place(&mut handle.txn, target, &self.pieces, reserved, csums)?;
+        self.held_extents = 0;
+        let pieces = std::mem::take(&mut self.pieces);
         let mut placed_end = self.placed_end;
         for (offset, extents) in &pieces {
             if !self.no_holes && *offset > placed_end {

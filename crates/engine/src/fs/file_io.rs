@@ -737,10 +737,9 @@ impl FileSystem for FileIo {
             return fs.record_end(inode);
         };
         fs.punch_file(inode, rest.clone())?;
-        // What was there is gone by now.
-        fs.with_less_dirty(rest.end - rest.start, || {
-            fs.allocate_file(inode, rest.clone(), ALLOCATION_STEP.promised())
-        })
+        // What was there is gone by now, and from memory what was dirty over holes: refused now, it would be gone for nothing.
+        let step = ALLOCATION_STEP.promised();
+        fs.with_less_dirty(rest.end - rest.start, || fs.allocate_file(inode, rest.clone(), step))
     }
 
     fn sync(&self, inode: &IoInode, end: SeenEnd) -> Result<()> {

@@ -520,8 +520,10 @@ impl DataFile {
         self.check_change(offset < self.open.size())?;
         if self.is_append_only() {
             // Seldom enough to go through memory.
+            let space = self.open.space();
+            let before = space.errors_so_far();
             let written = self.write(offset, bytes)?;
-            self.open.space().flush_written(FileRange::with_len(offset, written as u64))?;
+            space.flush_written(FileRange::with_len(offset, written as u64), before)?;
             return Ok(written);
         }
         Space::io_range(offset, bytes.len() as u64)?;

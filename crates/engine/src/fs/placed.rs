@@ -137,9 +137,10 @@ mod tests {
 
     use super::super::file_io::FileIo;
     use crate::{
-        DataFile, Error, Filesystem, MkfsOptions, NewInode, OpenOptions, Reservation,
-        SnapshotOptions, mkfs,
+        DataFile, Error, Filesystem, InodeId, MkfsOptions, NewInode, OpenOptions, PreparedData,
+        Reservation, SetAttributes, SnapshotOptions, mkfs,
     };
+    use ubtrfs_ondisk::inode::flags;
 
     const LEN: u64 = 1 << 20;
 
@@ -148,6 +149,21 @@ mod tests {
         let top = fs.top_level();
         let id = fs.begin(Reservation::create(0)).unwrap().create(top, name, &new).unwrap();
         fs.open_data(id).unwrap()
+    }
+
+    fn append(fs: &Filesystem, id: InodeId, bytes: Vec<u8>) {
+        let mut appender = fs.appender(id, bytes.len() as u64).unwrap();
+        let data = PreparedData::new(bytes, &fs.write_options(None));
+        appender.push(ubtrfs_ondisk::FileOffset(0), data).unwrap();
+        appender.finish().unwrap();
+    }
+
+    fn create_in_place(fs: &Filesystem) -> DataFile {
+        let file = create(fs, b"in place");
+        let flags = Some(flags::NODATACOW | flags::NODATASUM);
+        let attributes = SetAttributes { flags, ..SetAttributes::default() };
+        fs.begin(Reservation::items(1)).unwrap().set_attributes(file.id(), &attributes).unwrap();
+        file
     }
 
     /// A full filesystem, with a file that is preallocated.
@@ -218,6 +234,75 @@ mod tests {
         let mut bytes = vec![9; 3 * 4096];
         fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap();
         assert!(bytes == [[1; 4096], [0; 4096], [2; 4096]].concat());
+    }
+
+    /// Data that is written in place, too: by who has the file open, and by who has not.
+    #[test]
+    fn data_written_in_place_behind_a_snapshot_is_written_over_on_a_full_filesystem() {
+        let disk = ubtrfs_ondisk::FileOffset;
+        for way in ["open", "closed", "appended"] {
+            let (fs, space) = full();
+            let file = create_in_place(&fs);
+            let id = file.id();
+            space.truncate(FileOffset::ZERO).unwrap();
+            fs.sync().unwrap();
+            let top = fs.top_level();
+            fs.snapshot(top.root, top, b"snapshot", &SnapshotOptions::default()).unwrap();
+            if way == "open" {
+                file.write(FileOffset::ZERO, &[1; 3 * 4096]).unwrap();
+                file.fsync().unwrap();
+            }
+            drop(file);
+            if way == "closed" {
+                fs.write(id, disk(0), &[1; 3 * 4096]).unwrap();
+            }
+            if way == "appended" {
+                append(&fs, id, vec![1; 3 * 4096]);
+            }
+            let filler = create(&fs, b"rest");
+            while filler.allocate(filler.size(), 4096, Reach::Extends).is_ok() {}
+            fs.sync().unwrap();
+            fs.write(id, disk(4096), &[2; 4096]).unwrap();
+            fs.open_data(id).unwrap().write(FileOffset::new(8192), &[3; 4096]).unwrap();
+            fs.sync().unwrap();
+            let mut bytes = vec![9; 3 * 4096];
+            fs.read(id, disk(0), &mut bytes).unwrap();
+            assert!(bytes == [[1; 4096], [2; 4096], [3; 4096]].concat(), "{way}");
+        }
+    }
+
+    /// What was freed in the same transaction was no space for what is appended.
+    #[test]
+    fn appended_data_gets_space_that_only_a_commit_frees() {
+        let (fs, file) = full();
+        let id = create(&fs, b"appended").id();
+        file.truncate(FileOffset::ZERO).unwrap();
+        let bytes = vec![5; usize::try_from(LEN / 2).unwrap()];
+        append(&fs, id, bytes.clone());
+        let mut have = vec![0; bytes.len()];
+        fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut have).unwrap();
+        assert!(have == bytes);
+    }
+
+    /// The block in which the file ends is written over first.
+    #[test]
+    fn closed_file_takes_data_behind_its_end_in_its_space_on_a_full_filesystem() {
+        let (fs, space) = full();
+        space.truncate(FileOffset::ZERO).unwrap();
+        fs.sync().unwrap();
+        let file = create_in_place(&fs);
+        let id = file.id();
+        file.allocate(FileOffset::ZERO, LEN, Reach::Stays).unwrap();
+        file.write(FileOffset::ZERO, &[1; 100]).unwrap();
+        file.fsync().unwrap();
+        drop(file);
+        let filler = create(&fs, b"rest");
+        while filler.allocate(filler.size(), 4096, Reach::Extends).is_ok() {}
+        fs.sync().unwrap();
+        fs.write(id, ubtrfs_ondisk::FileOffset(8192), &[2; 4096]).unwrap();
+        let mut bytes = vec![9; 3 * 4096];
+        fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap();
+        assert!(bytes == [&[1; 100][..], &[0; 8092], &[2; 4096]].concat());
     }
 
     /// What goes of the file makes room for the block in which it ends. By memory that block would be first.

@@ -24,9 +24,13 @@ const TIME: Time = Time { sec: 1, nsec: 2 };
 const SECTOR: u64 = 4096;
 
 fn new_filesystem() -> Filesystem {
+    new_filesystem_with(&MkfsOptions::default())
+}
+
+fn new_filesystem_with(options: &MkfsOptions) -> Filesystem {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
     let runtime = Arc::new(Runtime::simulated(1));
-    let volume = mkfs(vec![device], &MkfsOptions::default(), &runtime).unwrap();
+    let volume = mkfs(vec![device], options, &runtime).unwrap();
     Filesystem::open(volume, OpenOptions { runtime, ..OpenOptions::default() }).unwrap()
 }
 
@@ -283,6 +287,58 @@ fn extents_of_no_length_are_passed_over_and_written_over() {
                     fs.unlink(fs.top_level(), b"file").unwrap();
                 }
             }
+        }
+    }
+}
+
+/// Where holes have items, that of what is behind the old end has that key; and what is appended.
+#[test]
+fn extent_of_no_length_at_the_end_gives_way_to_what_comes_there() {
+    const END: u64 = 2 * SECTOR;
+    fn at(offset: u64) -> ubtrfs_iomap::FileOffset {
+        ubtrfs_iomap::FileOffset::new(offset)
+    }
+    type Change = fn(&Filesystem, InodeId);
+    let ways: [(&str, Change); 6] = [
+        ("closed, longer", |fs, id| fs.truncate(id, 9 * SECTOR).unwrap()),
+        ("closed, written", |fs, id| fs.write(id, FileOffset(8 * SECTOR), &[0; 4096]).unwrap()),
+        ("open, longer", |fs, id| fs.open_data(id).unwrap().truncate(at(9 * SECTOR)).unwrap()),
+        ("open, written", |fs, id| {
+            fs.open_data(id).unwrap().write(at(END), &[0; 7 * 4096]).unwrap();
+        }),
+        ("appended", |fs, id| {
+            let mut appender = fs.appender(id, 7 * SECTOR).unwrap();
+            let data = PreparedData::new(vec![0; 7 * 4096], &fs.write_options(None));
+            appender.push(FileOffset(END), data).unwrap();
+            appender.finish().unwrap();
+        }),
+        ("appended behind a hole", |fs, id| {
+            let mut appender = fs.appender(id, 6 * SECTOR).unwrap();
+            let data = PreparedData::new(vec![0; 6 * 4096], &fs.write_options(None));
+            appender.push(FileOffset(END + SECTOR), data).unwrap();
+            appender.finish().unwrap();
+        }),
+    ];
+    for (way, change) in ways {
+        for no_holes in [true, false] {
+            let fs = new_filesystem_with(&MkfsOptions {
+                no_holes,
+                block_group_tree: false,
+                ..MkfsOptions::default()
+            });
+            let id = new_file(&fs, "file");
+            fs.write(id, FileOffset(0), &[1; 8192]).unwrap();
+            put_extent(&fs, id, END, &FileExtent::Regular(extent(LogicalAddr(0), 0, 0, 0)));
+            change(&fs, id);
+            fs.sync().unwrap();
+            assert!(read(&fs, id).unwrap() == [vec![1; 8192], vec![0; 7 * 4096]].concat(), "{way}");
+            let report = ubtrfs_check::check(fs.volume(), &Default::default()).unwrap();
+            // It may stay in a hole that has no item.
+            let may_stay = no_holes && !way.starts_with("appended") && way != "open, written";
+            let errors = report.errors().map(ToString::to_string);
+            let errors: Vec<_> =
+                errors.filter(|error| !may_stay || !error.contains("num_bytes")).collect();
+            assert!(errors.is_empty(), "{way}, {no_holes}: {errors:?}");
         }
     }
 }

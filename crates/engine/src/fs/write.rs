@@ -92,19 +92,27 @@ impl Filesystem {
         }
         let options = file.write_options()?;
         file.outline_unless(0..end)?;
-        file.clear_old_tail(offset.0, &options)?;
         let mut at = offset.0;
         let mut rest = bytes;
+        // Only who has it open writes to the space that it has.
+        let go_on_open = |file: Locked<'_>, lock, at, rest| {
+            drop((file, lock));
+            self.write_open(id, FileOffset(at), rest)
+        };
+        match file.clear_old_tail(offset.0, &options) {
+            Err(Error::NoSpace { .. }) if has_own_space(&file.inode) => {
+                return go_on_open(file, lock, at, rest);
+            }
+            result => result?,
+        }
         while !rest.is_empty() {
             let step_end =
                 file.step_end(at, end.min(at / file.sector * file.sector + STEP_BYTES_MAX))?;
             let count = usize::try_from(step_end - at).expect("a step is short");
             let (now, later) = rest.split_at(count);
             match file.write_step(at, now, &options) {
-                // Only who has it open writes to the space that it has.
                 Err(Error::NoSpace { .. }) if has_own_space(&file.inode) => {
-                    drop((file, lock));
-                    return self.write_open(id, FileOffset(at), rest);
+                    return go_on_open(file, lock, at, rest);
                 }
                 result => result?,
             }
@@ -417,10 +425,12 @@ impl<'a> Locked<'a> {
         let old_size = self.inode.size_bytes;
         let gap = self.gap_behind(range.start, size);
         let reservation = reservation.with_holes(self.hole_count(&gap)?);
-        let mut handle = match self.promise {
-            DataPromise::None => self.fs.begin_step(reservation)?,
-            DataPromise::Given => self.fs.begin_step(reservation.promised())?,
+        let reservation = match self.promise {
+            DataPromise::None => reservation,
+            DataPromise::Given => reservation.promised(),
         };
+        let (root, inode_flags) = (self.target.root, self.inode.flags);
+        let mut handle = self.fs.begin_step_for_data(root, inode_flags, reservation)?;
         match self.promise {
             DataPromise::None => handle.check_file(self.inode.id)?,
             DataPromise::Given => handle.check_file_is_there(self.inode.id)?,

@@ -569,10 +569,7 @@ impl<'f> Job<'f> {
             .and(Reservation::removals(old_count + 2 * parts.len() as u64))
             .with_holes(fs.holes_grown_over(self.io, end)?)
             .promised();
-        let mut handle = match self.inode.flags & flags::NODATACOW {
-            0 => fs.begin_step(reservation)?,
-            _ => fs.begin_step_behind_snapshots(self.io.id.root, reservation)?,
-        };
+        let mut handle = fs.begin_step_for_data(self.io.id.root, self.inode.flags, reservation)?;
         self.check(&handle)?;
         let _change = self.io.change(fs);
         let (kept, pending) = (fs.inner.files.kept(), &fs.inner.files.csums);

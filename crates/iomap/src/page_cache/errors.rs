@@ -23,7 +23,7 @@ pub struct LostData<E> {
 
 /// What an open file was told already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ErrorMark(u64);
+pub struct ErrorMark(u64);
 
 impl<E> Default for WritebackErrors<E> {
     fn default() -> Self {

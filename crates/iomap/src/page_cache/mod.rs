@@ -30,8 +30,8 @@ use crate::offset::FileRange;
 
 use lists::{DirtyFile, DirtyFiles, Listed};
 
-pub use errors::LostData;
-pub(crate) use errors::{ErrorMark, WritebackErrors};
+pub(crate) use errors::WritebackErrors;
+pub use errors::{ErrorMark, LostData};
 pub(crate) use lists::{DirtyOrder, ListedSlot};
 pub use pages::CacheCounts;
 pub(crate) use pages::{Blocks, FolioPart, Gone, Pages, Source, Usage};

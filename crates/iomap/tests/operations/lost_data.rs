@@ -80,6 +80,21 @@ fn direct_write_of_parts_of_blocks_that_are_lost_fails_and_fsync_is_told_too() {
     assert_eq!(contents(&file)[100..100 + 4096], [4; 4096]);
 }
 
+/// Who writes more than may be dirty has written back some of it by the time that all is written.
+#[test]
+fn direct_write_of_parts_of_blocks_tells_what_it_lost_while_it_wrote() {
+    let fs = MemoryFs::new();
+    let options = CacheOptions {
+        dirty_bytes_max: 2 * 4096,
+        dirty_bytes_background: 4096,
+        ..CacheOptions::default()
+    };
+    let file = new_file(&fs, options).open();
+    fs.writes_left.store(0, Ordering::Relaxed);
+    assert_eq!(file.direct_write(at(100), &[2; 40_000]), Err(Failure::Io));
+    assert_eq!(file.fsync(), Err(Failure::Io));
+}
+
 /// What was lost before a call is not its to tell.
 #[test]
 fn direct_read_after_data_was_lost_by_others_reads_what_is_there() {
