@@ -42,7 +42,7 @@ const ROOM_BYTES: u64 = 256 << 10;
 const FILES: usize = 4;
 const STEPS: usize = 600;
 /// `UBTRFS_FULL_SEEDS` asks for more.
-const SEEDS: u64 = 2;
+const SEEDS: u64 = 3;
 /// Each of these calls is refused more often than that, and is made, too.
 const REFUSED_MIN: u64 = 20;
 const COUNTED: [&str; 6] =
