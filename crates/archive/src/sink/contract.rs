@@ -45,9 +45,9 @@ pub enum Make<'a> {
 /// What became of another name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Link {
-    /// It is the same file's.
+    /// It is the same file's, or that of its copy in this subvolume.
     Same,
-    /// The file lies in another subvolume. The name is that of a copy, which shares its data.
+    /// The file lies in another subvolume. The name is the first of a copy, which shares its data.
     Copy,
 }
 

@@ -233,10 +233,10 @@ impl Tree for ImageTree<'_> {
         }
         if let Some(copy) = self.copy_in(dir.root, node) {
             self.handle()?.link(dir, name, copy)?;
-        } else {
-            let copy = self.aside(|tree| tree.copy(dir, name, node))?;
-            self.copies.insert((dir.root, node), copy);
+            return Ok(Link::Same);
         }
+        let copy = self.aside(|tree| tree.copy(dir, name, node))?;
+        self.copies.insert((dir.root, node), copy);
         Ok(Link::Copy)
     }
 

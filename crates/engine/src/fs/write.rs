@@ -92,33 +92,15 @@ impl Filesystem {
         }
         let options = file.write_options()?;
         file.outline_unless(0..end)?;
-        let mut at = offset.0;
-        let mut rest = bytes;
-        // Only who has it open writes to the space that it has.
-        let go_on_open = |file: Locked<'_>, lock, at, rest| {
-            drop((file, lock));
-            self.write_open(id, FileOffset(at), rest)
-        };
-        match file.clear_old_tail(offset.0, &options) {
+        let mut rest = (offset.0, bytes);
+        match file.write_steps(&mut rest, &options) {
+            // Only who has it open writes to the space that it has.
             Err(Error::NoSpace { .. }) if has_own_space(&file.inode) => {
-                return go_on_open(file, lock, at, rest);
+                drop((file, lock));
+                self.write_open(id, FileOffset(rest.0), rest.1)
             }
-            result => result?,
+            result => result,
         }
-        while !rest.is_empty() {
-            let step_end =
-                file.step_end(at, end.min(at / file.sector * file.sector + STEP_BYTES_MAX))?;
-            let count = usize::try_from(step_end - at).expect("a step is short");
-            let (now, later) = rest.split_at(count);
-            match file.write_step(at, now, &options) {
-                Err(Error::NoSpace { .. }) if has_own_space(&file.inode) => {
-                    return go_on_open(file, lock, at, rest);
-                }
-                result => result?,
-            }
-            (at, rest) = (step_end, later);
-        }
-        Ok(())
     }
 
     /// Cuts a regular file off, or extends it with a hole, to `size_bytes`. The calling thread must
@@ -295,6 +277,21 @@ impl<'a> Locked<'a> {
         let moved = self.outline_unless(0..u64::MAX);
         self.promise = before;
         moved.inspect_err(|_| io.keep_outline_promise(self.fs))
+    }
+
+    /// Writes all that is left of a write, from its offset on, in steps. What could not be written is left then.
+    fn write_steps(&mut self, left: &mut (u64, &[u8]), options: &WriteOptions) -> Result<()> {
+        let end = left.0 + left.1.len() as u64;
+        self.clear_old_tail(left.0, options)?;
+        while !left.1.is_empty() {
+            let (at, rest) = *left;
+            let step_end =
+                self.step_end(at, end.min(at / self.sector * self.sector + STEP_BYTES_MAX))?;
+            let count = usize::try_from(step_end - at).expect("a step is short");
+            self.write_step(at, &rest[..count], options)?;
+            *left = (step_end, &rest[count..]);
+        }
+        Ok(())
     }
 
     /// Where a step from `at` ends so that it replaces few enough extents.
