@@ -180,6 +180,7 @@ impl Leaving {
             let is_seldom = self.unseen_count <= UNSEEN_MAX;
             return if is_seldom { Holder::Leaves } else { Holder::Stays };
         };
+        self.unseen_count = 0;
         // Who names an image twice has it open himself.
         if pid == std::process::id() || !serves(pid) {
             return Holder::Stays;
@@ -187,6 +188,9 @@ impl Leaving {
         match mount_of(pid, &image) {
             Served::Nothing => {}
             Served::Here(mounted) => return Holder::Serves(mounted),
+            // Nor may be asked who has ended, be it since the lock was looked for.
+            Served::Unknown if has_ended(pid) => {}
+            Served::Unknown if ubtrfs_volume::lock_holder(&image) != Some(pid) => {}
             Served::Unknown => return Holder::Stays,
         }
         let waited = self.begun.get_or_insert_with(Instant::now).elapsed();
@@ -244,6 +248,12 @@ fn mount_of(pid: u32, image: &Path) -> Served {
     };
     let found = all_of_it_first(lines(&table).filter_map(of_line).filter(is_his));
     found.map_or(Served::Nothing, Served::Here)
+}
+
+/// Whether a process has ended, be it that it has files open yet: the kernel takes its memory and its namespaces from it before it closes the
+/// last of them.
+fn has_ended(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty())
 }
 
 /// The device numbers of the mounts whose `/dev/fuse` a process has open, as the system's table has them; `None` where the kernel does

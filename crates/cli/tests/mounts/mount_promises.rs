@@ -614,6 +614,31 @@ fn next_opener_waits_for_who_served_a_mount_that_has_ended() {
     }
 }
 
+/// For a moment who serves has neither a command line nor a table of mounts any more, and the image open yet. The next opener was refused in
+/// that moment, in one run of hundreds; here it lasts, as somebody else has the same open file.
+#[test]
+fn next_opener_waits_for_who_has_ended_and_not_closed_the_image() {
+    let Some(place) = Place::new(true) else { return };
+    let held = File::options().read(true).write(true).open(&place.image).unwrap();
+    let mut locker = {
+        // It keeps what it is given as long as it lives.
+        let mut flock = Command::new("flock");
+        flock.args(["-n", "0"]).stdin(held.try_clone().unwrap()).spawn().unwrap()
+    };
+    let status = PathBuf::from(format!("/proc/{}/status", locker.id()));
+    let has_ended = || fs::read_to_string(&status).unwrap().contains("State:\tZ");
+    wait_until("ended", has_ended);
+    let holder = ubtrfs_volume::lock_holder(&place.image);
+    assert_eq!(holder, Some(locker.id()), "it is locked by who has ended");
+    let mut opener = place.command(env!("CARGO_BIN_EXE_ubtrfs"));
+    let mut opener = opener.arg("ls").arg(&place.image).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(opener.try_wait().unwrap(), None, "it waits");
+    drop(held);
+    assert!(opener.wait().unwrap().success());
+    assert!(locker.wait().unwrap().success());
+}
+
 /// Who named a mounted image otherwise than it was named there waited for two minutes, and so did who named one twice.
 #[test]
 fn image_that_is_in_use_by_another_name_is_not_waited_for() {
