@@ -62,7 +62,7 @@ impl<F: FileSystem> OpenFile<F> {
 
 impl<F: FileSystem> AddressSpace<F> {
     fn make_unwritten_locked(&self, range: FileRange) -> Result<(), F::Error> {
-        if let Err(error) = self.filesystem.check_space(&self.inode, range.len_bytes()) {
+        if let Err(error) = self.filesystem.check_unwritten_space(&self.inode, range.len_bytes()) {
             // What has the space that it needs, and is zeros on the medium, needs no more.
             let is_on_its_way = self.first_on_its_way(range).is_some();
             if is_on_its_way || !self.is_unwritten(range)? {

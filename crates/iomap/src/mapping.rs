@@ -410,6 +410,19 @@ pub trait FileSystem: Send + Sync + 'static {
     /// If there is none.
     fn check_space(&self, inode: &Self::Inode, len_bytes: u64) -> Result<(), Self::Error>;
 
+    /// Whether so many bytes can be made unwritten space now, as far as that is known before it begins: [`FileSystem::check_space()`], and what
+    /// else that takes. Asked before anything is dropped for it.
+    ///
+    /// # Errors
+    /// As [`FileSystem::check_space()`].
+    fn check_unwritten_space(
+        &self,
+        inode: &Self::Inode,
+        len_bytes: u64,
+    ) -> Result<(), Self::Error> {
+        self.check_space(inode, len_bytes)
+    }
+
     /// Makes whole blocks unwritten space, whatever they were. A filesystem that can do so in one step, which fails before it
     /// has lost data, does. The dirty block that would have said where the file ends may be gone before, as with [`FileSystem::punch()`].
     ///

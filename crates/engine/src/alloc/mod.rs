@@ -60,7 +60,7 @@ use chunk::DeviceSpace;
 pub(crate) use data_space::{DataPromise, Promised};
 use delayed_ref::{DelayedRefs, ExtentKind, Queued};
 use space_info::SpaceInfo;
-pub(crate) use space_info::{Class, bytes_of_extents, bytes_of_refs};
+pub(crate) use space_info::{Class, Left, bytes_of_extents, bytes_of_refs};
 
 /// Options of the allocator that only measurements and image builders change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,6 +130,8 @@ struct State {
     reserved_bytes: u64,
     /// Bytes of metadata that what is held back above may need, as of the last reservation.
     held_back_bytes: u64,
+    /// What brings a block of dirty data to the medium may take so much metadata, as was said last.
+    storing_bytes: u64,
     /// Bytes of the trees that only the commit edits, as of the last reservation.
     tree_bytes: u64,
     /// Caches that Linux left of groups.

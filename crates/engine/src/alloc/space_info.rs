@@ -9,6 +9,7 @@ use ubtrfs_ondisk::LogicalAddr;
 use super::{Allocator, State};
 use crate::btree::Roots;
 use crate::error::{Error, Result};
+use crate::txn::Leaves;
 
 /// What a block group is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +100,17 @@ const FREEING_COMMIT_BYTES: u64 = 4 << 20;
 /// Of small filesystems no more than this part of all metadata.
 const FREEING_RESERVE_PART: u64 = 3;
 
+/// What an operation leaves of metadata.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    /// The worst case of one operation that frees space.
+    pub(crate) freeing_bytes: u64,
+    /// That of bringing a block of dirty data to the medium.
+    pub(crate) storing_bytes: u64,
+    /// What of it the operation leaves.
+    pub(crate) by: Leaves,
+}
+
 impl State {
     /// Bytes of metadata that the commit may need for what is pending: the copies of the leaves
     /// that it touches, and the new items. Each pending extent touches three leaves. Each leaf so
@@ -116,9 +128,20 @@ impl State {
 
     /// Bytes of metadata that only what frees space may use: `worst_bytes` of one such operation,
     /// and the commit that follows it, so that a full filesystem can be emptied.
+    /// Who makes data dirty leaves as much, and what brings that to the medium takes `storing_bytes` of it.
     pub(super) fn freeing_reserve_bytes(&self, worst_bytes: u64) -> u64 {
         let bytes = worst_bytes.saturating_add(FREEING_COMMIT_BYTES);
-        bytes.min(self.metadata_total_bytes / FREEING_RESERVE_PART)
+        bytes.min(self.metadata_total_bytes / FREEING_RESERVE_PART).max(self.storing_bytes)
+    }
+
+    /// Bytes of metadata that stay free behind an operation, beside those that are promised.
+    fn left_bytes(&self, left: Left) -> u64 {
+        let for_freeing = || self.freeing_reserve_bytes(left.freeing_bytes);
+        match left.by {
+            Leaves::Nothing => 0,
+            Leaves::ForStoring => left.freeing_bytes.max(self.storing_bytes).min(for_freeing()),
+            Leaves::ForFreeing => for_freeing(),
+        }
     }
 
     /// Bytes of metadata that are promised.
@@ -130,8 +153,8 @@ impl State {
 
 impl Allocator {
     /// Promises `bytes` of metadata, loading groups and allocating chunks until they are there.
-    /// Returns false where committing might free what is missing.
-    /// About `left_bytes` stay free besides, for what frees space.
+    /// Returns false where committing might free what is missing, or others give back what they do not need of what is promised to them.
+    /// `left` says what stays free besides.
     /// `held_back` bytes will be needed by what is not yet in the trees, and `tree_bytes` is the
     /// size of those that only the commit edits.
     ///
@@ -143,11 +166,11 @@ impl Allocator {
         bytes: u64,
         held_back: u64,
         tree_bytes: u64,
-        left_bytes: u64,
+        left: Left,
     ) -> Result<bool> {
         let nodesize = self.nodesize_bytes();
         loop {
-            let (needed, free, has_pinned) = {
+            let (needed, free, may_become_free) = {
                 let mut state = self.state();
                 state.held_back_bytes = held_back;
                 state.tree_bytes = tree_bytes;
@@ -156,14 +179,14 @@ impl Allocator {
                 if state.is_mixed {
                     needed = needed.saturating_add(state.promised_data_bytes);
                 }
-                if left_bytes > 0 {
-                    needed = needed.saturating_add(state.freeing_reserve_bytes(left_bytes));
-                }
+                state.storing_bytes = left.storing_bytes;
+                needed = needed.saturating_add(state.left_bytes(left));
                 if needed <= free {
                     state.reserved_bytes += bytes;
                     return Ok(true);
                 }
-                (needed, free, !state.pinned.is_empty() || state.refs.len() > 0)
+                let has_pinned = !state.pinned.is_empty() || state.refs.len() > 0;
+                (needed, free, has_pinned || state.reserved_bytes > 0)
             };
             if self.load_free_space(roots, Class::Metadata)? {
                 continue;
@@ -174,7 +197,7 @@ impl Allocator {
                 continue;
             }
             self.read_spare(roots)?;
-            if has_pinned || self.state().empty_spare().is_some() {
+            if may_become_free || self.state().empty_spare().is_some() {
                 return Ok(false);
             }
             return Err(Error::NoSpace {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use ubtrfs_ondisk::file_extent::{FileExtent, RegularExtent};
-use ubtrfs_ondisk::{Key, KeyType};
+use ubtrfs_ondisk::{Corruption, Key, KeyType, Reason};
 
 use super::append::{Target, extent_key, insert, put_hole};
 use super::csum::PendingCsums;
@@ -75,11 +75,15 @@ fn end_of(start: u64, extent: &FileExtent<'_>) -> u64 {
 /// A block that cannot be read; damage in the item.
 pub(super) fn is_of_no_length(core: &Core, target: &Target, key: Key) -> Result<bool> {
     let Some(data) = core.roots.tree(target.root)?.lookup(&key)? else { return Ok(false) };
-    Ok(match FileExtent::parse(&data).map_err(|error| error.in_root(target.root))? {
-        FileExtent::Inline { ram_bytes, .. } => ram_bytes == 0,
+    Ok(has_no_length(&FileExtent::parse(&data).map_err(|error| error.in_root(target.root))?))
+}
+
+fn has_no_length(extent: &FileExtent<'_>) -> bool {
+    match extent {
+        FileExtent::Inline { ram_bytes, .. } => *ram_bytes == 0,
         FileExtent::Regular(extent) => extent.is_hole() && extent.num_bytes == 0,
         FileExtent::Prealloc(_) => false,
-    })
+    }
 }
 
 /// Takes `range`, whole sectors, out of a file. Inline data goes whole. Returns the bytes that the
@@ -227,13 +231,17 @@ pub(crate) fn start_of_last(
     let mut cursor = core.roots.tree(target.root)?.cursor();
     cursor.seek_back(&extent_key(target, range.end - 1))?;
     let mut from = None;
-    for _ in 0..count_max {
+    // And one more: where that does not overlap, there may be a hole before the last of those that count.
+    for count in 0..=count_max {
         let Some((key, data)) = cursor.current()?.filter(|(key, _)| is_extent(target, key)) else {
             return Ok(from.map(|_| range.start));
         };
         let extent = FileExtent::parse(data).map_err(|error| error.in_root(target.root))?;
         if end_of(key.offset, &extent) <= range.start {
             return Ok(from.map(|_| range.start));
+        }
+        if count == count_max {
+            break;
         }
         from = Some(key.offset.max(range.start));
         if key.offset <= range.start {
@@ -288,6 +296,14 @@ fn missing_holes(core: &Core, target: &Target, range: &Range<u64>) -> Result<Vec
     let mut at = range.start;
     for (start, data) in overlapping(core, target, range, usize::MAX)? {
         let extent = FileExtent::parse(&data).map_err(|error| error.in_root(target.root))?;
+        if end_of(start, &extent) == start && !has_no_length(&extent) {
+            // Nothing gives way to a hole but what is none, and this has space.
+            let key = extent_key(target, start);
+            return Err(Corruption::new(Reason::BadValue)
+                .in_root(target.root)
+                .have(format!("a file extent of no length that has space, {key}"))
+                .into());
+        }
         if start > at {
             holes.push(at..start);
         }

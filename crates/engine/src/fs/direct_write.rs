@@ -82,7 +82,7 @@ impl Filesystem {
     ) -> Result<PromisedPiece<'_>> {
         loop {
             let range = front_of(rest, max.new_bytes);
-            match self.promise_data(range.len_bytes()) {
+            match self.promise_new(range.len_bytes(), || self.promise_data(range.len_bytes())) {
                 Ok(()) => return Ok(PromisedPiece { range, alone: None }),
                 Err(Error::NoSpace { .. }) => {}
                 Err(error) => return Err(error),
@@ -92,13 +92,23 @@ impl Filesystem {
                 return Ok(PromisedPiece { range, alone: Some(alone) });
             }
             let len_bytes = range.len_bytes();
-            let error = match self.with_less_dirty(len_bytes, || self.promise_data(len_bytes)) {
+            let promise = || self.with_less_dirty(len_bytes, || self.promise_data(len_bytes));
+            let error = match self.promise_new(len_bytes, promise) {
                 Ok(()) => return Ok(PromisedPiece { range, alone: None }),
                 Err(error @ Error::NoSpace { .. }) => error,
                 Err(error) => return Err(error),
             };
             max.new_bytes = self.half(range).ok_or(error)?;
         }
+    }
+
+    /// Promises space by `promise`, and metadata as for what becomes dirty: what is written directly takes none of what is kept back for
+    /// that, and for removals.
+    fn promise_new(&self, len_bytes: u64, promise: impl Fn() -> Result<()>) -> Result<()> {
+        promise()?;
+        self.promise_items(len_bytes).inspect_err(|_| {
+            self.inner.core.alloc.take_back_data(len_bytes, Promised::Space);
+        })
     }
 
     /// Shortens the next pieces, after there was no space for the items of one. Returns false where that

@@ -674,8 +674,6 @@ impl FileSystem for FileIo {
 
     fn write_straight(&self, inode: &IoInode, run: &WritebackRun<'_>) -> Result<u64> {
         let fs = self.fs()?;
-        // As for what becomes dirty: what is promised otherwise does not come into what is kept for removals.
-        fs.promise_items(run.range.len_bytes())?;
         let from = if fs.writes_back_beside() { From::Writer } else { From::Caller };
         fs.write_direct(inode, run, from)
     }
@@ -722,6 +720,12 @@ impl FileSystem for FileIo {
         Ok(())
     }
 
+    fn check_unwritten_space(&self, inode: &IoInode, len_bytes: u64) -> Result<()> {
+        self.check_space(inode, len_bytes)?;
+        // As who allocates holes: what was promised goes first, and what frees space.
+        self.fs()?.begin_step(ALLOCATION_STEP).map(drop)
+    }
+
     fn allocate(&self, inode: &IoInode, range: FileRange) -> Result<()> {
         let (fs, range) = (self.fs()?, range.start.bytes()..range.end.bytes());
         fs.with_less_dirty(range.end - range.start, || {
@@ -737,8 +741,9 @@ impl FileSystem for FileIo {
             return fs.record_end(inode);
         };
         fs.punch_file(inode, rest.clone())?;
-        // What was there is gone by now, and from memory what was dirty over holes: refused now, it would be gone for nothing.
-        let step = ALLOCATION_STEP.promised();
+        // What was there is gone by now, and from memory what was dirty over holes: refused now, it would be gone for nothing. But what others
+        // have dirty would be lost for it.
+        let step = ALLOCATION_STEP.promised_behind_data();
         fs.with_less_dirty(rest.end - rest.start, || fs.allocate_file(inode, rest.clone(), step))
     }
 

@@ -417,13 +417,16 @@ impl Filesystem {
         file.skip_errors();
         let offset = FileOffset::new(offset.0);
         check_flags(id, self.disk_inode(id)?.flags, offset >= file.size())?;
-        let range = FileRange::with_len(offset, bytes.len() as u64);
         let mut done = 0;
-        while done < bytes.len() {
+        let mut written = Ok(());
+        while done < bytes.len() && written.is_ok() {
             let at = offset.saturating_add(done as u64);
-            done += file.write(at, &bytes[done..])?;
+            written = file.write(at, &bytes[done..]).map(|count| done += count);
         }
-        file.space().flush(range)?;
+        // What was written before an error stays, too, and is durable with the next commit.
+        let flushed = file.space().flush(FileRange::with_len(offset, done as u64));
+        written?;
+        flushed?;
         file.take_error()
     }
 

@@ -284,6 +284,75 @@ mod tests {
         assert!(have == bytes);
     }
 
+    /// It was dirty in memory, for as long as nobody asked that it be stored.
+    #[test]
+    fn front_of_a_closed_write_that_fails_is_on_the_medium() {
+        let (fs, space) = full();
+        space.truncate(FileOffset::ZERO).unwrap();
+        fs.sync().unwrap();
+        let file = create_in_place(&fs);
+        let id = file.id();
+        file.allocate(FileOffset::ZERO, 4096, Reach::Extends).unwrap();
+        file.fsync().unwrap();
+        drop(file);
+        let filler = create(&fs, b"rest");
+        while filler.allocate(filler.size(), 4096, Reach::Extends).is_ok() {}
+        fs.sync().unwrap();
+        let written = fs.write(id, ubtrfs_ondisk::FileOffset(0), &[2; 8192]);
+        assert!(matches!(written, Err(Error::NoSpace { .. })), "{written:?}");
+        assert!(!fs.is_open(id), "nothing is dirty");
+        let mut bytes = vec![9; 4096];
+        assert_eq!(fs.read(id, ubtrfs_ondisk::FileOffset(0), &mut bytes).unwrap(), 4096);
+        assert!(bytes == [2; 4096]);
+    }
+
+    /// What a clone brings behind a snapshot, of a file that is not in that, belongs to the clone alone when its source is gone.
+    #[test]
+    fn data_cloned_behind_a_snapshot_is_written_over_on_a_full_filesystem() {
+        let disk = ubtrfs_ondisk::FileOffset;
+        for is_allocated in [false, true] {
+            let (fs, space) = full();
+            space.truncate(FileOffset::ZERO).unwrap();
+            fs.sync().unwrap();
+            let top = fs.top_level();
+            let new = NewInode::new(0o040_755, fs.runtime().clock.now());
+            let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+            let sub = handle.create_subvolume(top, b"sub", &new).unwrap();
+            drop(handle);
+            let create_in = |dir, name: &[u8]| {
+                let new = NewInode::new(0o100_644, fs.runtime().clock.now());
+                let mut handle = fs.begin(Reservation::create(0)).unwrap();
+                let id = handle.create(dir, name, &new).unwrap();
+                let bits = if is_allocated { 0 } else { flags::NODATACOW | flags::NODATASUM };
+                let attributes = SetAttributes { flags: Some(bits), ..SetAttributes::default() };
+                handle.set_attributes(id, &attributes).unwrap();
+                id
+            };
+            let source = create_in(top, b"source");
+            let file = fs.open_data(source).unwrap();
+            file.allocate(FileOffset::ZERO, 4096, Reach::Extends).unwrap();
+            if !is_allocated {
+                file.write(FileOffset::ZERO, &[1; 4096]).unwrap();
+            }
+            file.fsync().unwrap();
+            drop(file);
+            let copy = create_in(sub, b"copy");
+            fs.sync().unwrap();
+            fs.snapshot(sub.root, top, b"snapshot", &SnapshotOptions::default()).unwrap();
+            fs.clone_range(source, disk(0)..disk(4096), copy, disk(0)).unwrap();
+            fs.unlink(top, b"source").unwrap();
+            fs.sync().unwrap();
+            let filler = create(&fs, b"rest");
+            while filler.allocate(filler.size(), 4096, Reach::Extends).is_ok() {}
+            fs.sync().unwrap();
+            fs.write(copy, disk(0), &[2; 4096]).unwrap();
+            fs.sync().unwrap();
+            let mut bytes = vec![9; 4096];
+            fs.read(copy, disk(0), &mut bytes).unwrap();
+            assert!(bytes == [2; 4096], "{is_allocated}");
+        }
+    }
+
     /// The block in which the file ends is written over first.
     #[test]
     fn closed_file_takes_data_behind_its_end_in_its_space_on_a_full_filesystem() {

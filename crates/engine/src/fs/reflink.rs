@@ -454,7 +454,13 @@ impl<'a> Clone<'a> {
             .and(Reservation::items(4))
             .and(Reservation::removals(STEP_EXTENTS_MAX as u64))
             .with_holes(self.target.hole_count(&gap)?);
-        let mut handle = fs.begin_step(reservation)?;
+        // What is there and not written is written in place, whatever the file's flags say.
+        let is_allocated = mappings.iter().any(|mapping| mapping.kind == MappingKind::Prealloc);
+        let (root, inode_flags) = (self.target.target.root, self.target.inode.flags);
+        let mut handle = match is_allocated {
+            true => fs.begin_step_behind_snapshots(root, reservation)?,
+            false => fs.begin_step_for_data(root, inode_flags, reservation)?,
+        };
         handle.check_file(self.target.inode.id)?;
         // A source whose subvolume was deleted since may have lost its extents.
         fs.disk_inode(self.source.inode.id)?;

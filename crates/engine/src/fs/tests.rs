@@ -291,6 +291,26 @@ fn extents_of_no_length_are_passed_over_and_written_over() {
     }
 }
 
+/// It gives way to nothing: where holes have items, the one behind the end had its key, and the filesystem was aborted.
+#[test]
+fn extent_of_no_length_that_has_space_is_damage_and_aborts_nothing() {
+    let fs = new_filesystem_with(&MkfsOptions {
+        no_holes: false,
+        block_group_tree: false,
+        ..MkfsOptions::default()
+    });
+    let id = new_file(&fs, "file");
+    fs.write(id, FileOffset(0), &[1; 8192]).unwrap();
+    let start = put_data(&fs, &[2; 4096]);
+    put_extent(&fs, id, 2 * SECTOR, &FileExtent::Regular(extent(start, SECTOR, 0, 0)));
+    let longer = fs.truncate(id, 9 * SECTOR);
+    assert!(matches!(longer, Err(Error::Corrupt(_))), "{longer:?}");
+    let opened = fs.open_data(id).unwrap().truncate(ubtrfs_iomap::FileOffset::new(9 * SECTOR));
+    assert!(matches!(opened, Err(Error::Corrupt(_))), "{opened:?}");
+    assert_eq!(read(&fs, id).unwrap(), [1; 8192]);
+    fs.commit().unwrap();
+}
+
 /// Where holes have items, that of what is behind the old end has that key; and what is appended.
 #[test]
 fn extent_of_no_length_at_the_end_gives_way_to_what_comes_there() {

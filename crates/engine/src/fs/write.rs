@@ -41,6 +41,8 @@ const STEP_BYTES_MAX: u64 = 4 << 20;
 pub(super) const STEP_EXTENTS_MAX: usize = 64;
 /// Most that one step takes away of a file that is cut. The explorer's files are short.
 const CUT_EXTENTS_MAX: usize = if cfg!(ubtrfs_explore) { 2 } else { STEP_EXTENTS_MAX };
+/// As many go at once with a file's end, be it to where a commit has it in between.
+const CUT_AT_ONCE_MAX: usize = CUT_EXTENTS_MAX;
 /// Largest file, as in Linux.
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
@@ -122,27 +124,45 @@ impl Filesystem {
         if size_bytes > old {
             file.outline_unless(0..size_bytes)?;
         }
+        let sectors_end = size_bytes.next_multiple_of(file.sector);
+        // Whatever a commit has of it, all that goes at once is gone or there.
+        if size_bytes < old
+            && start_of_last_extents(self, id, sectors_end, CUT_AT_ONCE_MAX + 1)? <= sectors_end
+        {
+            match file.end_at(size_bytes) {
+                // Fewer at a time take less.
+                Err(Error::NoSpace { .. }) => {}
+                result => return result,
+            }
+        }
         let _cut = match size_bytes < old {
             true => file.cut_from_end(size_bytes)?,
             false => None,
         };
-        let options = file.write_options()?;
+        file.end_at(size_bytes)
+    }
+}
+
+impl Locked<'_> {
+    /// Lets the file end at `size`, and drops the few extents that it has behind that, in one step.
+    fn end_at(&mut self, size: u64) -> Result<()> {
+        let options = self.write_options()?;
         // A file that Linux left may go on behind its inline data.
-        if size_bytes <= file.sector && file.is_inline()? {
-            let bytes = file.read(0..size_bytes)?;
+        if size <= self.sector && self.is_inline()? {
+            let bytes = self.read(0..size)?;
             // What is inline stays so, whatever new data of the file is: to be cut it needs no space.
-            let max_inline_bytes = self.write_options(None).max_inline_bytes;
+            let max_inline_bytes = self.fs.write_options(None).max_inline_bytes;
             let options = WriteOptions { max_inline_bytes, ..options };
-            return file.replace(0, &bytes, size_bytes, &options);
+            return self.replace(0, &bytes, size, &options);
         }
         // What lies behind the end in its sector must be zeros, for when the file grows.
-        let edge = size_bytes.min(old);
-        let sector_start = edge / file.sector * file.sector;
-        if edge > sector_start && file.has_data_at(sector_start)? {
-            let kept = file.read(sector_start..edge)?;
-            return file.replace(sector_start, &kept, size_bytes, &options);
+        let edge = size.min(self.inode.size_bytes);
+        let sector_start = edge / self.sector * self.sector;
+        if edge > sector_start && self.has_data_at(sector_start)? {
+            let kept = self.read(sector_start..edge)?;
+            return self.replace(sector_start, &kept, size, &options);
         }
-        file.replace(edge.next_multiple_of(file.sector), &[], size_bytes, &options)
+        self.replace(edge.next_multiple_of(self.sector), &[], size, &options)
     }
 }
 
@@ -413,13 +433,15 @@ impl<'a> Locked<'a> {
         csums: &[u8],
         size: u64,
     ) -> Result<()> {
-        let removals = Reservation::removals(STEP_EXTENTS_MAX as u64);
+        // What is behind the end of a file that is cut off goes, too.
+        let is_cut = size < self.inode.size_bytes;
+        let dropped = range.start..if is_cut { u64::MAX } else { range.end };
+        let old_count = drop_range::extent_count(&self.fs.inner.core, &self.target, &dropped)?;
         let reservation = match written.extent_count() {
-            // What only cuts off frees space, and all but the extent around the end is gone.
-            0 => Reservation::removals(6),
-            count => Reservation::extents(count + 2).and(Reservation::items(4)).and(removals),
+            // What only cuts off frees space.
+            0 => Reservation::removals(old_count + 2),
+            count => Reservation::storing(count, old_count, 1).with_csums(csums.len() as u64),
         };
-        let old_size = self.inode.size_bytes;
         let gap = self.gap_behind(range.start, size);
         let reservation = reservation.with_holes(self.hole_count(&gap)?);
         let reservation = match self.promise {
@@ -435,8 +457,6 @@ impl<'a> Locked<'a> {
         let files = &self.fs.inner.files;
         let txn = &mut handle.txn;
         let _change = self.change();
-        // What is behind the end of a file that is cut off goes, too.
-        let dropped = range.start..if size < old_size { u64::MAX } else { range.end };
         let lost = drop_range(txn, &self.target, &dropped, files.kept())?;
         let pending = &files.csums;
         let added = append::enter_all(txn, &self.target, written, csums, pending, Grows::Yes)?;

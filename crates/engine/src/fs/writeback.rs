@@ -419,8 +419,10 @@ impl<'f> Job<'f> {
         let count = parts.len() as u64;
         let _lock = fs.inner.files.lock_data(self.io.id);
         let end = parts.last().map_or(0, |part| part.range().end).min(self.size);
+        let len_bytes: u64 = parts.iter().map(Part::len_bytes).sum();
         let reservation = Reservation::extents(3 * count)
             .and(Reservation::items(2 + count))
+            .with_csums(self.csums_bytes(len_bytes))
             .with_holes(fs.holes_grown_over(self.io, end)?);
         let mut handle = fs.begin_step(reservation.and(Reservation::removals(count)).promised())?;
         self.check(&handle)?;
@@ -564,10 +566,10 @@ impl<'f> Job<'f> {
         let _lock = fs.inner.files.lock_data(self.io.id);
         self.outline(parts)?;
         let end = parts.last().map_or(0, |part| part.range().end).min(self.size);
-        let reservation = Reservation::extents(written.extent_count() + 2)
-            .and(Reservation::items(4))
-            .and(Reservation::removals(old_count + 2 * parts.len() as u64))
+        let (extents, parts_count) = (written.extent_count(), parts.len() as u64);
+        let reservation = Reservation::storing(extents, old_count, parts_count)
             .with_holes(fs.holes_grown_over(self.io, end)?)
+            .with_csums(csums.len() as u64)
             .promised();
         let mut handle = fs.begin_step_for_data(self.io.id.root, self.inode.flags, reservation)?;
         self.check(&handle)?;
@@ -615,6 +617,12 @@ impl<'f> Job<'f> {
             self.fs.runtime().executor.compute_each_beside(work.into_iter(), compute, write)
         };
         (result, csums)
+    }
+
+    /// Bytes of the checksums of so much data of the file.
+    fn csums_bytes(&self, len_bytes: u64) -> u64 {
+        let (sector, csum) = (self.options.sectorsize_bytes as u64, self.fs.csum_type());
+        if self.target.has_csums { len_bytes / sector * csum.len_bytes() as u64 } else { 0 }
     }
 
     fn core(&self) -> &Core {

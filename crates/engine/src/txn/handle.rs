@@ -51,6 +51,13 @@ impl<'a> Handle<'a> {
         self
     }
 
+    /// Others may be opened again.
+    pub(super) fn beside_others(mut self) -> Self {
+        self.is_alone = false;
+        self.core.open_gate();
+        self
+    }
+
     #[cfg(test)]
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.reserved_bytes

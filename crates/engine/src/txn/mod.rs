@@ -33,11 +33,12 @@ use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_ondisk::{DeviceId, Generation, RootId};
 use ubtrfs_rt::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Runtime, Time, lock_brief};
 
-use crate::alloc::{self, Allocator};
+use crate::alloc::{self, Allocator, Left};
 use crate::btree::Roots;
 use crate::error::{Error, Result};
 
 pub(crate) use handle::Handle;
+pub(crate) use reservation::Leaves;
 pub use reservation::Reservation;
 use watch::NameWatch;
 
@@ -202,20 +203,22 @@ impl Core {
         } else {
             self.share_memory_with(pending_bytes);
         }
+        let handle = self.enter()?;
+        let (bytes, is_granted) = self.reserve(reservation)?;
+        if is_granted {
+            return Ok(handle.with_reserved(bytes));
+        }
+        drop(handle);
         // Where nothing may commit, nothing is freed by it.
-        let mut has_committed = is_held;
-        loop {
-            let handle = self.enter()?;
-            let (bytes, is_granted) = self.reserve(reservation)?;
-            if is_granted {
-                return Ok(handle.with_reserved(bytes));
-            }
-            drop(handle);
-            if has_committed {
-                return Err(no_metadata(bytes));
-            }
-            self.commit_unless_held()?;
-            has_committed = true;
+        if is_held {
+            return Err(no_metadata(bytes));
+        }
+        self.commit_unless_held()?;
+        // What others have reserved, of which they give back the most, is not lacking when they are through.
+        let handle = self.enter_alone()?;
+        match self.reserve(reservation)? {
+            (bytes, true) => Ok(handle.beside_others().with_reserved(bytes)),
+            (bytes, false) => Err(no_metadata(bytes)),
         }
     }
 
@@ -234,25 +237,27 @@ impl Core {
             0 => 0,
             _ => self.csum_tree_bytes()?,
         };
-        let worst = |reservation: Reservation| {
+        let is_shared = self.roots.has_shared() || reservation.makes_shared();
+        let worst = |reservation: Reservation, csum_tree_bytes: u64| {
             let (adds, frees) = (reservation.adds(), reservation.frees());
             let extents =
                 alloc::bytes_of_extents(adds, frees, nodesize, tree_bytes, csum_tree_bytes);
             let bytes = reservation.bytes(nodesize, used_bytes).saturating_add(extents);
-            if !self.roots.has_shared() && !reservation.makes_shared() {
+            if !is_shared {
                 return bytes;
             }
             let refs = reservation.shared_refs(nodesize, used_bytes);
             bytes.saturating_add(alloc::bytes_of_refs(refs, nodesize, tree_bytes))
         };
-        let bytes = worst(reservation);
-        // So that a full filesystem can be emptied.
-        let left_bytes = match reservation.frees_space() {
-            true => 0,
-            false => worst(Reservation::delete_subvolume()),
+        let bytes = worst(reservation, csum_tree_bytes);
+        let left = Left {
+            // So that a full filesystem can be emptied.
+            freeing_bytes: worst(Reservation::delete_subvolume(), 0),
+            // Without a look at a tree, for so few extents.
+            storing_bytes: worst(Reservation::storing(1, 1, 1).with_holes(1), u64::MAX),
+            by: reservation.leaves(),
         };
-        let is_granted =
-            self.alloc.reserve(&self.roots, bytes, held_back, tree_bytes, left_bytes)?;
+        let is_granted = self.alloc.reserve(&self.roots, bytes, held_back, tree_bytes, left)?;
         Ok((bytes, is_granted))
     }
 
@@ -275,20 +280,40 @@ impl Core {
     pub(crate) fn begin_alone(&self, reservation: Reservation) -> Result<Handle<'_>> {
         loop {
             let handle = self.begin(reservation)?;
-            let mut gate = lock_brief(&self.gate);
-            if gate.is_closed {
-                // Somebody waits for this handle to end.
-                drop(gate);
-                drop(handle);
-                continue;
+            if self.is_only_one() {
+                return Ok(handle.alone());
             }
-            gate.is_closed = true;
-            while gate.open_handles > 1 {
-                self.changed.wait(&mut gate);
-            }
-            drop(gate);
-            return Ok(handle.alone());
         }
+    }
+
+    /// As [`Core::enter`], when no other handle is open, and as long as this one lives none is opened.
+    fn enter_alone(&self) -> Result<Handle<'_>> {
+        loop {
+            let handle = self.enter()?;
+            if self.is_only_one() {
+                return Ok(handle.alone());
+            }
+        }
+    }
+
+    /// Closes the gate behind the one handle that this thread has open, and waits until all others have ended. Returns false where somebody
+    /// else has closed it, and waits for this handle to end.
+    fn is_only_one(&self) -> bool {
+        let mut gate = lock_brief(&self.gate);
+        if gate.is_closed {
+            return false;
+        }
+        gate.is_closed = true;
+        while gate.open_handles > 1 {
+            self.changed.wait(&mut gate);
+        }
+        true
+    }
+
+    /// Opens the gate again for who waits for a handle.
+    fn open_gate(&self) {
+        lock_brief(&self.gate).is_closed = false;
+        self.changed.notify_all();
     }
 
     /// The handle of a filesystem's first transaction: there is no extent tree yet that a

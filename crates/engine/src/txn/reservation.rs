@@ -7,6 +7,17 @@ const CHILD_BYTES: u64 = 33;
 /// Bytes of a file extent's item and its header.
 const FILE_EXTENT_BYTES: u64 = 25 + 53;
 
+/// What an operation leaves of the metadata that is kept back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Leaves {
+    /// All that is kept back for what frees space.
+    ForFreeing,
+    /// What storing dirty data takes, and deleting a subvolume: it was promised, but less than they were.
+    ForStoring,
+    /// Nothing: it was promised, or frees more than it takes.
+    Nothing,
+}
+
 /// Metadata that an operation may need at worst. Granted before it begins, so that no operation
 /// runs out of space half way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,8 +35,7 @@ pub struct Reservation {
     adds: u64,
     /// It is what makes blocks shared.
     makes_shared: bool,
-    /// It may use what others leave for it, as it frees more than it takes.
-    frees_space: bool,
+    leaves: Leaves,
 }
 
 impl Reservation {
@@ -39,7 +49,7 @@ impl Reservation {
             frees: 0,
             adds: 0,
             makes_shared: false,
-            frees_space: false,
+            leaves: Leaves::ForFreeing,
         }
     }
 
@@ -63,12 +73,23 @@ impl Reservation {
     /// Making a tree of items of so many bytes anew, which may use what is kept back: nothing can be
     /// removed before.
     pub(crate) const fn rebuild(bytes: u64) -> Self {
-        Self { adjacent_bytes: bytes, frees_space: true, ..Self::items(16) }
+        Self { adjacent_bytes: bytes, leaves: Leaves::Nothing, ..Self::items(16) }
     }
 
     /// With explicit holes, so many, between the extents of a file, which are moved for them.
     pub(crate) const fn with_holes(self, count: u64) -> Self {
         Self { adjacent_bytes: self.adjacent_bytes + 2 * count * FILE_EXTENT_BYTES, ..self }
+    }
+
+    /// With the checksums of the extents, so many bytes, which may become items under the same handle.
+    pub(crate) const fn with_csums(self, bytes: u64) -> Self {
+        Self { adjacent_bytes: self.adjacent_bytes + bytes, ..self }
+    }
+
+    /// Putting `extent_count` extents in the place of `old_count` in `part_count` ranges of a file.
+    pub(crate) const fn storing(extent_count: u64, old_count: u64, part_count: u64) -> Self {
+        let removals = Self::removals(old_count + 2 * part_count);
+        Self::extents(extent_count + 2).and(Self::items(4)).and(removals)
     }
 
     /// Both of two operations.
@@ -81,7 +102,11 @@ impl Reservation {
             frees: self.frees + other.frees,
             adds: self.adds + other.adds,
             makes_shared: self.makes_shared || other.makes_shared,
-            frees_space: self.frees_space && other.frees_space,
+            leaves: match (self.leaves, other.leaves) {
+                (Leaves::ForFreeing, _) | (_, Leaves::ForFreeing) => Leaves::ForFreeing,
+                (Leaves::ForStoring, _) | (_, Leaves::ForStoring) => Leaves::ForStoring,
+                _ => Leaves::Nothing,
+            },
         }
     }
 
@@ -99,41 +124,46 @@ impl Reservation {
     /// Taking back up to `count` references of a tree that is dropped, which changes no block of the
     /// tree: its root item.
     pub(crate) const fn drops(count: u64) -> Self {
-        Self { frees_space: true, adjacent_bytes: count * 64, frees: count, ..Self::items(2) }
+        Self { leaves: Leaves::Nothing, adjacent_bytes: count * 64, frees: count, ..Self::items(2) }
     }
 
     /// Removing a name: two directory items, the reference back, both inodes, an orphan item. It may
     /// use what is kept back from what does not free space.
     pub const fn remove_name() -> Self {
-        Self { frees_space: true, ..Self::items(7) }
+        Self { leaves: Leaves::Nothing, ..Self::items(7) }
     }
 
     /// Removing `count` items that lie side by side.
     pub const fn removals(count: u64) -> Self {
-        Self { frees_space: true, removals: count, frees: count, ..Self::items(2) }
+        Self { leaves: Leaves::Nothing, removals: count, frees: count, ..Self::items(2) }
     }
 
     /// Deleting a subvolume's name: its entries and references, its root item, an orphan item, its
     /// uuids, the directory's inode. As [`Reservation::remove_name`] it may use what is kept back.
     pub const fn delete_subvolume() -> Self {
-        Self { frees_space: true, unshared_items: 9, ..Self::items(12) }
+        Self { leaves: Leaves::Nothing, unshared_items: 9, ..Self::items(12) }
     }
 
     /// Clearing flags of an inode that forbid to remove what is below it. It may use what is kept
     /// back, as a full filesystem could not be emptied otherwise.
     pub const fn allow_removal() -> Self {
-        Self { frees_space: true, ..Self::items(1) }
+        Self { leaves: Leaves::Nothing, ..Self::items(1) }
     }
 
     /// Making a subvolume writable, or another one the default: root item, two uuid items, the directory of roots. As
     /// [`Reservation::allow_removal`] it may use what is kept back.
     pub(crate) const fn allow_removal_in_subvolumes() -> Self {
-        Self { frees_space: true, unshared_items: 4, ..Self::items(4) }
+        Self { leaves: Leaves::Nothing, unshared_items: 4, ..Self::items(4) }
     }
 
     /// For what was promised before: it may use what is kept back.
     pub(crate) const fn promised(self) -> Self {
-        Self { frees_space: true, ..self }
+        Self { leaves: Leaves::Nothing, ..self }
+    }
+
+    /// For what was promised, and must not take what others need whose data would be lost without: see [`Leaves::ForStoring`].
+    pub(crate) const fn promised_behind_data(self) -> Self {
+        Self { leaves: Leaves::ForStoring, ..self }
     }
 
     /// Renaming: two names taken away, two made, four inodes, an orphan item, a whiteout.
@@ -171,9 +201,9 @@ impl Reservation {
         self.frees
     }
 
-    /// Whether it may use what is kept back from what does not free space.
-    pub(crate) fn frees_space(self) -> bool {
-        self.frees_space
+    /// What it leaves of the metadata that is kept back.
+    pub(crate) fn leaves(self) -> Leaves {
+        self.leaves
     }
 
     /// Bytes of metadata that may be needed, where `used_bytes` are in use.

@@ -11,6 +11,8 @@ use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_testkit::{Oracle, Prng, assert_checks_clean, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
+use super::Leaves;
+use crate::alloc::Left;
 use crate::{Filesystem, MkfsOptions, OpenOptions, Reservation, mkfs};
 
 mod crash;

@@ -173,11 +173,31 @@ fn what_was_cut_off_stays_away_whatever_makes_the_file_longer_and_whenever_the_p
 fn truncation_of_few_extents_is_one_step_on_the_medium() {
     const LONG: u64 = 40 * BLOCK;
     const SHORT: u64 = 28 * BLOCK - 1;
+    for is_open in [true, false] {
+        truncate_beside_commits(LONG, SHORT, is_open);
+    }
+}
+
+/// A closed file may end at the block behind the end for a while no more than one that is open.
+fn truncate_beside_commits(long: u64, short: u64, is_open: bool) {
+    let disk = ubtrfs_ondisk::FileOffset;
     let (device, fs) = simulated::empty(&MkfsOptions::default());
     let id = create(&fs, b"file", 0);
-    let file = fs.open_data(id).unwrap();
-    file.write(at(0), &[1; LONG as usize]).unwrap();
+    let bytes = vec![1; usize::try_from(long).unwrap()];
+    fs.write(id, disk(0), &bytes).unwrap();
     fs.sync().unwrap();
+    let file = is_open.then(|| fs.open_data(id).unwrap());
+    let write = |offset: u64| {
+        let bytes = &bytes[usize::try_from(offset).unwrap()..];
+        match &file {
+            Some(file) => drop(file.write(at(offset), bytes).unwrap()),
+            None => fs.write(id, disk(offset), bytes).unwrap(),
+        }
+    };
+    let truncate = |size: u64| match &file {
+        Some(file) => file.truncate(at(size)).unwrap(),
+        None => fs.truncate(id, size).unwrap(),
+    };
     let is_done = AtomicBool::new(false);
     let sizes = std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
@@ -192,17 +212,19 @@ fn truncation_of_few_extents_is_one_step_on_the_medium() {
         for round in 0..3000 {
             // Whole, with a hole in front of its last extent, and all of what goes a hole.
             match round % 3 {
-                0 => drop(file.write(at(0), &[1; LONG as usize]).unwrap()),
-                1 => drop(file.write(at(LONG - BLOCK), &[1; BLOCK as usize]).unwrap()),
-                _ => file.truncate(at(LONG)).unwrap(),
+                0 => write(0),
+                1 => write(long - BLOCK),
+                _ => truncate(long),
             }
-            file.space().flush(FileRange::from(at(0))).unwrap();
-            file.truncate(at(SHORT)).unwrap();
+            if let Some(file) = &file {
+                file.space().flush(FileRange::from(at(0))).unwrap();
+            }
+            truncate(short);
         }
         is_done.store(true, Ordering::Relaxed);
         watch.join().unwrap()
     });
-    assert_eq!(sizes, [LONG, SHORT].into());
+    assert_eq!(sizes, [long, short].into(), "open: {is_open}");
     drop((file, fs));
     simulated::check(&device, "after truncation beside commits");
 }

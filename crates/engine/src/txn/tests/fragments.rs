@@ -25,6 +25,11 @@ fn open(fs: &Filesystem, name: &str) -> DataFile {
 
 /// Whose free data space is single blocks, in as many leaves of the extent tree, and which has no metadata to spare.
 fn fragmented() -> (Arc<MemDevice>, Filesystem) {
+    fragmented_after(|_| {})
+}
+
+/// As [`fragmented`], behind what `first` does.
+fn fragmented_after(first: impl FnOnce(&Filesystem)) -> (Arc<MemDevice>, Filesystem) {
     let device = Arc::new(MemDevice::new(512 << 20));
     let options = MkfsOptions {
         nodesize_bytes: 4096,
@@ -32,6 +37,7 @@ fn fragmented() -> (Arc<MemDevice>, Filesystem) {
         ..MkfsOptions::default()
     };
     let fs = mkfs_on(&device, &options);
+    first(&fs);
     let many = open(&fs, "many");
     for block in 0..BLOCKS * (KEPT + 1) {
         // Not beside each other in the file, so an extent each.
@@ -114,5 +120,64 @@ fn appending_to_fragments_where_metadata_is_short_aborts_nothing() {
     }
     let appended = appended.and_then(|()| appender.finish());
     assert!(matches!(appended, Ok(()) | Err(Error::NoSpace { .. })), "{appended:?}");
+    assert_whole(device, fs);
+}
+
+/// Writes single blocks anywhere in the space of `file`, by `write`, until one is refused.
+fn write_until_refused(
+    file: &DataFile,
+    mut write: impl FnMut(FileOffset, &[u8]) -> Result<usize, Error>,
+) -> Option<u64> {
+    // One of two, once: each lies where it was allocated, and none becomes one extent with another.
+    const STEP: u64 = 7919;
+    let blocks = file.size().bytes() / BLOCK / 2;
+    for count in 0..blocks.next_multiple_of(STEP) - 1 {
+        let block = count * STEP % (blocks.next_multiple_of(STEP) - 1);
+        if block >= blocks {
+            continue;
+        }
+        match write(FileOffset::new(2 * block * BLOCK), &[6; BLOCK as usize]) {
+            Ok(written) => assert_eq!(written as u64, BLOCK),
+            Err(error @ Error::NoSpace { .. }) => {
+                eprintln!("WRITE {count} {error:?}");
+                return Some(count);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    None
+}
+
+fn find(fs: &Filesystem, name: &str) -> DataFile {
+    fs.open_data(fs.lookup(fs.top_level(), name.as_bytes()).unwrap()).unwrap()
+}
+
+/// Where there is another subvolume, blocks may be shared, and a handle is granted less easily: writes were taken all the same, until there
+/// was none for them, and what had been taken was lost.
+#[test]
+fn data_that_was_taken_is_stored_beside_another_subvolume() {
+    let (device, fs) = fragmented_after(|fs| {
+        let new = NewInode::new(0o040_755, fs.runtime().clock.now());
+        let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+        handle.create_subvolume(fs.top_level(), b"subvolume", &new).unwrap();
+    });
+    // What there is of subvolumes is looked for as it is opened: until then less was kept back.
+    drop(fs);
+    let fs = open_on(Arc::clone(&device) as Arc<dyn Device>);
+    assert!(fs.inner.core.roots.has_shared());
+    // Free space is looked for.
+    fs.unlink(fs.top_level(), b"inline 1").unwrap();
+    let file = find(&fs, "filler");
+    let mut count = 0;
+    let refused = write_until_refused(&file, |at, bytes| {
+        count += 1;
+        if count % 100 == 0 {
+            file.space().flush(FileRange::from(FileOffset::ZERO)).unwrap();
+        }
+        file.write(at, bytes)
+    });
+    file.fsync().unwrap();
+    assert!(refused > Some(100), "{refused:?}");
+    drop(file);
     assert_whole(device, fs);
 }

@@ -1,10 +1,11 @@
 //! Findings of a review that need what is inside: each test is a counterexample.
 
+use ubtrfs_iomap::Reach;
 use ubtrfs_ondisk::FileOffset;
 use ubtrfs_volume::MemDevice;
 
 use super::*;
-use crate::NewInode;
+use crate::{Error, NewInode};
 
 /// A size near the end of what a number holds, on a damaged or hostile filesystem.
 #[test]
@@ -84,7 +85,8 @@ fn little_room_suffices_to_cut_off_and_remove_a_file_of_some_extents() {
     let core = &fs.inner.core;
     let piece = 64 << 10;
     let mut taken = 0;
-    while matches!(core.alloc.reserve(&core.roots, piece, 0, 0, 0), Ok(true)) {
+    let nothing = Left { freeing_bytes: 0, storing_bytes: 0, by: Leaves::Nothing };
+    while matches!(core.alloc.reserve(&core.roots, piece, 0, 0, nothing), Ok(true)) {
         taken += piece;
     }
     let few = Reservation::removals(3).and(Reservation::removals(2));
@@ -114,4 +116,59 @@ fn little_room_suffices_to_cut_off_and_remove_a_file_of_some_extents() {
         assert!(extents.map(Result::unwrap).all(|extent| extent.offset.0 < 4096));
     }
     assert!(matches!(fs.inode(removed), Err(crate::Error::NotFound { .. })));
+}
+
+/// What is written directly, and zeroed, took what had been promised to what others have dirty.
+#[test]
+fn data_that_was_taken_is_stored_where_little_is_left() {
+    const LEN: usize = 1 << 20;
+    let at = ubtrfs_iomap::FileOffset::new;
+    let mut random = Prng::of_test(79);
+    let device = Arc::new(MemDevice::new(256 << 20));
+    let fs = mkfs_on(&device, &MkfsOptions::default());
+    for at in 0..20_000 {
+        insert(&fs, key(at, 0), &random.bytes(304));
+    }
+    let new = NewInode::new(0o100_644, fs.runtime().clock.now());
+    let [old, dirty] = [b"old".as_slice(), b"dirty"].map(|name| {
+        let mut handle = fs.begin(Reservation::create(0)).unwrap();
+        let id = handle.create(fs.top_level(), name, &new).unwrap();
+        drop(handle);
+        let file = fs.open_data(id).unwrap();
+        file.write(at(0), &vec![1; LEN]).unwrap();
+        file.fsync().unwrap();
+        file
+    });
+    dirty.write(at(0), &vec![2; LEN]).unwrap();
+
+    let held = fs.hold_commits();
+    let core = &fs.inner.core;
+    let piece = 64 << 10;
+    let mut taken = 0;
+    let nothing = Left { freeing_bytes: 0, storing_bytes: 0, by: Leaves::Nothing };
+    while matches!(core.alloc.reserve(&core.roots, piece, 0, 0, nothing), Ok(true)) {
+        taken += piece;
+    }
+    while fs.begin_step(Reservation::storing(1, 1, 1).promised()).is_err() {
+        core.alloc.unreserve(piece);
+        taken -= piece;
+    }
+    drop(held);
+    let is_refused = |result: Result<(), Error>| matches!(result, Err(Error::NoSpace { .. }));
+    assert!(is_refused(old.direct_write(at(0), &[3; 4096]).map(drop)));
+    assert!(is_refused(old.write(at(0), &[3; 4096]).map(drop)));
+    assert!(is_refused(old.allocate_zeroed(at(0), LEN as u64, Reach::Stays)));
+    // Nor in the middle of it.
+    let step = Reservation::extents(2).and(Reservation::items(4)).and(Reservation::removals(2));
+    assert!(is_refused(fs.begin_step(step.promised_behind_data()).map(drop)));
+    dirty.fsync().unwrap();
+    core.alloc.unreserve(taken);
+    for (file, byte) in [(&old, 1), (&dirty, 2)] {
+        let mut bytes = vec![0; LEN];
+        fs.read(file.id(), FileOffset(0), &mut bytes).unwrap();
+        assert!(bytes == vec![byte; LEN], "{byte}");
+    }
+    fs.sync().unwrap();
+    let report = ubtrfs_check::check(fs.volume(), &Default::default()).unwrap();
+    assert!(report.is_clean(), "{:?}", report.errors().collect::<Vec<_>>());
 }

@@ -252,3 +252,37 @@ fn removing_new_data_leaves_the_checksums_of_what_takes_its_place() {
     drop(fs);
     judge(&*device);
 }
+
+/// What a handle has reserved it gives back when it ends, most of it unused: who lacked that was told that there is no space, and data on its
+/// way to the medium beside other data was lost.
+#[test]
+fn handle_that_lacks_what_another_has_reserved_waits_for_it() {
+    let device = Arc::new(MemDevice::new(256 << 20));
+    let fs = mkfs_on(&device, &MkfsOptions::default());
+    for at in 0..20_000 {
+        insert(&fs, key(at, 0), &[3; 304]);
+    }
+    fs.commit().unwrap();
+    let core = &fs.inner.core;
+    let wanted = Reservation::removals(20);
+    let bytes = core.begin(wanted).unwrap().reserved_bytes();
+    fs.commit().unwrap();
+    let nothing = Left { freeing_bytes: 0, storing_bytes: 0, by: Leaves::Nothing };
+    let piece = 64 << 10;
+    while matches!(core.alloc.reserve(&core.roots, piece, 0, 0, nothing), Ok(true)) {}
+    // Enough for one, and not for two.
+    while core.begin(wanted).is_err() {
+        core.alloc.unreserve(piece);
+    }
+    let one = core.begin(wanted).unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| core.begin(wanted).map(|handle| handle.reserved_bytes()));
+        while !core.gate.lock().is_closed && !other.is_finished() {
+            std::thread::yield_now();
+        }
+        drop(one);
+        assert!(other.join().unwrap().unwrap() >= bytes);
+    });
+    // The gate is open again.
+    drop(core.begin(Reservation::removals(0)).unwrap());
+}
