@@ -157,7 +157,7 @@ impl<F: FileSystem> AddressSpace<F> {
         let block_bytes = u64::from(filesystem.block_bytes());
         let options = cache.options();
         let pages = Pages::new(block_bytes, options.folio_bytes_max, Arc::clone(cache.usage()));
-        let states = ExtentStates::with_ablation(options.ablation.states);
+        let states = ExtentStates::counted(options.ablation.states, cache.usage().states());
         Arc::new_cyclic(|me| Self {
             filesystem,
             inode,

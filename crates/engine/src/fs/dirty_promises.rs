@@ -93,7 +93,7 @@ impl Filesystem {
     pub(super) fn promise_items(&self, len_bytes: u64) -> Result<()> {
         let files = &self.inner.files;
         let held_back = files.held_back_bytes(self.nodesize_bytes());
-        let more = files.delalloc_items_bytes(len_bytes);
+        let more = files.delalloc_items_bytes(1, len_bytes);
         if self.inner.core.alloc.has_metadata_for(held_back.saturating_add(more)) {
             return Ok(());
         }

@@ -47,6 +47,9 @@ const DATA_CHANGE_COUNT: usize = 4096;
 /// Dirty data needs this part of it for its items: file extents of a few blocks each, which may leave
 /// leaves half full, and checksums.
 const DELALLOC_PART: u64 = 32;
+/// And each range of it, where it is a block in the middle of another extent: two file extents, an extent's item, free space, and a checksum,
+/// 290 bytes with their headers, in leaves that end up half full.
+const DELALLOC_RANGE_BYTES: u64 = 512;
 /// Inodes that are held at most.
 const HELD_COUNT_MAX: usize = 32 << 10;
 
@@ -241,9 +244,9 @@ impl FileState {
         let _ = self.page_cache.set(cache);
     }
 
-    /// Metadata that dirty data of so many bytes may need for its items.
-    pub(super) fn delalloc_items_bytes(&self, len_bytes: u64) -> u64 {
-        len_bytes / DELALLOC_PART
+    /// Metadata that dirty data of so many bytes in so many ranges of files may need for its items.
+    pub(super) fn delalloc_items_bytes(&self, range_count: u64, len_bytes: u64) -> u64 {
+        (len_bytes / DELALLOC_PART).saturating_add(range_count.saturating_mul(DELALLOC_RANGE_BYTES))
     }
 
     /// Counts data that became dirty in memory.
@@ -356,7 +359,8 @@ impl Flush for FileState {
         // A held inode's leaf became dirty with it.
         let csums = self.csums.held_back_bytes(nodesize_bytes);
         let delalloc_bytes = self.delalloc_bytes.load(Ordering::Relaxed);
-        csums.saturating_add(self.delalloc_items_bytes(delalloc_bytes))
+        let ranges = self.page_cache.get().map_or(0, |cache| cache.dirty_range_count());
+        csums.saturating_add(self.delalloc_items_bytes(ranges, delalloc_bytes))
     }
 
     fn data_bytes(&self) -> u64 {

@@ -332,7 +332,12 @@ impl<'f> Job<'f> {
         };
         let reservation = Reservation::extents(2).and(Reservation::items(4));
         let _lock = fs.inner.files.lock_data(self.io.id);
-        let mut handle = fs.begin_step(reservation.and(Reservation::removals(2)).promised())?;
+        let reservation = reservation.and(Reservation::removals(2)).promised_behind_data();
+        let mut handle = match fs.begin_step(reservation) {
+            // It has space among data, and takes less of what is promised to others there.
+            Err(Error::NoSpace { .. }) => return Ok(false),
+            handle => handle?,
+        };
         self.check(&handle)?;
         let _change = self.io.change(fs);
         // Longer by now, it will have something behind.

@@ -24,7 +24,7 @@ mod tests;
 use std::fmt;
 use std::ops::BitOr;
 
-use ubtrfs_rt::{AtomicU64, AtomicUsize, Ordering, RwLock};
+use ubtrfs_rt::{Arc, AtomicU64, AtomicUsize, Ordering, RwLock};
 
 use crate::offset::{FileOffset, FileRange};
 use crate::range_tree::{Place, RangeTree};
@@ -238,13 +238,41 @@ pub struct Ablation {
 #[derive(Debug, Default)]
 pub struct ExtentStates {
     tree: RwLock<RangeTree<StateBits>>,
-    /// Records in the tree, written under its lock: who finds that there are none need not lock it. What came before the last one
-    /// went is seen by who sees that.
-    record_count: AtomicUsize,
+    /// Written under the tree's lock: who finds that there are none need not lock it. What came before the last one went is seen by who
+    /// sees that.
+    record_count: RecordCount,
     /// Written under the tree's lock.
     delalloc_new_bytes: AtomicU64,
     lock: IntervalLock,
     ablation: Ablation,
+}
+
+/// How many records are in a tree, and in all that are counted together.
+#[derive(Debug, Default)]
+struct RecordCount {
+    own: AtomicUsize,
+    all: Option<Arc<AtomicU64>>,
+}
+
+impl RecordCount {
+    fn load(&self) -> usize {
+        self.own.load(Ordering::Acquire)
+    }
+
+    /// Called under the tree's lock.
+    fn store(&self, count: usize) {
+        let before = self.own.load(Ordering::Relaxed);
+        self.own.store(count, Ordering::Release);
+        if let Some(all) = self.all.as_ref().filter(|_| count != before) {
+            all.fetch_add((count as u64).wrapping_sub(before as u64), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for RecordCount {
+    fn drop(&mut self) {
+        self.store(0);
+    }
 }
 
 /// A range that [`ExtentStates::lock()`] locked, until this is dropped.
@@ -279,6 +307,12 @@ impl ExtentStates {
     #[doc(hidden)]
     pub fn with_ablation(ablation: Ablation) -> Self {
         Self { ablation, ..Self::default() }
+    }
+
+    /// As [`ExtentStates::with_ablation()`]; its records are counted in `all`, beside those of others.
+    pub(crate) fn counted(ablation: Ablation, all: Arc<AtomicU64>) -> Self {
+        let record_count = RecordCount { own: AtomicUsize::new(0), all: Some(all) };
+        Self { ablation, record_count, ..Self::default() }
     }
 
     /// Sets `bits` in all of `range`; returns in how many bytes one of them was not set before.
@@ -321,7 +355,7 @@ impl ExtentStates {
             }
             new.in_tree()
         });
-        self.record_count.store(tree.len(), Ordering::Release);
+        self.record_count.store(tree.len());
         if new_bytes != old_bytes {
             let before = self.delalloc_new_bytes.load(Ordering::Relaxed);
             self.delalloc_new_bytes.store(before + new_bytes - old_bytes, Ordering::Relaxed);
@@ -335,7 +369,7 @@ impl ExtentStates {
     }
 
     fn is_empty(&self) -> bool {
-        self.record_count.load(Ordering::Acquire) == 0
+        self.record_count.load() == 0
     }
 
     /// The states of the byte at `offset`.
@@ -478,7 +512,7 @@ impl ExtentStates {
 
     /// How many records there are.
     pub fn record_count(&self) -> usize {
-        self.record_count.load(Ordering::Acquire)
+        self.record_count.load()
     }
 
     /// Waits until nobody holds a lock that overlaps `range` and excludes `mode`, and nobody waits for one

@@ -215,6 +215,11 @@ impl PageCache {
         self.usage.dirty_bytes()
     }
 
+    /// Ranges of files that are dirty, or on their way to the medium, as the extent states have them: two that differ in state count as two.
+    pub fn dirty_range_count(&self) -> u64 {
+        self.usage.states().load(Ordering::Relaxed)
+    }
+
     /// What was done so far for all files.
     pub fn counts(&self) -> CacheCounts {
         self.usage.counts()

@@ -30,6 +30,7 @@ pub(crate) type Gone = Vec<Arc<Buffer>>;
 pub(crate) struct Usage {
     cached_bytes: AtomicU64,
     dirty_bytes: AtomicU64,
+    states: Arc<AtomicU64>,
     mappings: AtomicU64,
     fills: AtomicU64,
     runs_written: AtomicU64,
@@ -96,6 +97,7 @@ impl Usage {
         Self {
             cached_bytes: AtomicU64::new(0),
             dirty_bytes: AtomicU64::new(0),
+            states: Arc::default(),
             mappings: AtomicU64::new(0),
             fills: AtomicU64::new(0),
             runs_written: AtomicU64::new(0),
@@ -137,6 +139,11 @@ impl Usage {
 
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Records of the files' extent states.
+    pub(crate) fn states(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.states)
     }
 
     pub(crate) fn counts(&self) -> CacheCounts {

@@ -6,7 +6,7 @@ use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_volume::MemDevice;
 
 use super::*;
-use crate::{DataFile, Error, InodeId, NewInode, PreparedData};
+use crate::{DataFile, Error, InodeId, MappingKind, NewInode, PreparedData};
 
 const BLOCK: u64 = 4096;
 /// Data that comes, in blocks.
@@ -54,8 +54,14 @@ fn fragmented_after(first: impl FnOnce(&Filesystem)) -> (Arc<MemDevice>, Filesys
         many.punch_hole(block, BLOCK).unwrap();
     }
     fs.sync().unwrap();
+    use_up_metadata(&fs);
+    (device, fs)
+}
+
+/// Makes files until there is no metadata for another one.
+fn use_up_metadata(fs: &Filesystem) {
     for number in 0.. {
-        let made = create(&fs, &format!("inline {number}"));
+        let made = create(fs, &format!("inline {number}"));
         let written = made.and_then(|id| fs.write(id, DiskOffset(0), &[3; 1000]));
         match written {
             Ok(()) => {}
@@ -64,7 +70,6 @@ fn fragmented_after(first: impl FnOnce(&Filesystem)) -> (Arc<MemDevice>, Filesys
         }
     }
     fs.sync().unwrap();
-    (device, fs)
 }
 
 fn assert_whole(device: Arc<MemDevice>, fs: Filesystem) {
@@ -138,10 +143,7 @@ fn write_until_refused(
         }
         match write(FileOffset::new(2 * block * BLOCK), &[6; BLOCK as usize]) {
             Ok(written) => assert_eq!(written as u64, BLOCK),
-            Err(error @ Error::NoSpace { .. }) => {
-                eprintln!("WRITE {count} {error:?}");
-                return Some(count);
-            }
+            Err(Error::NoSpace { .. }) => return Some(count),
             Err(error) => panic!("{error}"),
         }
     }
@@ -179,5 +181,75 @@ fn data_that_was_taken_is_stored_beside_another_subvolume() {
     file.fsync().unwrap();
     assert!(refused > Some(100), "{refused:?}");
     drop(file);
+    assert_whole(device, fs);
+}
+
+/// A filesystem with no metadata to spare, and much space for data, behind what `first` does; of which memory keeps a lot.
+fn short_of_metadata<T>(first: impl FnOnce(&Filesystem) -> T) -> (Arc<MemDevice>, Filesystem, T) {
+    let device = Arc::new(MemDevice::new(1 << 30));
+    drop(mkfs_on(&device, &MkfsOptions::default()));
+    let options =
+        OpenOptions { runtime: runtime(), cache_bytes: 1 << 30, ..OpenOptions::default() };
+    let opened = Arc::clone(&device) as Arc<dyn Device>;
+    let volume = Volume::open(vec![opened], &VolumeOptions::default()).unwrap();
+    let fs = Filesystem::open(volume, options).unwrap();
+    let made = first(&fs);
+    let filler = open(&fs, "filler");
+    for len in [16 << 20, 64 << 10, BLOCK] {
+        while filler.allocate(filler.size(), len, Reach::Extends).is_ok() {}
+    }
+    fs.sync().unwrap();
+    filler.truncate(FileOffset::new(64 << 20)).unwrap();
+    fs.sync().unwrap();
+    use_up_metadata(&fs);
+    (device, fs, made)
+}
+
+/// A block in the middle of an extent needs far more for its items than a part of its bytes: of many that were taken some were lost.
+#[test]
+fn data_that_was_taken_is_stored_of_many_single_blocks() {
+    let (device, fs, file) = short_of_metadata(|fs| {
+        let file = open(fs, "large");
+        for piece in 0..256 {
+            file.write(FileOffset::new(piece << 20), &vec![1; 1 << 20]).unwrap();
+        }
+        file.fsync().unwrap();
+        file
+    });
+    let refused = write_until_refused(&file, |at, bytes| file.write(at, bytes));
+    file.fsync().unwrap();
+    assert!(refused > Some(1000), "{refused:?}");
+    drop(file);
+    assert_whole(device, fs);
+}
+
+/// Data that becomes inline needs all its bytes of metadata. Where that is short it goes where data goes.
+#[test]
+fn data_that_was_taken_is_stored_of_many_small_files() {
+    const LEN: u64 = 2000;
+    let (device, fs, files) = short_of_metadata(|fs| {
+        (0..8000).map(|number| open(fs, &format!("small {number}"))).collect::<Vec<_>>()
+    });
+    let written: Vec<_> = files
+        .into_iter()
+        .filter(|file| match file.write(FileOffset::ZERO, &[7; LEN as usize]) {
+            Ok(count) => count as u64 == LEN,
+            Err(Error::NoSpace { .. }) => false,
+            Err(error) => panic!("{error}"),
+        })
+        .collect();
+    assert!(written.len() > 4000, "{}", written.len());
+    fs.sync().unwrap();
+    let is_inline = |file: &DataFile| {
+        file.fsync().unwrap();
+        let mut bytes = [0; LEN as usize];
+        fs.read(file.id(), DiskOffset(0), &mut bytes).unwrap();
+        assert_eq!(bytes, [7; LEN as usize]);
+        let first = fs.file_extents(file.id(), DiskOffset(0)).unwrap().next();
+        first.unwrap().unwrap().kind == MappingKind::Inline
+    };
+    let inline_count = written.iter().filter(|file| is_inline(file)).count();
+    assert!((100..written.len() - 100).contains(&inline_count), "{inline_count}");
+    drop(written);
     assert_whole(device, fs);
 }
