@@ -348,12 +348,12 @@ impl Context<'_> {
                 continue;
             };
             for (field, have, expect) in [
-                ("total_bytes in its superblock", in_super.total_bytes, item.total_bytes),
-                ("bytes_used in its superblock", in_super.bytes_used, item.bytes_used),
+                ("total_bytes", in_super.total_bytes, item.total_bytes),
+                ("bytes_used", in_super.bytes_used, item.bytes_used),
             ] {
                 if have != expect {
                     let (have, expect) = (have.get(), expect.get());
-                    self.findings.push(Finding::DeviceField { device, field, have, expect });
+                    self.findings.push(Finding::DeviceSuperblock { device, field, have, expect });
                 }
             }
             for (field, have, expect) in

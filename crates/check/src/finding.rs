@@ -298,6 +298,13 @@ findings! {
         "device {device}: {field} is {have}, expect {expect}" {
         device: DeviceId, field: &'static str, have: u64, expect: u64,
     }
+    /// A device's superblock says other than the chunk tree of how much of it there is or is used. Linux
+    /// goes by the chunk tree, and up to 6.15 leaves the superblock behind where a commit drops a chunk and
+    /// makes none.
+    DeviceSuperblock Note "device-superblock"
+        "device {device}: {field} is {have} in its superblock, {expect} in the chunk tree" {
+        device: DeviceId, field: &'static str, have: u64, expect: u64,
+    }
     /// A device ends before the filesystem on it does: Linux does not mount it.
     DeviceTooShort Error "device-too-short"
         "device {device}: it has {have} bytes, the filesystem on it takes {expect}" {

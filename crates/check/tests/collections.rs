@@ -23,12 +23,6 @@ const DIFFERENT: &[(&str, bool, &str)] = &[
     ("tests/fsck-tests/029-valid-orphan-item/orphan_inode.img.xz", true, STALE),
     ("tests/fsck-tests/036-rescan-not-kicked-in/no_rescan_kicked_in.img", true, STALE),
     (
-        "tests/fsck-tests/020-extent-ref-cases/keyed_data_ref_with_reloc_leaf.img",
-        false,
-        "the device item in the superblock is not that of the chunk tree, which btrfs check does \
-         not compare",
-    ),
-    (
         "tests/fsck-tests/032-corrupted-qgroup/qgroup_corrupted.img",
         true,
         "the counts of quota groups are not judged here, and a note says so",

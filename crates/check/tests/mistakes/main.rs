@@ -7,6 +7,7 @@ mod common;
 
 mod blocks;
 mod borders;
+mod devices;
 mod extents;
 mod files;
 mod names;
