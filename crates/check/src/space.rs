@@ -71,7 +71,7 @@ impl Context<'_> {
                 self.findings.push(Finding::ExtentOutsideGroup { bytenr, len_bytes, what });
             }
             if !extent.is_data() {
-                self.check_alignment(&extent, sector);
+                self.check_alignment(&extent, group.filter(is_inside), sector);
             }
             if group.is_some_and(|group| group.start <= extent.at) {
                 used = used.saturating_add(len_bytes);
@@ -105,19 +105,16 @@ impl Context<'_> {
         is_others.then_some("tree blocks but the chunk tree's")
     }
 
-    /// A tree block crosses no border of a stripe. That it is aligned to its length no reader of now
-    /// asks for; one with pages of 64 KiB might.
-    fn check_alignment(&mut self, extent: &Extent, sector: u64) {
+    /// A tree block crosses no border of a stripe; stripes begin where its block group does. That it is
+    /// aligned to its length no reader of now asks for; one with pages of 64 KiB might.
+    fn check_alignment(&mut self, extent: &Extent, group: Option<&Group>, sector: u64) {
         let (bytenr, len_bytes) = (extent.at, extent.len_bytes(sector));
-        if len_bytes == 0 || bytenr.0.is_multiple_of(len_bytes) {
-            return;
+        if let Some(border) = group.and_then(|group| crossed_border(group.start, bytenr, len_bytes))
+        {
+            self.findings.push(Finding::BlockCrossesStripe { bytenr, border });
+        } else if len_bytes != 0 && !bytenr.0.is_multiple_of(len_bytes) {
+            self.findings.push(Finding::BlockUnaligned { bytenr, len_bytes });
         }
-        let border = LogicalAddr(bytenr.0.next_multiple_of(STRIPE_LEN_BYTES));
-        self.findings.push(if border.0 < extent.end(sector) {
-            Finding::BlockCrossesStripe { bytenr, border }
-        } else {
-            Finding::BlockUnaligned { bytenr, len_bytes }
-        });
     }
 
     fn check_used_of(&mut self, group: &Group, expect: u64) {
@@ -126,4 +123,12 @@ impl Context<'_> {
             self.findings.push(Finding::GroupUsed { group, have, expect });
         }
     }
+}
+
+/// The border of a stripe between the first and the last byte of a range in a block group.
+fn crossed_border(group: LogicalAddr, at: LogicalAddr, len_bytes: u64) -> Option<LogicalAddr> {
+    let first = at.0.checked_sub(group.0)?;
+    let last = first.checked_add(len_bytes.checked_sub(1)?)?;
+    let border = (last / STRIPE_LEN_BYTES).checked_mul(STRIPE_LEN_BYTES)?;
+    (border > first).then_some(LogicalAddr(group.0.checked_add(border)?))
 }

@@ -8,9 +8,10 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{FallocateFlags, XattrFlags};
 use ubtrfs_check::{CheckOptions, Finding, Report};
 use ubtrfs_ondisk::block::{Block, FLAG_WRITTEN, Header, Leaf};
-use ubtrfs_ondisk::block_group::BlockGroupItem;
+use ubtrfs_ondisk::block_group::{BlockGroupFlags, BlockGroupItem};
+use ubtrfs_ondisk::chunk::{Chunk, ChunkStripe, STRIPE_LEN_BYTES};
 use ubtrfs_ondisk::csum::CSUM_FIELD_BYTES;
-use ubtrfs_ondisk::misc::OnDisk;
+use ubtrfs_ondisk::misc::{DevExtent, DevItem, OnDisk};
 use ubtrfs_ondisk::root::RootItem;
 use ubtrfs_ondisk::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use ubtrfs_ondisk::verify::{self, Expect};
@@ -250,6 +251,40 @@ impl Image {
                 leaf.insert(slot, key, data.len()).copy_from_slice(data);
             }
         });
+    }
+
+    /// Adds an empty block group of metadata, of one copy, that begins so many bytes behind a multiple of the
+    /// stripe length, behind all others.
+    pub fn add_metadata_group(&self, behind_bytes: u64) -> LogicalAddr {
+        let len: u64 = 8 << 20;
+        let last = self.items(RootId::CHUNK_TREE).pop().unwrap();
+        let template = Chunk::parse(LogicalAddr(last.key.offset), &last.data).unwrap();
+        let start = LogicalAddr(template.end().0.next_multiple_of(STRIPE_LEN_BYTES) + behind_bytes);
+        let place = PhysicalAddr(self.device.len_bytes() - len);
+        let stripe = ChunkStripe { offset: place, ..template.stripes[0] };
+        let flags = BlockGroupFlags::METADATA;
+        let chunk = Chunk { start, len_bytes: len, flags, stripes: vec![stripe], ..template };
+        self.insert(RootId::CHUNK_TREE, Key { offset: start.0, ..last.key }, &chunk.to_bytes());
+        let extent = self.items(RootId::DEV_TREE).pop().unwrap();
+        let place =
+            self.insert(RootId::DEV_TREE, Key { offset: place.0, ..extent.key }, &extent.data);
+        self.edit::<DevExtent>(&place, |extent| {
+            extent.chunk_offset = start.0.into();
+            extent.length = len.into();
+        });
+        let item = self.find(RootId::CHUNK_TREE, |key, _| key.ty == KeyType::DEV_ITEM);
+        self.edit::<DevItem>(&item, |item| item.bytes_used += len);
+        self.edit_super(|superblock| superblock.dev_item.bytes_used += len);
+        let group = BlockGroupItem {
+            chunk_objectid: 256.into(),
+            flags: flags.0.into(),
+            ..BlockGroupItem::default()
+        };
+        let key = Key::new(ObjectId(start.0), KeyType::BLOCK_GROUP_ITEM, len);
+        self.insert(RootId::EXTENT_TREE, key, group.as_bytes());
+        self.settle_space();
+        self.volume.add_chunk(chunk).unwrap();
+        start
     }
 
     /// Addresses inside block groups of metadata where there is no tree block, the last ones.

@@ -463,3 +463,50 @@ fn extents_that_are_missing_are_found() {
     let root = RootId::CSUM_TREE;
     assert_eq!(found[3], Finding::BlockNotInExtentTree { root, block });
 }
+
+/// Stripes begin where the block group does, which need be no multiple of their length: a block that crosses
+/// none of the group's was called damage.
+#[test]
+fn tree_block_across_a_stripe_is_judged_from_the_start_of_its_group() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    for (offset, border) in [(49_152, None), (61_440, Some(65_536))] {
+        let image = Image::single();
+        let group = image.add_metadata_group(4096);
+        let bytenr = LogicalAddr(group.0 + offset);
+        move_csum_root(&image, bytenr);
+        match border {
+            None => {
+                assert_eq!(
+                    image.expect_notes(&["block-unaligned"]),
+                    [Finding::BlockUnaligned { bytenr, len_bytes: 16_384 }]
+                );
+            }
+            Some(border) => {
+                let border = LogicalAddr(group.0 + border);
+                assert_eq!(
+                    image.expect(&["block-crosses-stripe"]),
+                    [Finding::BlockCrossesStripe { bytenr, border }]
+                );
+                image.expect_theirs();
+            }
+        }
+    }
+}
+
+/// The border of the stripe behind one was computed, which overflowed.
+#[test]
+fn tree_block_at_the_end_of_the_address_space_ends_with_a_report() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = image.find(EXTENT_TREE, |key, _| key.ty == KeyType::METADATA_ITEM);
+    let bytenr = LogicalAddr(0xffff_ffff_ffff_f000);
+    let key = Key { objectid: ObjectId(bytenr.0), ..place.key };
+    image.insert(EXTENT_TREE, key, &place.data);
+    let report = image.check();
+    let is_outside = |it: &Finding| matches!(it, Finding::ExtentOutsideGroup { bytenr: at, .. } if *at == bytenr);
+    assert!(report.errors().any(is_outside), "{}", common::lines(&report));
+}
