@@ -59,7 +59,8 @@ impl Csums {
     pub(crate) fn first_present(&self, range: Range<u64>) -> Option<u64> {
         let [before, next] = self.beside(range.start);
         let covered = before.filter(|covered| covered.end > range.start).or(next)?;
-        (covered.start < range.end).then_some(covered.start.max(range.start))
+        let first = covered.start.max(range.start);
+        (first < range.end).then_some(first)
     }
 }
 
