@@ -138,6 +138,33 @@ pub(crate) fn is_inode(id: ObjectId) -> bool {
     (ObjectId::FIRST_FREE..=ObjectId::LAST_FREE).contains(&id)
 }
 
+/// Where an inode item is.
+#[derive(Clone, Copy)]
+pub(crate) struct InodeAt {
+    pub(crate) root: RootId,
+    pub(crate) block: LogicalAddr,
+    pub(crate) inode: InodeNo,
+}
+
+impl InodeAt {
+    /// Judges what Linux refuses the leaf for; and a file is of some generation.
+    pub(crate) fn check(self, data: &[u8], super_generation: u64, found: &mut Vec<Finding>) {
+        let Ok(item) = InodeItem::peek(data) else { return };
+        let Self { root, block, inode } = self;
+        let limit = super_generation.saturating_add(1);
+        let (generation, transid) = (item.generation.get(), item.transid.get());
+        let is_file = is_inode(ObjectId(inode.0)) && root != RootId::ROOT_TREE;
+        let fields = [
+            ("generation", generation, (generation == 0 && is_file) || generation > limit),
+            ("transid", transid, transid > limit),
+        ];
+        for (field, have, _) in fields.into_iter().filter(|(.., is_wrong)| *is_wrong) {
+            let (have, limit) = (Generation(have), Generation(limit));
+            found.push(Finding::InodeGeneration { root, block, inode, field, have, limit });
+        }
+    }
+}
+
 impl Leaf<'_> {
     fn look(&mut self) {
         let rules = Rules { root: self.root, no_holes: self.visitor.no_holes };
@@ -146,6 +173,10 @@ impl Leaf<'_> {
         for (slot, key, data) in view.items() {
             if !is_inode(key.objectid) {
                 match key.ty {
+                    KeyType::INODE_ITEM => {
+                        let at = self.inode_at(InodeNo(key.objectid.0));
+                        at.check(data, self.visitor.generation, self.found);
+                    }
                     KeyType::EXTENT_DATA => self.cache_extent(key, data),
                     KeyType::ORPHAN_ITEM if key.objectid == ObjectId::ORPHAN => {
                         self.orphan(InodeNo(key.offset));
@@ -198,25 +229,11 @@ impl Leaf<'_> {
             nbytes: item.nbytes.get(),
             flags: item.flags.get(),
         });
-        let limit = self.visitor.generation.saturating_add(1);
-        let generation = item.generation.get();
-        let transid = item.transid.get();
-        let fields = [
-            ("generation", generation, generation == 0 || generation > limit),
-            ("transid", transid, transid > limit),
-        ];
-        for (field, have, is_wrong) in fields {
-            if is_wrong {
-                self.found.push(Finding::InodeGeneration {
-                    root: self.root,
-                    block: self.view.at(),
-                    inode: run.number,
-                    field,
-                    have: Generation(have),
-                    limit: Generation(limit),
-                });
-            }
-        }
+        self.inode_at(run.number).check(data, self.visitor.generation, self.found);
+    }
+
+    fn inode_at(&self, inode: InodeNo) -> InodeAt {
+        InodeAt { root: self.root, block: self.view.at(), inode }
     }
 
     /// A name of the inode.

@@ -7,10 +7,12 @@ use ubtrfs_ondisk::extent::BackRef;
 use ubtrfs_ondisk::features::{CompatRo, Incompat};
 use ubtrfs_ondisk::file_extent::FileExtent;
 use ubtrfs_ondisk::hash::name_hash;
+use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::root::{RootItem, RootRef};
 use ubtrfs_ondisk::{InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid};
 
 use crate::context::Context;
+use crate::files::InodeAt;
 use crate::finding::Finding;
 use crate::read::{Dropped, Pointer};
 use crate::view::View;
@@ -22,6 +24,8 @@ pub(crate) struct Root {
     pub(crate) id: RootId,
     pub(crate) key_offset: u64,
     pub(crate) item: RootItem,
+    /// As it stands there; that of `item` is 0 where it is not the generation.
+    generation_v2: u64,
 }
 
 impl Root {
@@ -144,19 +148,26 @@ struct RootLeaf {
     data: Vec<DataUse>,
 }
 
-struct RootVisitor;
+struct RootVisitor {
+    /// The superblock's.
+    generation: u64,
+}
 
 impl Visit for RootVisitor {
     type Out = RootLeaf;
 
-    fn leaf(&self, leaf: &View, _: &Pointer, _: &mut Vec<Finding>) -> RootLeaf {
+    fn leaf(&self, leaf: &View, _: &Pointer, found: &mut Vec<Finding>) -> RootLeaf {
         let mut out = RootLeaf::default();
         for (_, key, data) in leaf.items() {
             match key.ty {
                 KeyType::ROOT_ITEM => {
                     let id = RootId(key.objectid.0);
+                    let generation_v2 =
+                        RootItem::peek(data).map_or(0, |item| item.generation_v2.get());
+                    let key_offset = key.offset;
                     let item = RootItem::parse(data).ok();
-                    out.roots.extend(item.map(|item| Root { id, key_offset: key.offset, item }));
+                    let root = item.map(|item| Root { id, key_offset, item, generation_v2 });
+                    out.roots.extend(root);
                 }
                 KeyType::ROOT_REF | KeyType::ROOT_BACKREF => {
                     let Ok((naming, name)) = RootRef::parse(data) else { continue };
@@ -174,6 +185,10 @@ impl Visit for RootVisitor {
                     out.default = default
                         .map(|entry| RootId(entry.item.location.objectid.get()))
                         .or(out.default);
+                }
+                KeyType::INODE_ITEM => {
+                    let (root, inode) = (RootId::ROOT_TREE, InodeNo(key.objectid.0));
+                    InodeAt { root, block: leaf.at(), inode }.check(data, self.generation, found);
                 }
                 KeyType::EXTENT_DATA => {
                     let extent = FileExtent::parse(data).ok();
@@ -200,7 +215,8 @@ impl Context<'_> {
             superblock.root_level,
         );
         let mut roots = Roots::default();
-        self.walk(vec![pointer], Kind::Tree, &RootVisitor, |_, _, leaf| {
+        let visitor = RootVisitor { generation: self.generation };
+        self.walk(vec![pointer], Kind::Tree, &visitor, |_, _, leaf| {
             for root in leaf.roots {
                 if root.id == RootId::TREE_RELOC {
                     roots.relocation.push(root);
@@ -254,6 +270,15 @@ impl Context<'_> {
         if item.generation.get() > self.generation {
             let expect = format!("at most {}", self.generation);
             wrong("generation", item.generation.to_string(), &expect);
+        }
+        // Linux refuses the leaf for these.
+        let limit = self.generation.saturating_add(1);
+        for (field, have) in
+            [("generation_v2", root.generation_v2), ("last_snapshot", item.last_snapshot.get())]
+        {
+            if have > limit {
+                wrong(field, have.to_string(), &format!("at most {limit}"));
+            }
         }
         let progress = item.drop_progress.key();
         if progress.objectid.0 == 0 {

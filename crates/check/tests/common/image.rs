@@ -202,6 +202,14 @@ impl Image {
         btrfs_check(&path, mode)
     }
 
+    /// Whether Linux mounts it for writing.
+    pub fn is_mounted(&self) -> bool {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        self.save(&path);
+        KernelMount::mount(&[path], "", false).is_ok()
+    }
+
     /// Asserts that `btrfs check` finds damage too.
     pub fn expect_theirs(&self) {
         let theirs = self.theirs(CheckMode::Original);

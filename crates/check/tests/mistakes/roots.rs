@@ -3,8 +3,11 @@
 use ubtrfs_check::Finding;
 use ubtrfs_ondisk::dir::DirItem;
 use ubtrfs_ondisk::features::Incompat;
+use ubtrfs_ondisk::inode::InodeItem;
 use ubtrfs_ondisk::root::RootItem;
-use ubtrfs_ondisk::{DiskKey, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid};
+use ubtrfs_ondisk::{
+    DiskKey, Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId, Uuid,
+};
 use ubtrfs_testkit::{CheckMode, KernelMount, Oracle, btrfs_check, collections, oracle};
 
 use crate::common;
@@ -290,4 +293,55 @@ fn uuid_and_default_subvolume_are_looked_up() {
         image.expect(&["default-subvolume"]),
         [Finding::DefaultSubvolume { root: RootId(999) }]
     );
+}
+
+/// Linux refuses a leaf of the root tree that names a transaction behind the next one, and with it the
+/// filesystem, which was called clean.
+#[test]
+fn mistake_22_transactions_of_the_future_in_the_root_tree_are_found() {
+    type Edit<T> = fn(&mut T, u64);
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let fields: [(&str, Edit<RootItem>); 2] = [
+        ("last_snapshot", |item, to| item.last_snapshot = to.into()),
+        ("generation_v2", |item, to| item.generation_v2 = to.into()),
+    ];
+    for (field, edit) in fields {
+        let image = Image::single();
+        let root = image.subvolume("snap");
+        let limit = image.superblock().generation.get() + 1;
+        let place = image.root_item(root);
+        image.edit::<RootItem>(&place, |item| edit(item, limit + 1));
+        let (have, expect) = ((limit + 1).to_string(), format!("at most {limit}"));
+        assert_eq!(
+            image.expect(&["root-field"]),
+            [Finding::RootField { root, field, have, expect }]
+        );
+        assert!(!image.is_mounted());
+        image.edit::<RootItem>(&place, |item| edit(item, limit));
+        image.expect(&[]);
+        assert!(image.is_mounted());
+    }
+
+    let fields: [(&str, Edit<InodeItem>); 2] = [
+        ("generation", |item, to| item.generation = to.into()),
+        ("transid", |item, to| item.transid = to.into()),
+    ];
+    for (field, edit) in fields {
+        let image = Image::single();
+        let limit = image.superblock().generation.get() + 1;
+        let place = image.item(ROOT_TREE, ObjectId::ROOT_TREE_DIR.0, KeyType::INODE_ITEM, 0);
+        image.edit::<InodeItem>(&place, |item| edit(item, limit + 1));
+        let (block, inode) = (place.block, InodeNo(place.key.objectid.0));
+        let (have, limit) = (Generation(limit + 1), Generation(limit));
+        assert_eq!(
+            image.expect(&["inode-generation"]),
+            [Finding::InodeGeneration { root: ROOT_TREE, block, inode, field, have, limit }]
+        );
+        assert!(!image.is_mounted());
+        image.edit::<InodeItem>(&place, |item| edit(item, limit.0));
+        image.expect(&[]);
+        assert!(image.is_mounted());
+    }
 }
