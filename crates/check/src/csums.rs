@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use ubtrfs_ondisk::chunk::STRIPE_LEN_BYTES;
 use ubtrfs_ondisk::csum::CsumType;
 use ubtrfs_ondisk::{Key, KeyType, LogicalAddr, ObjectId, RootId};
+use ubtrfs_volume::Error;
 
 use crate::blocks::Facts;
 use crate::context::Context;
@@ -204,8 +206,10 @@ impl Context<'_> {
         let mut read_bytes = 0;
         let mut at = LogicalAddr(start);
         let mut rest = csums;
+        let is_whole = self.volume.missing_devices().is_empty();
         while rest.len() >= len {
-            let sectors = (rest.len() / len).min(PIECE_SECTORS).min(self.sectors_in_chunk(at));
+            let max = if is_whole { self.sectors_in_chunk(at) } else { self.sectors_in_stripe(at) };
+            let sectors = (rest.len() / len).min(PIECE_SECTORS).min(max);
             let (csums, behind) = rest.split_at(sectors * len);
             rest = behind;
             let buffer = &mut buffer[..sectors * self.geometry.sectorsize_bytes];
@@ -218,9 +222,7 @@ impl Context<'_> {
                     0
                 }
             };
-            for mirror in 0..copies {
-                read_bytes += self.check_piece(at.0, mirror, csums, buffer, found);
-            }
+            read_bytes += self.check_piece(at, copies, csums, buffer, found);
             at = LogicalAddr(at.0.saturating_add(number(buffer.len())));
         }
         read_bytes
@@ -233,33 +235,62 @@ impl Context<'_> {
         usize::try_from(sectors).unwrap_or(usize::MAX).max(1)
     }
 
+    /// The same up to the end of its stripe, which lies on one device: what is missing is that alone.
+    fn sectors_in_stripe(&self, at: LogicalAddr) -> usize {
+        let start = self.volume.chunk_at(at).map_or(at.0, |chunk| chunk.start.0);
+        let rest = STRIPE_LEN_BYTES - at.0.saturating_sub(start) % STRIPE_LEN_BYTES;
+        let sectors = usize::try_from(rest / self.sector()).unwrap_or(usize::MAX).max(1);
+        sectors.min(self.sectors_in_chunk(at))
+    }
+
+    /// All copies of a piece. That one is on a device that is missing is no finding, if there is another.
     fn check_piece(
         &self,
-        at: u64,
-        mirror: usize,
+        at: LogicalAddr,
+        copies: usize,
         csums: &[u8],
         buffer: &mut [u8],
         found: &mut Vec<Finding>,
     ) -> u64 {
+        let mut missing = None;
+        let mut read_bytes = 0_u64;
         let len_bytes = number(buffer.len());
-        if let Err(error) = self.volume.read_mirror(LogicalAddr(at), mirror, buffer) {
-            if !matches!(error, ubtrfs_volume::Error::MissingDevice { .. }) {
-                found.push(Finding::DataUnreadable {
-                    at: LogicalAddr(at),
-                    len_bytes,
-                    mirror: number(mirror),
-                    error: error.to_string(),
-                });
+        let unreadable = |mirror, error: &Error| {
+            let (mirror, error) = (number(mirror), error.to_string());
+            Finding::DataUnreadable { at, len_bytes, mirror, error }
+        };
+        for mirror in 0..copies {
+            match self.volume.read_mirror(at, mirror, buffer) {
+                Ok(()) => {
+                    read_bytes = read_bytes.saturating_add(len_bytes);
+                    self.compare_copy(at, mirror, csums, buffer, found);
+                }
+                Err(error @ Error::MissingDevice { .. }) => {
+                    missing.get_or_insert((mirror, error));
+                }
+                Err(error) => found.push(unreadable(mirror, &error)),
             }
-            return 0;
         }
-        self.count_progress(len_bytes);
+        if let Some((mirror, error)) = missing.filter(|_| read_bytes == 0) {
+            found.push(unreadable(mirror, &error));
+        }
+        read_bytes
+    }
+
+    fn compare_copy(
+        &self,
+        at: LogicalAddr,
+        mirror: usize,
+        csums: &[u8],
+        buffer: &[u8],
+        found: &mut Vec<Finding>,
+    ) {
+        self.count_progress(number(buffer.len()));
         let csum = self.geometry.csum;
         csum.for_each_mismatch(buffer, self.geometry.sectorsize_bytes, csums, |index| {
-            let bad = at.saturating_add(number(index) * self.sector());
+            let bad = at.0.saturating_add(number(index) * self.sector());
             self.bad_sector(LogicalAddr(bad), mirror, found);
         });
-        len_bytes
     }
 
     /// Notes a bad sector, or makes the finding before it longer.

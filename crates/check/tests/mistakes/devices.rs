@@ -1,9 +1,13 @@
 //! 12 and 15: devices, their superblocks and the chunks on them.
 
-use ubtrfs_check::Finding;
-use ubtrfs_ondisk::DeviceId;
-use ubtrfs_testkit::{CheckMode, Oracle, oracle};
+use std::sync::Arc;
 
+use ubtrfs_check::{CheckOptions, Finding};
+use ubtrfs_ondisk::DeviceId;
+use ubtrfs_testkit::{CheckMode, KernelMount, MkfsBtrfs, Oracle, Prng, oracle};
+use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
+
+use crate::common;
 use crate::common::image::Image;
 
 const DEVICE: DeviceId = DeviceId(1);
@@ -35,4 +39,38 @@ fn device_of_whose_bytes_its_superblock_says_other_than_the_chunk_tree_is_noted(
         image.expect_notes(&["device-superblock"]),
         [Finding::DeviceSuperblock { device, field, have, expect }]
     );
+}
+
+/// Checks the first of two devices alone, with file data.
+fn check_degraded(mkfs: &str) -> (u64, Vec<Finding>) {
+    let directory = tempfile::tempdir().unwrap();
+    let images = [directory.path().join("1"), directory.path().join("2")];
+    MkfsBtrfs::new().options(mkfs).size_bytes(256 << 20).make_on(&images);
+    let mounted = KernelMount::mount(&images, "", false).unwrap();
+    let len_bytes = 2 << 20;
+    std::fs::write(mounted.path().join("file"), Prng::new(3).bytes(len_bytes)).unwrap();
+    mounted.unmount();
+    let device = FileDevice::open(&images[0], OpenMode::ReadOnly, Window::Whole).unwrap();
+    let options = VolumeOptions { read_only: true, degraded: true, ..VolumeOptions::default() };
+    let volume = Volume::open(vec![Arc::new(device) as Arc<dyn Device>], &options).unwrap();
+    let options = CheckOptions { data: true, ..CheckOptions::default() };
+    let report = common::check_twice(&volume, &options).unwrap();
+    (report.statistics.data_read_bytes, report.errors().cloned().collect())
+}
+
+/// Data of which a missing device had the only copy was called clean.
+#[test]
+fn data_that_only_a_missing_device_had_is_found() {
+    if !oracle::require_all(&[Oracle::MkfsBtrfs, Oracle::KernelBtrfs, Oracle::Root]) {
+        return;
+    }
+    let (read_bytes, found) = check_degraded("-m raid1 -d raid0");
+    assert_eq!(read_bytes, 1 << 20);
+    let lost = found.iter().map(|finding| match finding {
+        Finding::DataUnreadable { len_bytes, mirror: 0, .. } => *len_bytes,
+        other => panic!("{other}"),
+    });
+    assert_eq!(lost.sum::<u64>(), 1 << 20);
+    // Where there is a copy, nothing is lost.
+    assert_eq!(check_degraded("-m raid1 -d raid1"), (2 << 20, Vec::new()));
 }
