@@ -324,20 +324,24 @@ impl Context<'_> {
         if !self.is_complete(RootId::CHUNK_TREE) || devices.items.is_empty() {
             return;
         }
-        let mut wrong = |field, have: u64, expect: u64| {
-            let (have, expect) = (have.to_string(), expect.to_string());
-            self.findings.push(Finding::SuperblockField { field, have, expect });
-        };
         let count = crate::view::number(devices.items.len());
-        if self.superblock.num_devices.get() != count {
-            wrong("num_devices", self.superblock.num_devices.get(), count);
+        let have = self.superblock.num_devices.get();
+        if have != count {
+            let (field, have, expect) = ("num_devices", have.to_string(), count.to_string());
+            self.findings.push(Finding::SuperblockField { field, have, expect });
         }
         let total = devices
             .items
             .iter()
             .fold(0, |sum: u64, item| sum.saturating_add(item.total_bytes.get()));
-        if self.superblock.total_bytes.get() != total {
-            wrong("total_bytes", self.superblock.total_bytes.get(), total);
+        let have = self.superblock.total_bytes.get();
+        // Too few Linux does not mount; too many it takes as they are.
+        if have < total {
+            let (field, have, expect) =
+                ("total_bytes", have.to_string(), format!("at least {total}"));
+            self.findings.push(Finding::SuperblockField { field, have, expect });
+        } else if have > total {
+            self.findings.push(Finding::SuperblockTotalBytes { have, expect: total });
         }
         for in_super in self.volume.device_items() {
             let device = DeviceId(in_super.devid.get());

@@ -138,6 +138,11 @@ findings! {
         "superblock: bytes_used is {have}, the extents take {expect}" {
         have: u64, expect: u64,
     }
+    /// The superblock counts more bytes than its devices have, which Linux takes as it is.
+    SuperblockTotalBytes Note "superblock-total-bytes"
+        "superblock: total_bytes is {have}, the devices have {expect}" {
+        have: u64, expect: u64,
+    }
     /// The free space cache is of another generation; Linux drops it.
     SpaceCacheStale Note "space-cache-stale"
         "the free space cache (v1) is of generation {have}, not {expect}; Linux drops it" {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ubtrfs_check::{CheckOptions, Finding};
 use ubtrfs_ondisk::DeviceId;
+use ubtrfs_ondisk::superblock::Superblock;
 use ubtrfs_testkit::{CheckMode, KernelMount, MkfsBtrfs, Oracle, Prng, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
@@ -39,6 +40,40 @@ fn device_of_whose_bytes_its_superblock_says_other_than_the_chunk_tree_is_noted(
         image.expect_notes(&["device-superblock"]),
         [Finding::DeviceSuperblock { device, field, have, expect }]
     );
+}
+
+/// Linux mounts a filesystem whose superblock counts more bytes than its devices have, and refuses one that
+/// counts fewer: both were called damage.
+#[test]
+fn bytes_of_all_devices_that_the_superblock_counts_wrongly_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let edit = |superblock: &mut Superblock, have: u64| {
+        superblock.total_bytes = have.into();
+        let generation = superblock.generation;
+        let own = superblock.super_roots.iter_mut().filter(|it| it.tree_root_gen == generation);
+        own.for_each(|backup| backup.total_bytes = have.into());
+    };
+    let image = Image::single();
+    let expect = image.superblock().total_bytes.get();
+    let have = expect + (1 << 20);
+    image.edit_super(|superblock| edit(superblock, have));
+    assert_eq!(
+        image.expect_notes(&["superblock-total-bytes"]),
+        [Finding::SuperblockTotalBytes { have, expect }]
+    );
+    assert!(image.is_mounted());
+
+    let image = Image::single();
+    let have = expect - (1 << 20);
+    image.edit_super(|superblock| edit(superblock, have));
+    let (field, have, expect) = ("total_bytes", have.to_string(), format!("at least {expect}"));
+    assert_eq!(
+        image.expect(&["superblock-field"]),
+        [Finding::SuperblockField { field, have, expect }]
+    );
+    assert!(!image.is_mounted());
 }
 
 /// Checks the first of two devices alone, with file data.
