@@ -8,7 +8,7 @@ use ubtrfs_ondisk::dir::DirEntries;
 use ubtrfs_ondisk::features::Incompat;
 use ubtrfs_ondisk::file_extent::{Compression, FileExtent, RegularExtent};
 use ubtrfs_ondisk::hash::extref_hash;
-use ubtrfs_ondisk::inode::{InodeExtrefs, InodeItem, InodeRefs};
+use ubtrfs_ondisk::inode::{InodeExtrefs, InodeItem, InodeRefs, flags};
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, RootId};
 
@@ -161,6 +161,10 @@ impl InodeAt {
         for (field, have, _) in fields.into_iter().filter(|(.., is_wrong)| *is_wrong) {
             let (have, limit) = (Generation(have), Generation(limit));
             found.push(Finding::InodeGeneration { root, block, inode, field, have, limit });
+        }
+        let have = item.flags.get() & !u64::from(u32::MAX) & !flags::KNOWN_RO;
+        if have != 0 {
+            found.push(Finding::InodeFlagsUnknown { root, block, inode, have });
         }
     }
 }

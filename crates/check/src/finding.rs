@@ -458,6 +458,12 @@ findings! {
         "root {root}, block {block}, inode {inode}: a symbolic link with the flags {have:#x}" {
         root: RootId, block: LogicalAddr, inode: InodeNo, have: u64,
     }
+    /// An inode has flags in the upper half that nobody knows: Linux reads it only where it is mounted
+    /// read-only.
+    InodeFlagsUnknown Error "inode-flags-unknown"
+        "root {root}, block {block}, inode {inode}: the unknown flags {have:#x}" {
+        root: RootId, block: LogicalAddr, inode: InodeNo, have: u64,
+    }
     /// An inode has items that one of its type cannot have.
     InodeItems Error "inode-items"
         "root {root}, block {block}, inode {inode}: mode {mode:#o} and {what}" {

@@ -79,6 +79,9 @@ pub mod flags {
     pub const ROOT_ITEM_INIT: u64 = 1 << 31;
     /// fs-verity, in the upper (read-only compatible) half.
     pub const RO_VERITY: u64 = 1 << 32;
+    /// All of the upper half that Linux knows; others forbid reading the inode where the filesystem is
+    /// mounted for writing.
+    pub const KNOWN_RO: u64 = RO_VERITY;
 }
 
 on_disk!(

@@ -5,7 +5,7 @@ use ubtrfs_ondisk::file_extent::{FileExtentHeader, FileExtentItem};
 use ubtrfs_ondisk::inode::{InodeItem, flags};
 use ubtrfs_ondisk::misc::OnDisk;
 use ubtrfs_ondisk::{Generation, InodeNo, Key, KeyType, LogicalAddr, ObjectId, Reason, RootId};
-use ubtrfs_testkit::{CheckMode, Oracle, oracle};
+use ubtrfs_testkit::{CheckMode, KernelMount, Oracle, oracle};
 
 use crate::common::image::{Base, Image, Place};
 
@@ -446,4 +446,35 @@ fn damage_in_a_shared_leaf_is_told_once() {
     });
     image.edit::<InodeItem>(&place, |item| item.nlink += 1);
     image.expect(&["inode-links"]);
+}
+
+/// Of the upper half of an inode's flags Linux knows one bit. It refuses a leaf with another one where the
+/// filesystem is mounted for writing; such a filesystem was called clean.
+#[test]
+fn unknown_flags_in_the_upper_half_of_an_inode_are_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let sub = image.subvolume("sub");
+    let inode = image.inode(sub, "zzz-data");
+    let place = image.item(sub, inode, KeyType::INODE_ITEM, 0);
+    image.edit::<InodeItem>(&place, |item| item.flags |= flags::RO_VERITY);
+    image.expect(&[]);
+    let have = 1 << 33 | 1 << 63;
+    image.edit::<InodeItem>(&place, |item| item.flags |= have);
+    let (root, block, inode) = (sub, place.block, number(&place));
+    assert_eq!(
+        image.expect(&["inode-flags-unknown"]),
+        [Finding::InodeFlagsUnknown { root, block, inode, have }]
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    image.save(&path);
+    for read_only in [true, false] {
+        let mounted = KernelMount::mount(std::slice::from_ref(&path), "", read_only).unwrap();
+        let is_read = std::fs::metadata(mounted.path().join("sub/zzz-data")).is_ok();
+        mounted.unmount();
+        assert_eq!(is_read, read_only);
+    }
 }
