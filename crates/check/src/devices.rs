@@ -1,6 +1,6 @@
 //! Chunks, devices and device extents.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ubtrfs_ondisk::block_group::BlockGroupFlags;
 use ubtrfs_ondisk::chunk::Chunk;
@@ -96,8 +96,9 @@ impl Context<'_> {
         });
         self.check_sys_chunks(&devices);
         self.bring_up_late_devices(&devices);
+        let known = self.known_devices(&devices);
         for chunk in devices.chunks.values() {
-            self.add_chunk(chunk)?;
+            self.add_chunk(chunk, known.as_ref())?;
         }
         Ok(devices)
     }
@@ -118,11 +119,23 @@ impl Context<'_> {
         }
     }
 
-    fn add_chunk(&mut self, chunk: &Chunk) -> Result<()> {
+    /// The devices that the filesystem has, where all are there.
+    fn known_devices(&self, devices: &Devices) -> Option<BTreeSet<u64>> {
+        let there = self.volume.device_items();
+        let are_all = self.volume.missing_devices().is_empty()
+            && crate::view::number(there.len()) == self.superblock.num_devices.get();
+        let all = there.iter().chain(&devices.items).map(|item| item.devid.get());
+        are_all.then(|| all.collect())
+    }
+
+    /// Takes a chunk into the volume. One that cannot be is left out: of what lies in it nothing can be
+    /// read, and the rest is judged.
+    fn add_chunk(&mut self, chunk: &Chunk, known: Option<&BTreeSet<u64>>) -> Result<()> {
         let sector = self.superblock.sectorsize.get();
+        let mut is_bad = false;
         if let Err(corruption) = verify::chunk(chunk, sector, Some(self.incompat)) {
-            let error = corruption.to_string();
-            self.findings.push(Finding::BadChunk { chunk: chunk.start, error });
+            self.bad_chunk(chunk, corruption.to_string());
+            is_bad = true;
         }
         self.check_chunk_features(chunk);
         match self.volume.chunk_at(chunk.start) {
@@ -130,15 +143,30 @@ impl Context<'_> {
             Some(there) if there.start == chunk.start => return Ok(()),
             _ => {}
         }
-        match self.volume.add_chunk(chunk.clone()) {
-            Ok(()) => Ok(()),
-            Err(error @ (Error::Corrupt(_) | Error::NoDevice { .. })) => {
-                let error = error.to_string();
-                self.findings.push(Finding::BadChunk { chunk: chunk.start, error });
-                Ok(())
+        let is_strange = |device: &DeviceId| known.is_some_and(|known| !known.contains(&device.0));
+        let mut devices = chunk.stripes.iter().map(|stripe| stripe.device);
+        if let Some(device) = devices.find(is_strange) {
+            if !is_bad {
+                self.bad_chunk(chunk, format!("a stripe on device {device}, which there is not"));
             }
-            Err(error) => Err(error.into()),
+            return Ok(());
         }
+        match self.volume.add_chunk(chunk.clone()) {
+            Err(_) if is_bad => {}
+            Err(error @ (Error::Corrupt(_) | Error::NoDevice { .. })) => {
+                self.bad_chunk(chunk, error.to_string());
+            }
+            // That the feature is missing was found.
+            Err(error @ Error::Unsupported { .. }) if !self.incompat.contains(Incompat::RAID56) => {
+                self.bad_chunk(chunk, error.to_string());
+            }
+            result => result?,
+        }
+        Ok(())
+    }
+
+    fn bad_chunk(&mut self, chunk: &Chunk, error: String) {
+        self.findings.push(Finding::BadChunk { chunk: chunk.start, error });
     }
 
     fn check_chunk_features(&mut self, chunk: &Chunk) {

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use ubtrfs_check::{CheckOptions, Finding};
-use ubtrfs_ondisk::DeviceId;
+use ubtrfs_ondisk::block_group::BlockGroupFlags;
+use ubtrfs_ondisk::chunk::{ChunkHeader, Stripe};
 use ubtrfs_ondisk::superblock::Superblock;
+use ubtrfs_ondisk::{DeviceId, KeyType, RootId};
 use ubtrfs_testkit::{CheckMode, KernelMount, MkfsBtrfs, Oracle, Prng, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
 use crate::common;
-use crate::common::image::Image;
+use crate::common::image::{Base, Image, Place};
 
 const DEVICE: DeviceId = DeviceId(1);
 
@@ -108,4 +110,56 @@ fn data_that_only_a_missing_device_had_is_found() {
     assert_eq!(lost.sum::<u64>(), 1 << 20);
     // Where there is a copy, nothing is lost.
     assert_eq!(check_degraded("-m raid1 -d raid1"), (2 << 20, Vec::new()));
+}
+
+/// What a check says where one item of the chunk tree is wrong.
+fn kinds_with(image: &Image, of: BlockGroupFlags, edit: impl Fn(&Image, &Place)) -> Vec<String> {
+    let place = image.find(RootId::CHUNK_TREE, |key, data| {
+        key.ty == KeyType::CHUNK_ITEM && data[24..32] == of.0.to_le_bytes()
+    });
+    edit(image, &place);
+    let report = image.check();
+    let errors: Vec<Finding> = report.errors().cloned().collect();
+    let of_chunk = errors.iter().filter(
+        |finding| matches!(finding, Finding::BadChunk { chunk, .. } if chunk.0 == place.key.offset),
+    );
+    assert_eq!(of_chunk.count(), 1, "\n{}", common::lines(&report));
+    errors.iter().map(|finding| finding.kind().to_owned()).collect()
+}
+
+/// One such chunk ended the whole check, as if a device were missing.
+#[test]
+fn chunk_on_a_device_that_the_filesystem_has_not_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let kinds = kinds_with(&image, BlockGroupFlags::DATA, |image, place| {
+        image.edit_behind::<Stripe>(place, 48, |stripe| stripe.devid = 257.into());
+    });
+    assert!(!image.is_mounted());
+    assert_eq!(kinds[..3], ["bad-chunk", "dev-extent-missing", "dev-extent-without-chunk"]);
+    // Where its data is nobody knows.
+    assert!(kinds[3..].iter().all(|kind| kind == "data-unreadable"), "{kinds:?}");
+}
+
+/// One such chunk ended the whole check, as a profile that is not supported.
+#[test]
+fn chunk_of_raid5_in_a_filesystem_without_it_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    // With stripes too few, and with as many as there may be.
+    let image = Image::single();
+    let kinds = kinds_with(&image, BlockGroupFlags::DATA, |image, place| {
+        image.edit::<ChunkHeader>(place, |chunk| chunk.ty |= BlockGroupFlags::RAID5.0);
+    });
+    assert!(!image.is_mounted());
+    assert!(kinds.iter().any(|kind| kind == "feature-missing"), "{kinds:?}");
+    let dup = BlockGroupFlags::METADATA | BlockGroupFlags::DUP;
+    let kinds = kinds_with(&Image::of(Base::Dup), dup, |image, place| {
+        let raid5 = BlockGroupFlags::METADATA | BlockGroupFlags::RAID5;
+        image.edit::<ChunkHeader>(place, |chunk| chunk.ty = raid5.0.into());
+    });
+    assert_eq!(kinds[..2], ["feature-missing", "bad-chunk"]);
 }
