@@ -304,9 +304,13 @@ impl Context<'_> {
     }
 
     fn check_device_items(&mut self, devices: &Devices, allocated: &[Allocated]) {
+        let mut by_device: BTreeMap<DeviceId, Vec<&Allocated>> = BTreeMap::new();
+        for extent in allocated {
+            by_device.entry(extent.device).or_default().push(extent);
+        }
         for item in &devices.items {
             let device = DeviceId(item.devid.get());
-            let own = allocated.iter().filter(|extent| extent.device == device);
+            let own = by_device.get(&device).into_iter().flatten();
             let used = own.clone().fold(0, |sum: u64, extent| sum.saturating_add(extent.len_bytes));
             let mut wrong = |field, have, expect| {
                 self.findings.push(Finding::DeviceField { device, field, have, expect });
