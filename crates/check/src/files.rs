@@ -6,7 +6,7 @@ use std::ops::Range;
 use ubtrfs_ondisk::block::LEVEL_COUNT_MAX;
 use ubtrfs_ondisk::dir::DirEntries;
 use ubtrfs_ondisk::features::Incompat;
-use ubtrfs_ondisk::file_extent::{Compression, FileExtent, RegularExtent};
+use ubtrfs_ondisk::file_extent::{Compression, FileExtent, FileExtentHeader, RegularExtent};
 use ubtrfs_ondisk::hash::extref_hash;
 use ubtrfs_ondisk::inode::{InodeExtrefs, InodeItem, InodeRefs, flags};
 use ubtrfs_ondisk::misc::OnDisk;
@@ -323,6 +323,10 @@ impl Leaf<'_> {
             return;
         };
         self.out.extent_count += 1;
+        let other = FileExtentHeader::peek(data).map_or(0, |header| header.other_encoding.get());
+        if other != 0 {
+            self.wrong_field(run.number, key, "other_encoding", other.into(), "0".to_owned());
+        }
         let (compression, end) = match &extent {
             FileExtent::Inline { ram_bytes, compression, .. } => {
                 self.inline_bytes(run.number, key, *ram_bytes, *compression);

@@ -19,7 +19,7 @@ on_disk!(
         compression: u8,
         /// Always 0.
         encryption: u8,
-        /// Always 0.
+        /// Always 0; Linux reads others as if it were.
         other_encoding: U16,
         /// 0 inline, 1 regular, 2 preallocated.
         ty: u8,
@@ -138,12 +138,9 @@ impl<'a> FileExtent<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let (header, data) = FileExtentHeader::split(bytes)?;
         let compression = Compression::from_disk(header.compression)?;
-        if header.encryption != 0 || header.other_encoding.get() != 0 {
+        if header.encryption != 0 {
             return Err(Corruption::new(Reason::BadValue)
-                .have(format!(
-                    "encryption {}, other encoding {}",
-                    header.encryption, header.other_encoding
-                ))
+                .have(format!("encryption {}", header.encryption))
                 .expect("0"));
         }
         let generation = Generation(header.generation.get());

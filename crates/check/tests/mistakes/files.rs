@@ -478,3 +478,23 @@ fn unknown_flags_in_the_upper_half_of_an_inode_are_found() {
         assert_eq!(is_read, read_only);
     }
 }
+
+/// A file extent of another encoding, which Linux reads as if it were none, was not read at all: what it refers
+/// to was not judged, and nothing told of it.
+#[test]
+fn file_extent_of_another_encoding_is_found() {
+    if !oracle::require(Oracle::KernelBtrfs) {
+        return;
+    }
+    let image = Image::single();
+    let place = extent(&image, "prealloc", 0);
+    image.edit::<FileExtentHeader>(&place, |header| header.other_encoding = 1.into());
+    assert_field(&image, &place, &["file-extent-field"], ("other_encoding", 1));
+
+    // What nothing refers to is found all the same.
+    let image = Image::single();
+    let place = extent(&image, "data", 0);
+    image.edit::<FileExtentHeader>(&place, |header| header.other_encoding = 1.into());
+    image.remove(&extent(&image, "more", 0));
+    image.expect(&["file-extent-field", "inode-nbytes", "extent-unreferenced"]);
+}
