@@ -76,15 +76,17 @@ impl Target {
             }
             Window::Whole => len_bytes,
         };
-        let opened = FileDevice::open(path, OpenMode::CreateNew { len_bytes }, window);
-        let device = opened.map_err(|error| {
-            // Whoever could not make the file, or finds that it is another's by now, has none to take away.
-            if !matches!(error, Error::Io { op: Op::Open, .. } | Error::Busy { .. }) {
-                let _ = fs::remove_file(path);
-            }
-            Failure::volume("opening", &error).at_path(path)
-        })?;
-        Ok(Self { device: Arc::new(device), made: Some(Unfinished::new(path.into())) })
+        let open = |path: &Path| {
+            FileDevice::open(path, OpenMode::CreateNew { len_bytes }, window).map_err(|error| {
+                // Whoever could not make the file, or finds that it is another's by now, has none to take away.
+                if !matches!(error, Error::Io { op: Op::Open, .. } | Error::Busy { .. }) {
+                    let _ = fs::remove_file(path);
+                }
+                Failure::volume("opening", &error).at_path(path)
+            })
+        };
+        let (made, device) = Unfinished::make(path.into(), open)?;
+        Ok(Self { device: Arc::new(device), made: Some(made) })
     }
 
     fn open_existing(

@@ -17,11 +17,27 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Takes charge of a file that the command has just made.
+    /// Takes charge of a file that the command is about to make, whether or not it comes to be.
     pub fn new(path: PathBuf) -> Self {
         WATCH.call_once(watch_signals);
         files().push(path.clone());
         Self { path: Some(path) }
+    }
+
+    /// Takes charge of a file that `make` makes, and nobody else has: where it fails there is none to remove.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn make<T, E>(
+        path: PathBuf,
+        make: impl FnOnce(&Path) -> Result<T, E>,
+    ) -> Result<(Self, T), E> {
+        WATCH.call_once(watch_signals);
+        // A signal meanwhile waits until it is known whether there is a file.
+        let mut files = files();
+        let made = make(&path)?;
+        files.push(path.clone());
+        Ok((Self { path: Some(path) }, made))
     }
 
     /// It is finished: it stays.

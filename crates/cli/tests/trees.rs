@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::{Ran, assert_judged, ubtrfs_in, ubtrfs_with_stdin};
 use tempfile::TempDir;
 use ubtrfs_testkit::odd::odd_files;
@@ -356,11 +357,35 @@ fn interrupted_import_leaves_nothing_behind() {
         assert!(began.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The file is there a moment before it is under guard.
-    std::thread::sleep(Duration::from_millis(200));
     run("kill", ["-INT", &child.id().to_string()]);
     let status = child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2));
     assert!(!place.exists("new.img"));
     drop(pipe);
+}
+
+/// The name was there before the command heard signals, and heard before it knew what to remove: the file stayed.
+#[test]
+fn command_that_is_interrupted_whenever_its_file_is_there_removes_it() {
+    const DELAYS_US: [u64; 6] = [0, 0, 50, 200, 1000, 10_000];
+    let place = Place::new();
+    for delay_us in [DELAYS_US; 5].concat() {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
+            .args(["import", "--mkfs", "new.img", "-"])
+            .current_dir(place.0.path())
+            // It waits for an archive that does not come.
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let began = Instant::now();
+        while !place.exists("new.img") {
+            assert!(began.elapsed() < Duration::from_secs(60));
+        }
+        std::thread::sleep(Duration::from_micros(delay_us));
+        let pid = Pid::from_child(&child);
+        kill_process(pid, Signal::INT).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2));
+        assert!(!place.exists("new.img"), "after {delay_us} us");
+    }
 }

@@ -176,8 +176,8 @@ fn to_archive(
     let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(target);
     get::check_replaceable(target, args.force)?;
     let partial = get::partial_name(target);
-    let file = File::create_new(&partial).map_err(|error| failed("creating", &error))?;
-    let unfinished = Unfinished::new(partial);
+    let (unfinished, file) = Unfinished::make(partial, |partial| File::create_new(partial))
+        .map_err(|error| failed("creating", &error))?;
     let done = write(image, from, &file, compression, progress)?;
     unfinished.rename(target).map_err(|error| failed("writing", &error))?;
     Ok(done)

@@ -146,13 +146,10 @@ fn to_file(
     let failed = |what: &str, error: &io::Error| Failure::io(what, error).at_path(target);
     let partial = partial_name(target);
     // Nobody else reads it before it has its permissions.
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&partial)
+    let mut private = File::options();
+    private.write(true).create_new(true).mode(0o600);
+    let (unfinished, mut file) = Unfinished::make(partial, |partial| private.open(partial))
         .map_err(|error| failed("creating", &error))?;
-    let unfinished = Unfinished::new(partial);
     copy_out(image, inode.id, inode.size_bytes, path, &mut file, target)?;
     file.set_permissions(fs::Permissions::from_mode(inode.mode & 0o777))
         .map_err(|error| failed("setting permissions", &error))?;
