@@ -23,7 +23,7 @@ use crate::mounts;
 pub const NAMES: [&str; 2] = ["mount.fuse.ubtrfs", "mount.ubtrfs"];
 
 /// And by umount(8), which knows of most mounts no more than that they are of FUSE.
-const UMOUNT_NAMES: [&str; 3] = ["umount.fuse.ubtrfs", "umount.ubtrfs", UMOUNT_FUSE];
+pub const UMOUNT_NAMES: [&str; 3] = ["umount.fuse.ubtrfs", "umount.ubtrfs", UMOUNT_FUSE];
 const UMOUNT_FUSE: &str = "umount.fuse";
 
 /// The arguments of this process, in the form in which the command takes them; `None` where nothing is to be done.

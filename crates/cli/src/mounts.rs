@@ -171,7 +171,7 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// Waits a little where the process that has `image` open served a mount, which has been taken away by now.
+    /// Waits a little where the process that has `image` open served a mount, which has been taken away by now, or waits itself for who did.
     pub fn wait(&mut self, image: &Path) -> Holder {
         let Ok(image) = std::fs::canonicalize(image) else { return Holder::Stays };
         let Some(pid) = ubtrfs_volume::lock_holder(&image) else {
@@ -182,10 +182,15 @@ impl Leaving {
         };
         self.unseen_count = 0;
         // Who names an image twice has it open himself.
-        if pid == std::process::id() || !serves(pid) {
+        if pid == std::process::id() {
             return Holder::Stays;
         }
-        match mount_of(pid, &image) {
+        let served = match role_of(pid) {
+            Role::Serves => mount_of(pid, &image),
+            Role::Unmounts => Served::Nothing,
+            Role::Other => return Holder::Stays,
+        };
+        match served {
             Served::Nothing => {}
             Served::Here(mounted) => return Holder::Serves(mounted),
             // Nor may be asked who has ended, be it since the lock was looked for.
@@ -206,18 +211,36 @@ impl Leaving {
     }
 }
 
-/// Whether a process is one of this command that serves a mount, or about to be gone.
-fn serves(pid: u32) -> bool {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+/// What a process has an image open for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// It serves a mount, or is about to be gone.
+    Serves,
+    /// It takes a mount off, and locks the image to see that nobody else does, for a moment.
+    Unmounts,
+    /// It is none of this command's that has to do with mounts.
+    Other,
+}
+
+fn role_of(pid: u32) -> Role {
+    role_in(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default())
+}
+
+/// By a command line; who is about to be gone has none.
+fn role_in(line: &[u8]) -> Role {
     if line.is_empty() {
-        return true;
+        return Role::Serves;
     }
     let mut words = line.split(|byte| *byte == 0);
     let name = words.next().and_then(|path| path.rsplit(|byte| *byte == b'/').next());
-    match name {
-        Some(b"ubtrfs") => words.next() == Some(b"mount"),
-        Some(name) => mount_helper::NAMES.iter().any(|own| own.as_bytes() == name),
-        None => false,
+    let name = name.unwrap_or_default();
+    let is_one_of = |names: &[&str]| names.iter().any(|own| own.as_bytes() == name);
+    match words.next() {
+        Some(b"mount") if name == b"ubtrfs" => Role::Serves,
+        Some(b"umount") if name == b"ubtrfs" => Role::Unmounts,
+        _ if is_one_of(&mount_helper::NAMES) => Role::Serves,
+        _ if is_one_of(&mount_helper::UMOUNT_NAMES) => Role::Unmounts,
+        _ => Role::Other,
     }
 }
 
@@ -471,6 +494,20 @@ fn unescape(text: &[u8]) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn command_line_tells_what_an_image_is_open_for() {
+        let said = |text: &str| role_in(text.replace(' ', "\0").as_bytes());
+        for text in ["", "ubtrfs mount i d", "/sbin/mount.fuse.ubtrfs i d", "mount.ubtrfs i d"] {
+            assert_eq!(said(text), Role::Serves, "{text}");
+        }
+        for text in ["/usr/bin/ubtrfs umount d", "/sbin/umount.fuse d", "umount.ubtrfs d -l"] {
+            assert_eq!(said(text), Role::Unmounts, "{text}");
+        }
+        for text in ["ubtrfs ls i", "ubtrfs", "umount d", "mount i d", "sh -c umount.fuse"] {
+            assert_eq!(said(text), Role::Other, "{text}");
+        }
+    }
 
     #[test]
     fn names_of_proc_are_read() {

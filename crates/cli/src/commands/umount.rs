@@ -172,6 +172,8 @@ fn wait_until_free(file: &File, is_read_only: bool, patience: Duration) -> bool 
     {
         std::thread::sleep(LOOK_EVERY);
     }
+    // For who else wants it: this process has yet to end. A lock that cannot be given back ends with it.
+    let _ = file.unlock();
     true
 }
 
@@ -184,4 +186,21 @@ fn find(directory: &Path) -> Result<Mounted> {
         let why = "ubtrfs has nothing mounted there";
         Failure::new(Exit::Io, WHAT, why).at_path(directory)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It had the lock until it ended, and who wanted the image in that moment was refused.
+    #[test]
+    fn image_that_was_waited_for_is_left_to_others() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let [waiting, other] = [(); 2].map(|()| File::open(image.path()).unwrap());
+        for is_read_only in [false, true] {
+            assert!(wait_until_free(&waiting, is_read_only, Duration::ZERO));
+            other.try_lock().unwrap();
+            other.unlock().unwrap();
+        }
+    }
 }

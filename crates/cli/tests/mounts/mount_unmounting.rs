@@ -4,8 +4,11 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use crate::place::{Memory, Place, assert_image_clean, wait_until};
 use ubtrfs_testkit::oracle::{self, Oracle};
@@ -234,4 +237,29 @@ fn mount_is_taken_off_where_the_system_does_not_tell_by_statx_what_it_is() {
     wait_until("taken off", || !place.is_mounted());
     assert!(serving.wait().unwrap().success());
     place.assert_clean();
+}
+
+/// Who unmounts locks the image to see that it is free, and whoever wanted it in that moment was refused at once.
+#[test]
+fn next_opener_waits_for_who_unmounts_and_looks_whether_the_image_is_free() {
+    for is_root in [true, false] {
+        for words in [["ubtrfs", "umount"], ["umount.fuse", "image"]] {
+            let Some(place) = Place::new(is_root) else { return };
+            let scratch = place.image.parent().unwrap();
+            symlink(&place.image, scratch.join("umount")).unwrap();
+            // By another name it is a process that has the image locked as long as is wanted.
+            let mut locker = Command::new("flock");
+            locker.arg0(words[0]).args([words[1], "cat"]).current_dir(scratch);
+            let mut locker = locker.stdin(Stdio::piped()).spawn().unwrap();
+            let holder = || ubtrfs_volume::lock_holder(&place.image);
+            wait_until("locked", || holder() == Some(locker.id()));
+            let mut opener = place.command(env!("CARGO_BIN_EXE_ubtrfs"));
+            let mut opener = opener.arg("ls").arg(&place.image).spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+            assert_eq!(opener.try_wait().unwrap(), None, "it waits, {words:?}");
+            drop(locker.stdin.take());
+            assert!(opener.wait().unwrap().success(), "{words:?}");
+            assert!(locker.wait().unwrap().success());
+        }
+    }
 }
