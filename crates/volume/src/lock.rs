@@ -6,10 +6,12 @@
 use std::fmt;
 use std::fs::{File, Metadata, TryLockError};
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ubtrfs_ondisk::PhysicalAddr;
 
 use crate::error::{Error, Op, Result};
@@ -43,7 +45,10 @@ pub(crate) fn lock(file: &File, path: &Path, exclusive: bool, is_block_device: b
             }
         }
     }
-    let holder = file.metadata().ok().and_then(|metadata| holder(&metadata));
+    let holder = file
+        .metadata()
+        .ok()
+        .and_then(|metadata| holder(&metadata, mount_of(file, Path::new(""), AtFlags::EMPTY_PATH)));
     Err(Error::Busy {
         device: path.display().to_string(),
         holder: holder
@@ -53,7 +58,8 @@ pub(crate) fn lock(file: &File, path: &Path, exclusive: bool, is_block_device: b
 
 /// The process that has an image or device open, with the lock that keeps others out.
 pub fn lock_holder(path: &Path) -> Option<u32> {
-    holder(&std::fs::metadata(path).ok()?).map(|holder| holder.pid)
+    let mount = mount_of(CWD, path, AtFlags::empty());
+    holder(&std::fs::metadata(path).ok()?, mount).map(|holder| holder.pid)
 }
 
 /// Who holds a lock.
@@ -71,19 +77,38 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Who holds a lock on the file.
+/// Who holds a lock on the file, which lies in a mount of this number.
 ///
 /// The table is read a page at a time, and the kernel counts lines to find where the next page
 /// begins: where locks come and go meanwhile, a line can be passed over. So it is read again.
-fn holder(metadata: &Metadata) -> Option<Holder> {
-    let device = metadata.dev();
-    let file = format!(
-        "{:02x}:{:02x}:{}",
-        rustix::fs::major(device),
-        rustix::fs::minor(device),
-        metadata.ino()
-    );
+fn holder(metadata: &Metadata, mount: Option<u64>) -> Option<Holder> {
+    let told = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
+    let (major, minor) = mount.and_then(device_of).unwrap_or(told);
+    let file = format!("{major:02x}:{minor:02x}:{}", metadata.ino());
     (0..LOOK_COUNT_MAX).find_map(|_| holder_in(&read_locks()?, &file))
+}
+
+/// The number of the mount that a file lies in; nothing where the system does not tell, as before Linux 5.8.
+fn mount_of(from: impl AsFd, path: &Path, flags: AtFlags) -> Option<u64> {
+    let about = statx(from, path, flags, StatxFlags::MNT_ID).ok()?;
+    (about.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(about.stx_mnt_id)
+}
+
+/// The device number, major and minor, of the filesystem that is mounted there. The table of locks has that one; what stat(2) tells of a file
+/// is another one where a filesystem has one for each of its subvolumes, as btrfs.
+fn device_of(mount: u64) -> Option<(u32, u32)> {
+    device_in(&std::fs::read("/proc/self/mountinfo").ok()?, mount)
+}
+
+/// By the lines of `/proc/PID/mountinfo`, which begin with `NUMBER PARENT MAJOR:MINOR`. What follows may be any bytes.
+fn device_in(table: &[u8], mount: u64) -> Option<(u32, u32)> {
+    let mut lines = table.split(|byte| *byte == b'\n').map(|line| line.split(|byte| *byte == b' '));
+    let mut words = lines.find_map(|mut words| {
+        let number: u64 = str::from_utf8(words.next()?).ok()?.parse().ok()?;
+        (number == mount).then_some(words)
+    })?;
+    let (major, minor) = str::from_utf8(words.nth(1)?).ok()?.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// The table of locks in as few calls as can be: `read_to_string` would begin with a few bytes.
@@ -111,4 +136,17 @@ fn holder_in(locks: &str, file: &str) -> Option<Holder> {
     let mut fields = line.split_whitespace().skip(3);
     let is_writing = fields.next()? == "WRITE";
     Some(Holder { pid: fields.next()?.parse().ok()?, is_writing })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_of_a_mount_is_found_beside_names_of_any_bytes() {
+        let table =
+            b"21 22 8:2 / /caf\xe9 rw - ext4 /dev/root rw\n22 1 0:300 / / rw - btrfs none rw\n";
+        let found = [21, 22, 1].map(|mount| device_in(table, mount));
+        assert_eq!(found, [Some((8, 2)), Some((0, 300)), None]);
+    }
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -69,6 +70,34 @@ fn open_of_a_busy_image_names_the_holder_while_other_locks_come_and_go() {
         is_done.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(missed.is_empty(), "{} times: {}", missed.len(), missed[0]);
     });
+}
+
+/// On a btrfs of the kernel's stat(2) tells of a file in a subvolume another device than the table of locks does, and the holder was not found.
+#[test]
+fn holder_of_an_image_in_a_subvolume_is_found() {
+    if !judge_kernel_mount() || !common::judge(&["btrfs", "flock"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let outer = mkfs(dir.path(), 1, &[]).unwrap().remove(0);
+    let mount = Mount::new("loop", &outer, dir.path().join("mount"));
+    let subvolume = mount.point.join("subvolume");
+    run("btrfs", &["subvolume", "create", subvolume.to_str().unwrap()]);
+    let image = subvolume.join("image");
+    std::fs::write(&image, b"").unwrap();
+    assert_eq!(ubtrfs_volume::lock_holder(&image), None);
+    let mut flock = std::process::Command::new("flock");
+    flock.env("PATH", common::PATH).arg(&image).args(["sh", "-c", "echo locked; exec cat"]);
+    flock.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut locker = flock.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(locker.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "locked\n");
+    assert_eq!(ubtrfs_volume::lock_holder(&image), Some(locker.id()));
+    let refused = open(&image, OpenMode::ReadWrite).unwrap_err().to_string();
+    assert!(refused.contains(&format!("process {} (flock)", locker.id())), "{refused}");
+    drop(locker.stdin.take());
+    assert!(locker.wait().unwrap().success());
 }
 
 /// Starting a program copies the open files into the new process for a moment. The lock must end
