@@ -4,11 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ubtrfs_volume::{Device, FileDevice, OpenMode, VolumeOptions, Window};
 
 pub const READ_ONLY: VolumeOptions =
     VolumeOptions { read_only: true, degraded: false, super_copy: None };
+
+/// How often a mount is tried to be taken off.
+const UMOUNT_COUNT_MAX: usize = 50;
 
 pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -96,8 +100,19 @@ impl Mount {
 }
 
 impl Drop for Mount {
+    /// A program that another test starts has, until it runs, all files of this process open: so the mount can be busy for a moment.
     fn drop(&mut self) {
-        run("umount", &[self.point.to_str().unwrap()]);
+        let mut last = String::new();
+        for _ in 0..UMOUNT_COUNT_MAX {
+            let output =
+                Command::new("umount").env("PATH", PATH).arg(&self.point).output().unwrap();
+            if output.status.success() {
+                return;
+            }
+            last = String::from_utf8_lossy(&output.stderr).into_owned();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("umount {}: {last}", self.point.display());
     }
 }
 
