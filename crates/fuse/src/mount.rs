@@ -15,7 +15,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxAttributes, StatxFlags, statx};
 use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
 
 use crate::{control, own};
 
@@ -500,6 +503,8 @@ fn unmount_with(
     busy_max: Duration,
 ) -> Result<(), MountError> {
     if !own::user().is_root() {
+        let parent = directory.parent().and_then(|parent| pinned(parent).ok());
+        let _lock = parent.as_ref().and_then(lock_place);
         check(mount, CWD, directory)?;
         return unmount_as_user(directory, option);
     }
@@ -527,11 +532,44 @@ fn unmount_as_root(
         check(mount, CWD, directory)?;
         return rustix::mount::unmount(directory, flags).map_err(failed(UNMOUNTING));
     };
-    let pinned = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let parent = rustix::fs::open(parent, pinned, Mode::empty()).map_err(failed(UNMOUNTING))?;
+    let parent = pinned(parent).map_err(failed(UNMOUNTING))?;
+    let _lock = lock_place(&parent);
     check(mount, parent.as_fd(), Path::new(name))?;
     own::with_path_of(&parent, |path| rustix::mount::unmount(path.join(name), flags))
         .map_err(failed(UNMOUNTING))
+}
+
+fn pinned(directory: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// For so long who unmounts in the same directory is waited for.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+const LOCK_LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Keeps others of this command from unmounting what lies in `parent` between the look at what is there and the call: of two at once, the second
+/// one would take off what lies below.
+///
+/// It is the name of a socket, which needs no file, asks nobody who serves a directory, and ends with the process. Anybody may take that name, so
+/// it is not waited for without end; without it the look alone has to do.
+fn lock_place(parent: &OwnedFd) -> Option<OwnedFd> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let about = statx(parent, c"", flags, StatxFlags::INO).ok()?;
+    let (major, minor) = (about.stx_dev_major, about.stx_dev_minor);
+    let name = format!("ubtrfs umount {major}:{minor}:{}", about.stx_ino);
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()?;
+    let begun = Instant::now();
+    loop {
+        match rustix::net::bind(&socket, &address) {
+            Ok(()) => return Some(socket),
+            Err(Errno::ADDRINUSE) if begun.elapsed() < LOCK_WAIT_MAX => {
+                std::thread::sleep(LOCK_LOOK_EVERY);
+            }
+            Err(_) => return None,
+        }
+    }
 }
 
 /// `fusermount3` takes off what its caller mounted, and follows no link.
@@ -559,6 +597,23 @@ mod tests {
         let found =
             ["0:5", "0:6", "0:7", "0:8", "0:9"].map(|device| is_read_only_in(table, device));
         assert_eq!(found, [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn place_is_one_process_s_at_a_time_and_nobody_is_waited_for_without_end() {
+        let scratch = tempfile::tempdir().unwrap();
+        let parent = pinned(scratch.path()).unwrap();
+        let lock = lock_place(&parent).unwrap();
+        let other = pinned(&scratch.path().join("..")).unwrap();
+        assert!(lock_place(&other).is_some(), "another directory");
+        let begun = Instant::now();
+        assert!(lock_place(&parent).is_none());
+        assert!(begun.elapsed() >= LOCK_WAIT_MAX);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| lock_place(&parent));
+            drop(lock);
+            assert!(waiting.join().unwrap().is_some());
+        });
     }
 
     #[test]

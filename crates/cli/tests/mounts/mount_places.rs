@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::place::{Memory, PATIENCE, Place, assert_image_clean, server_of, wait_until};
+use ubtrfs_testkit::oracle::{self, Oracle};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
@@ -76,15 +77,15 @@ fn place_of_a_user_stays_restricted_when_root_mounts_it_again() {
     place.umount();
 }
 
+fn umount_of(directory: &Path) -> Command {
+    let mut umount = Command::new(UBTRFS);
+    umount.arg("umount").arg(directory);
+    umount
+}
+
 /// An `umount` of root that waits for the server.
-fn waiting_umount(directory: &Path) -> Child {
-    let child = Command::new(UBTRFS)
-        .arg("umount")
-        .arg(directory)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+fn waiting_umount(mut umount: Command) -> Child {
+    let child = umount.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let files = PathBuf::from(format!("/proc/{}/fd", child.id()));
     wait_until("asks the server", || {
         let open = fs::read_dir(&files).unwrap().flatten();
@@ -106,7 +107,7 @@ fn umount_takes_off_nothing_that_was_put_into_its_place() {
     place.mount(&[]);
     let server = place.server();
     place.signal("-STOP");
-    let umount = waiting_umount(&place.directory);
+    let umount = waiting_umount(umount_of(&place.directory));
     let mut own = place.command("fusermount3");
     assert!(own.arg("-uz").arg(&place.directory).status().unwrap().success());
     fs::remove_dir(&place.directory).unwrap();
@@ -121,6 +122,26 @@ fn umount_takes_off_nothing_that_was_put_into_its_place() {
 /// The second one took off what lay below, which it had neither synced nor waited for.
 #[test]
 fn umount_beside_another_takes_off_no_more_than_the_one_that_it_found() {
+    assert_umounts_take_off_one(umount_of);
+}
+
+/// So it did where both had looked what is there before the first one took it off. Here each waits between the two, by strace(1).
+#[test]
+fn umount_that_looked_before_another_unmounted_takes_off_nothing_else() {
+    if !oracle::require(Oracle::Strace) {
+        return;
+    }
+    assert_umounts_take_off_one(|directory| {
+        let mut strace = Command::new("strace");
+        // The command stays this process's child.
+        strace.args(["-D", "-o", "/dev/null", "-e", "trace=umount2"]);
+        strace.args(["-e", "inject=umount2:delay_enter=300000", UBTRFS, "umount"]).arg(directory);
+        strace
+    });
+}
+
+/// Of two mounts in one place, two umounts at once take off the one that both have found.
+fn assert_umounts_take_off_one(umount: impl Fn(&Path) -> Command) {
     let Some(place) = Place::new(true) else { return };
     let other = place.image.with_file_name("other");
     File::create(&other).unwrap().set_len(512 << 20).unwrap();
@@ -134,7 +155,7 @@ fn umount_beside_another_takes_off_no_more_than_the_one_that_it_found() {
         assert!(Command::new("kill").args([signal, &server]).status().unwrap().success());
     };
     signal("-STOP");
-    let umounts = [(); 2].map(|()| waiting_umount(&place.directory));
+    let umounts = [(); 2].map(|()| waiting_umount(umount(&place.directory)));
     signal("-CONT");
     let outputs = umounts.map(|umount| umount.wait_with_output().unwrap());
     let mut codes = outputs.each_ref().map(|output| output.status.code().unwrap());
