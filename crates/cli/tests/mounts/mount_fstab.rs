@@ -113,7 +113,7 @@ fn umount_of_one_of_two_places_does_not_wait_for_the_other() {
                     part-first) set -- \"$@\" \"$3/part\" \"$3/bound\" \"$2\" ;;
                 esac
                 for directory in \"$5\" \"$6\" \"$7\"; do
-                    timeout 5 $program \"$directory\" || echo $order, $program: $?
+                    timeout 60 $program \"$directory\" || echo $order, $program: $?
                 done
                 set -- \"$1\" \"$2\" \"$3\" \"$4\"
                 # Of the last one it is waited for who serves.
