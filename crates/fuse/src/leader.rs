@@ -40,6 +40,9 @@ struct State {
     /// The leader's term.
     leader: Option<u64>,
     terms: u64,
+    /// Of these, such as began because the leader was at one request for too long.
+    #[cfg(test)]
+    late_terms: u64,
     doing: Doing,
     requests: u64,
     follower_count: usize,
@@ -88,6 +91,8 @@ impl Leaders {
         let state = State {
             leader: None,
             terms: 0,
+            #[cfg(test)]
+            late_terms: 0,
             doing: Doing::Looks,
             requests: 0,
             follower_count: 0,
@@ -165,6 +170,10 @@ impl Leaders {
             state.is_watched = false;
             let is_stuck = matches!(doing, Doing::Answers(_)) && state.doing == doing;
             if is_late && is_stuck && state.leader == leader && !state.has_ended {
+                #[cfg(test)]
+                {
+                    state.late_terms += 1;
+                }
                 return Some(self.take_over(&mut state));
             }
         }

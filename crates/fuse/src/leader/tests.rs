@@ -1,5 +1,6 @@
 use std::collections::VecDeque;
 use std::sync::mpsc;
+use std::time::Instant;
 
 use zerocopy::IntoBytes as _;
 
@@ -80,7 +81,17 @@ fn serve(
     feed: impl FnOnce(&Queued),
     answer: impl Fn(u64) + Sync,
 ) -> Vec<Vec<u64>> {
-    let (queued, leaders) = (Queued::default(), Leaders::new(looking));
+    serve_by(&Leaders::new(looking), count, feed, answer)
+}
+
+/// As [`serve`], where it is to be seen who led.
+fn serve_by(
+    leaders: &Leaders,
+    count: usize,
+    feed: impl FnOnce(&Queued),
+    answer: impl Fn(u64) + Sync,
+) -> Vec<Vec<u64>> {
+    let queued = Queued::default();
     std::thread::scope(|scope| {
         let work = || {
             let mut answered = Vec::new();
@@ -123,18 +134,28 @@ fn requests_of_all_kinds_are_answered_once_by_any_number_of_threads() {
 /// One that asks for the next only when it has the last one's answer is served by one thread: nobody is woken for it.
 #[test]
 fn requests_one_after_the_other_are_answered_by_the_leader() {
+    const COUNT: u64 = 500;
     let (told, heard) = mpsc::channel();
+    // Long enough that it never sleeps, whatever else the machine does.
+    let leaders = Leaders::new(Duration::from_secs(3600));
+    let begun = Instant::now();
+    let (mut terms, mut late_terms, mut lasted) = (0, 0, Duration::ZERO);
     let feed = |queued: &Queued| {
-        for at in 0..500 {
+        for at in 0..COUNT {
             queued.put(opcode::LOOKUP, at);
             heard.recv().unwrap();
         }
+        // Before the end, which each takes in a term of its own.
+        let state = leaders.state.lock();
+        (terms, late_terms) = (state.terms, state.late_terms);
+        lasted = begun.elapsed();
     };
-    // Long enough that it never sleeps, whatever else the machine does.
-    let answered = serve(3, Duration::from_secs(3600), feed, |_| told.send(()).unwrap());
-    let most = answered.iter().map(Vec::len).max().unwrap();
-    // A leader whose thread gets no time for some milliseconds is followed by another.
-    assert!(most > 250, "{most} of 500 by one thread");
+    let answered = serve_by(&leaders, 3, feed, |_| told.send(()).unwrap()).concat();
+    assert!(answered.len() == usize::try_from(COUNT).unwrap());
+    // Behind the first one leads only who follows a leader whose thread gets no time for so long.
+    assert_eq!(terms, 1 + late_terms);
+    let late_max = lasted.as_millis() / WATCH_EVERY.as_millis();
+    assert!(u128::from(late_terms) <= late_max, "{late_terms} in {lasted:?}");
 }
 
 /// A request may wait for what another one brings.
