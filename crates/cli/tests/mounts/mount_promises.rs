@@ -1,7 +1,7 @@
 //! What a mount promises where others than its programs have a hand in it: commands at it, who unmounts it, a medium that fails, a server
 //! that is gone.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -120,6 +120,7 @@ fn block_device_is_free_when_it_is_unmounted() {
         }
         place.done(&["subvolume", "delete"], &[&place.directory, Path::new("/sub")]);
         let is_over = AtomicBool::new(false);
+        let server = ubtrfs_volume::lock_holder(&place.image).unwrap();
         std::thread::scope(|scope| {
             // Commands all the while.
             scope.spawn(|| {
@@ -142,7 +143,17 @@ fn block_device_is_free_when_it_is_unmounted() {
             }
             drop(until_over);
             let file = File::options().read(true).write(true).open(&place.image).unwrap();
-            file.try_lock().expect("the device is still in use");
+            assert_ne!(ubtrfs_volume::lock_holder(&place.image), Some(server), "still in use");
+            // udev has a device locked for moments, to see what it has become.
+            wait_until("locked", || match file.try_lock() {
+                Ok(()) => true,
+                Err(TryLockError::WouldBlock) => {
+                    let holder = ubtrfs_volume::lock_holder(&place.image);
+                    assert_ne!(holder, Some(server), "the device is still in use");
+                    false
+                }
+                Err(TryLockError::Error(error)) => panic!("{error}"),
+            });
         });
         let written = fs::read(&image).unwrap();
         std::thread::sleep(Duration::from_millis(300));
