@@ -482,11 +482,13 @@ impl Image {
 
     /// What `path` names; a symbolic link at its end is not followed, those on the way are.
     pub fn resolve(&self, path: &[u8]) -> Result<InodeId> {
+        check_named(path, &self.path)?;
         self.find(path, LastLink::Keep)
     }
 
     /// What `path` names when symbolic links at its end are followed, too.
     pub fn resolve_following(&self, path: &[u8]) -> Result<InodeId> {
+        check_named(path, &self.path)?;
         self.find(path, LastLink::Follow)
     }
 
@@ -501,6 +503,7 @@ impl Image {
 
     /// The directory in which the last name of `path` stands or would stand, and that name.
     pub fn place(&self, path: &[u8]) -> Result<Place> {
+        check_named(path, &self.path)?;
         let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
         let trimmed = &path[..end];
         let start = trimmed.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
@@ -514,7 +517,7 @@ impl Image {
             .at_name(path)
             .at_path(&self.path));
         }
-        let dir = self.resolve_following(&trimmed[..start])?;
+        let dir = self.find(&trimmed[..start], LastLink::Follow)?;
         Ok(Place { dir, name: name.to_vec() })
     }
 
@@ -638,6 +641,19 @@ impl Image {
         }
         Ok(children)
     }
+}
+
+/// An empty path names nothing, as to Linux: it is what a variable that was never set leaves, and is
+/// not taken for the root.
+///
+/// # Errors
+/// `path`, of a command on the image at `image`, is empty.
+pub fn check_named(path: &[u8], image: &Path) -> Result<()> {
+    if path.is_empty() {
+        let nothing = ubtrfs_engine::Error::NotFound { what: String::new() };
+        return Err(Failure::engine("finding", nothing).at_name(path).at_path(image));
+    }
+    Ok(())
 }
 
 /// A name, and the directory that holds it or is to.

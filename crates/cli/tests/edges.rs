@@ -32,6 +32,11 @@ impl Place {
         ubtrfs_in(self.0.path(), words)
     }
 
+    fn batch(&self, commands: &[u8]) -> Ran {
+        let image = self.path("disk.img");
+        ubtrfs_with_stdin(commands, ["batch".as_ref(), image.as_os_str()])
+    }
+
     fn assert_clean(&self) {
         assert_judged(&self.path("disk.img"));
     }
@@ -309,4 +314,80 @@ fn cp_of_a_tree_replaces_no_link_to_a_directory_by_a_file() {
     place.run(&["cp", "-r", "disk.img", "/tree/.", "/there"]).fails(4).says("a directory is there");
     let shown = place.run(&["ls", "-l", "disk.img", "/there"]).ok();
     assert!(shown.text().contains("name -> ../kept"), "{}", shown.text());
+}
+
+/// `chown -R disk.img 1000:1000 "$D"`, with D never set, changed the owner of every file there is: an empty path was the root.
+#[test]
+fn empty_paths_are_refused_and_nothing_is_changed() {
+    let place = Place::new();
+    place.run(&["mkdir", "disk.img", "/dir"]).ok();
+    place.run(&["touch", "disk.img", "/file"]).ok();
+    fs::write(place.path("text"), "text\n").unwrap();
+    fs::create_dir(place.path("source")).unwrap();
+    fs::write(place.path("source/in"), "in\n").unwrap();
+    let state = || {
+        let list = place.run(&["ls", "-lAR", "disk.img", "/"]).ok().text().to_owned();
+        (list, place.run(&["subvolume", "list", "disk.img"]).ok().text().to_owned())
+    };
+    let before = state();
+    for words in [
+        &["chown", "-R", "disk.img", "1000:1000", ""][..],
+        &["chmod", "-R", "disk.img", "700", ""],
+        &["touch", "disk.img", ""],
+        &["touch", "-r", "", "disk.img", "/file"],
+        &["truncate", "-s", "1", "disk.img", ""],
+        &["mkdir", "disk.img", ""],
+        &["mkdir", "-p", "disk.img", ""],
+        &["mknod", "disk.img", "", "p"],
+        &["rm", "-r", "disk.img", ""],
+        &["mv", "disk.img", "/file", ""],
+        &["mv", "disk.img", "", "/dir"],
+        &["cp", "-r", "disk.img", "/file", ""],
+        &["cp", "-r", "disk.img", "", "/dir"],
+        &["reflink", "disk.img", "/file", ""],
+        &["put", "disk.img", "text", ""],
+        &["put", "disk.img", "text", "text", ""],
+        &["ln", "disk.img", "", "/link"],
+        &["ln", "disk.img", "/file", ""],
+        &["ln", "-s", "disk.img", "file", ""],
+        &["setfattr", "-n", "user.a", "-v", "", "disk.img", ""],
+        &["getfattr", "disk.img", ""],
+        &["property", "set", "disk.img", "", "ro", "true"],
+        &["property", "get", "disk.img", ""],
+        &["subvolume", "snapshot", "disk.img", "", "/was"],
+        &["subvolume", "snapshot", "disk.img", "/", ""],
+        &["subvolume", "create", "disk.img", ""],
+        &["subvolume", "delete", "disk.img", ""],
+        &["subvolume", "show", "disk.img", ""],
+        &["subvolume", "set-default", "disk.img", ""],
+        &["import", "disk.img", "source", ""],
+        &["export", "disk.img", "", "out"],
+        &["get", "disk.img", "", "out"],
+        &["ls", "disk.img", ""],
+        &["stat", "disk.img", ""],
+        &["tree", "disk.img", ""],
+        &["du", "disk.img", ""],
+        &["cat", "disk.img", ""],
+        &["inspect", "fiemap", "disk.img", ""],
+    ] {
+        let ran = place.run(words);
+        assert_eq!(ran.code, 4, "{words:?}: {}", ran.stderr);
+        ran.says("disk.img: '': no such file or directory");
+        assert_eq!(state(), before, "{words:?}");
+    }
+    let ran = place.batch(b"touch /new\nchown -R 1000 ''\n");
+    ran.fails(4).says("line 2").says("''");
+    // Before a device that holds something else would be overwritten.
+    fs::write(place.path("other"), "text\n").unwrap();
+    place.run(&["import", "--mkfs", "-f", "--size", "128M", "other", "source", ""]).fails(4);
+    assert_eq!(fs::read(place.path("other")).unwrap(), b"text\n");
+    // As rm does: what is not there need not be removed.
+    place.run(&["rm", "-f", "disk.img", ""]).ok();
+    assert_eq!(state(), before);
+    assert!(!place.path("out").exists());
+    place.run(&["mkdir", "-p", "disk.img", "/", "//a//b/", "c/d"]).ok();
+    place.run(&["setfattr", "-n", "user.a", "-v", "", "disk.img", "/file"]).ok();
+    place.run(&["property", "set", "disk.img", "/dir", "compression", ""]).ok();
+    place.run(&["filesystem", "label", "disk.img", ""]).ok();
+    place.assert_clean();
 }

@@ -18,7 +18,7 @@ use ubtrfs_volume::OpenMode;
 use crate::commands::mkfs::MakeArgs;
 use crate::compress::{self, Compress};
 use crate::failure::{Exit, Failure, Result};
-use crate::image::{Image, OpenArgs, StartArgs};
+use crate::image::{Image, OpenArgs, StartArgs, check_named};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::target::{Length, Target};
@@ -114,6 +114,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
 /// What can be told before anything is made: options that do not go together, a source that is
 /// not there.
 fn check(args: &Args) -> Result<()> {
+    check_named(args.path.as_bytes(), &args.image)?;
     match args.make.first_given() {
         Some(option) if !args.mkfs => {
             let why = "means something only where the filesystem is made";

@@ -61,7 +61,8 @@ impl Args {
 
     fn with_parents(&self, edit: &Edit<'_>, path: &[u8]) -> Result<()> {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-        for end in ends.chain([path.len()]) {
+        // Nothing stands before a first slash.
+        for end in ends.filter(|end| *end > 0).chain([path.len()]) {
             let part = &path[..end];
             let is_last = path[end..].iter().all(|byte| *byte == b'/');
             match edit.image().find_following(part)? {
