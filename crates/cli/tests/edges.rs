@@ -2,9 +2,9 @@
 
 mod support;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::PathBuf;
 
 use support::{Ran, assert_judged, ubtrfs_in, ubtrfs_with_stdin};
@@ -389,5 +389,55 @@ fn empty_paths_are_refused_and_nothing_is_changed() {
     place.run(&["setfattr", "-n", "user.a", "-v", "", "disk.img", "/file"]).ok();
     place.run(&["property", "set", "disk.img", "/dir", "compression", ""]).ok();
     place.run(&["filesystem", "label", "disk.img", ""]).ok();
+    place.assert_clean();
+}
+
+/// Links below kept their owners, who could be anybody, and a link that was named led `chown -R` out of the tree.
+#[test]
+fn chown_recursive_changes_links_themselves_as_the_system_does() {
+    if !oracle::require_all(&[Oracle::Root]) {
+        return;
+    }
+    const COMMANDS: &[&[&str]] = &[
+        &["mkdir", "-p", "/tree/sub", "/other"],
+        &["touch", "/tree/file", "/other/file"],
+        &["ln", "-s", "file", "/tree/link"],
+        &["ln", "-s", "nowhere", "/tree/sub/dangling"],
+        &["ln", "-s", "../other", "/tree/out"],
+        &["ln", "-s", "other", "/to-other"],
+        &["ln", "-s", "other/file", "/to-file"],
+        &["chown", "-R", "5:6", "/tree"],
+        &["chown", "-R", "7:8", "/to-other", "/to-file"],
+        &["chown", "-R", "-h", "9", "/tree/sub"],
+        &["chown", ":10", "/tree/link"],
+    ];
+    let place = Place::new();
+    let top = place.path("top");
+    fs::create_dir(&top).unwrap();
+    for words in COMMANDS {
+        let under_top = |word: &&str| match word.strip_prefix('/') {
+            Some(path) => top.join(path).into_os_string(),
+            None => OsString::from(word),
+        };
+        run(words[0], words[1..].iter().map(under_top));
+        place.run(&[&words[..1], &["disk.img"], &words[1..]].concat()).ok();
+    }
+    for path in [
+        "tree",
+        "tree/file",
+        "tree/link",
+        "tree/out",
+        "tree/sub",
+        "tree/sub/dangling",
+        "other",
+        "other/file",
+        "to-other",
+        "to-file",
+    ] {
+        let theirs = top.join(path).symlink_metadata().unwrap();
+        let ours = place.run(&["stat", "--json", "disk.img", path]).ok().json();
+        let owner = (&ours[0]["uid"], &ours[0]["gid"]);
+        assert_eq!(owner, (&theirs.uid().into(), &theirs.gid().into()), "{path}");
+    }
     place.assert_clean();
 }

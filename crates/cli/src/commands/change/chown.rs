@@ -16,7 +16,8 @@ use crate::output::Output;
 ///
 /// OWNER is UID, UID:GID or :GID, in numbers: the names of this machine need not be those of the image.
 /// As in Linux, set-user-ID and set-group-ID bits and capabilities of files go. Symbolic links are
-/// followed, unless -h is given; with -R and without -h, those met on the way are left alone.
+/// followed, unless -h or -R is given: with -R, as GNU chown does it, links are changed themselves,
+/// those that are named among them, and what they lead to is left alone.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -38,7 +39,7 @@ pub struct Args {
     /// Change directories with all below them
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Change symbolic links, not what they lead to
+    /// Change symbolic links, not what they lead to, as -R does by itself
     #[arg(short = 'h', long)]
     no_dereference: bool,
     /// Print help
@@ -82,7 +83,8 @@ impl Change for Args {
     }
 
     fn apply(&self, edit: &Edit<'_>, out: &mut Output) -> Result<()> {
-        let options = Below { recursive: self.recursive, follow: !self.no_dereference };
+        let follow = !self.recursive && !self.no_dereference;
+        let options = Below { recursive: self.recursive, follow };
         let image = edit.image();
         each_below(edit, &self.paths, options, out, |id, path| {
             let inode = image.inode(id, path)?;
