@@ -6,6 +6,8 @@
 //!    lists and times. A directory's metadata is set when it is left.
 //! 3. Owners are set by root only, fakeroot(1)'s, too. Set-id bits are kept only where the owner is the recorded one.
 //! 4. What the system refuses for lack of privilege is skipped with a warning and counted.
+//! 5. A file is never longer than what was written of it, until all of it was: who finds one that a
+//!    kill has cut off sees that. After an error the file at hand is removed.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
@@ -55,7 +57,13 @@ struct Pending {
 #[derive(Debug)]
 struct OpenFile {
     file: OwnedFd,
+    /// Its name in the directory entered last.
+    name: Vec<u8>,
     pending: Pending,
+    /// Length that it is to have.
+    size_bytes: u64,
+    /// Where what was written of it ends.
+    written_bytes: u64,
 }
 
 /// The sink.
@@ -130,20 +138,17 @@ impl DirectorySink {
                 let file = self.create_file(name)?;
                 self.remember(identity);
                 report.done.files += 1;
-                let open = OpenFile { file, pending: pending(&entry, text) };
-                self.fill_file(open, size_bytes, content, report)
+                let (name, pending) = (name.to_vec(), pending(&entry, text));
+                let open = OpenFile { file, name, pending, size_bytes, written_bytes: 0 };
+                self.fill_file(open, content, report)
             }
             Step::Data { offset, len_bytes, data } => {
-                let Some(open) = &self.open_file else { return Ok(()) };
-                write_at(&open.file, &data, offset).map_err(|e| self.failed("write", e))?;
+                self.write(&data, offset)?;
                 report.done.data_bytes += len_bytes as u64;
                 report.done.hole_bytes = report.done.hole_bytes.saturating_sub(len_bytes as u64);
                 Ok(())
             }
-            Step::End => match self.open_file.take() {
-                Some(open) => self.finish_file(&open, report),
-                None => Ok(()),
-            },
+            Step::End => self.finish_file(report),
             Step::Special { entry, special, identity } => self
                 .put_special(&entry, special.map(|target| text.bytes(target)), text, report)
                 .map(|made| {
@@ -224,33 +229,40 @@ impl DirectorySink {
     fn fill_file(
         &mut self,
         open: OpenFile,
-        size_bytes: u64,
         content: Content<Vec<u8>>,
         report: &mut Report<'_>,
     ) -> Result<()> {
+        let size_bytes = open.size_bytes;
+        self.open_file = Some(open);
         match content {
             Content::Whole(data) => {
-                write_at(&open.file, &data, 0).map_err(|e| self.failed("write", e))?;
+                self.write(&data, 0)?;
                 report.done.data_bytes += size_bytes;
-                self.finish_file(&open, report)
+                self.finish_file(report)
             }
             Content::Empty | Content::Pieces { .. } => {
-                if size_bytes > 0 {
-                    ftruncate(&open.file, size_bytes).map_err(|e| self.failed("write", e))?;
-                    // What data comes is taken off again.
-                    report.done.hole_bytes += size_bytes;
-                }
-                if matches!(content, Content::Empty) {
-                    return self.finish_file(&open, report);
-                }
-                self.open_file = Some(open);
-                Ok(())
+                // What data comes is taken off again.
+                report.done.hole_bytes += size_bytes;
+                if matches!(content, Content::Empty) { self.finish_file(report) } else { Ok(()) }
             }
         }
     }
 
-    fn finish_file(&self, open: &OpenFile, report: &mut Report<'_>) -> Result<()> {
-        self.set_attributes(open.file.as_fd(), &open.pending, report)
+    fn write(&mut self, data: &[u8], offset: u64) -> Result<()> {
+        let Some(open) = &mut self.open_file else { return Ok(()) };
+        open.written_bytes = open.written_bytes.max(offset + data.len() as u64);
+        let written = write_at(&open.file, data, offset);
+        written.map_err(|e| self.failed("write", e))
+    }
+
+    fn finish_file(&mut self, report: &mut Report<'_>) -> Result<()> {
+        let Some(open) = &self.open_file else { return Ok(()) };
+        if open.written_bytes < open.size_bytes {
+            ftruncate(&open.file, open.size_bytes).map_err(|e| self.failed("write", e))?;
+        }
+        self.set_attributes(open.file.as_fd(), &open.pending, report)?;
+        self.open_file = None;
+        Ok(())
     }
 
     /// Sets owner, attributes, permissions, access control lists and times, in the order in which
@@ -468,6 +480,15 @@ impl DirectorySink {
     }
 }
 
+impl Drop for DirectorySink {
+    fn drop(&mut self) {
+        if let Some(open) = self.open_file.take() {
+            // The failure that brought us here is what is reported.
+            let _ = unlinkat(self.stack.fd(), open.name.as_slice(), AtFlags::empty());
+        }
+    }
+}
+
 impl Sink for DirectorySink {
     type Data = Vec<u8>;
 
@@ -511,3 +532,6 @@ fn write_at(file: &OwnedFd, mut data: &[u8], mut offset: u64) -> rustix::io::Res
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
