@@ -4,7 +4,10 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fsetxattr, lgetxattr, llistxattr, lsetxattr};
+use rustix::fs::{
+    XattrFlags, fgetxattr, flistxattr, fremovexattr, fsetxattr, lgetxattr, llistxattr,
+    lremovexattr, lsetxattr,
+};
 use rustix::io::Errno;
 
 /// The kernel's limit on a value and on a list of names (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
@@ -105,4 +108,20 @@ pub(crate) fn set(subject: Subject<'_>, name: &[u8], value: &[u8]) -> io::Result
         (Subject::Named(..), None) => return Err(Errno::INVAL.into()),
     }
     Ok(())
+}
+
+/// Removes an attribute, where there is one.
+///
+/// # Errors
+/// As the system reports.
+pub(crate) fn remove(subject: Subject<'_>, name: &[u8]) -> io::Result<()> {
+    let removed = match (subject, subject.path()) {
+        (Subject::Open(fd), _) => fremovexattr(fd, name),
+        (_, Some(path)) => lremovexattr(path.as_c_str(), name),
+        (Subject::Named(..), None) => Err(Errno::INVAL),
+    };
+    match removed {
+        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }

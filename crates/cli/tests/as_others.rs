@@ -154,3 +154,30 @@ fn export_in_a_user_namespace_leaves_owners_out_that_are_not_in_it() {
     assert_eq!(fs::read(&file).unwrap(), b"text\n");
     assert_eq!(fs::read_link(place.0.path().join("out/link")).unwrap(), Path::new("file"));
 }
+
+/// Of whose process it was the owner was taken for recorded: a program got set-group-ID of the group that a
+/// set-group-ID directory gives to what is made in it.
+#[test]
+fn export_into_a_set_group_id_directory_gives_no_program_that_group() {
+    const GROUP: u32 = 4321;
+    let Some(place) = Place::new() else { return };
+    let shared = place.0.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    chown(&shared, Some(NOBODY), Some(GROUP)).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o2777)).unwrap();
+    let script = "
+        mkdir tree
+        echo text >tree/program
+        chmod 2755 tree/program
+        \"$1\" import --quiet --mkfs image tree
+        \"$1\" export --quiet image / shared/out 2>&1
+        \"$1\" export --quiet image / out 2>&1";
+    let told = place.run(&[], script);
+    assert_eq!(told.matches("set-id bits dropped").count(), 1, "{told}");
+    let about = |path: &str| {
+        let about = place.0.path().join(path).metadata().unwrap();
+        (about.gid(), about.permissions().mode() & 0o7777)
+    };
+    assert_eq!(about("shared/out/program"), (GROUP, 0o755));
+    assert_eq!(about("out/program"), (NOBODY, 0o2755));
+}

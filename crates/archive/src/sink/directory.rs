@@ -3,7 +3,8 @@
 //! 1. Nothing is made or opened through a symbolic link: every step is relative to an open
 //!    directory and refuses to follow one, so that no tree leads out of the target.
 //! 2. What is made is private until it is complete: permissions come last but for access control
-//!    lists and times. A directory's metadata is set when it is left.
+//!    lists and times. A directory's metadata is set when it is left. Lists that the directory above it
+//!    hands on are removed at once: the image's own are all that it gets.
 //! 3. Owners are set by root only, fakeroot(1)'s, too. Set-id bits are kept only where the owner is the recorded one.
 //! 4. What the system refuses for lack of privilege is skipped with a warning and counted.
 //! 5. A file is never longer than what was written of it, until all of it was: who finds one that a
@@ -18,8 +19,9 @@ use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, chmod, chownat, fstat,
-    ftruncate, futimens, linkat, makedev, mkdirat, mknodat, openat, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chmod, chownat,
+    fstat, ftruncate, futimens, linkat, makedev, mkdirat, mknodat, openat, statat, symlinkat,
+    unlinkat, utimensat,
 };
 use rustix::io::{Errno, pwrite};
 
@@ -31,10 +33,13 @@ use crate::dirs::{DIRECTORY_FLAGS, DirStack, FileId};
 use crate::entry::{Metadata, Special, xattr_is_acl};
 use crate::error::{BytePath, Cause, Error, Result, Warning, WarningKind};
 use crate::progress::Report;
-use crate::xattr::{Subject, set};
+use crate::xattr::{Subject, remove, set};
 
 /// Set-user-id and set-group-id.
 const SET_ID_BITS: u32 = 0o6000;
+
+/// What a directory with a default list hands on to something new in it.
+const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// How a directory is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -73,7 +78,6 @@ pub struct DirectorySink {
     existing: Existing,
     root_entered: bool,
     is_root_user: bool,
-    user: (u32, u32),
     open_file: Option<OpenFile>,
     /// Paths of files whose further names may come, and how many.
     links: HashMap<u64, (Vec<u8>, u32)>,
@@ -89,13 +93,17 @@ impl DirectorySink {
     /// # Errors
     /// It cannot be made or opened, or holds something and `existing` refuses that.
     pub fn new(path: &Path, existing: Existing) -> Result<Self> {
-        match mkdirat(CWD, path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => {
-                return Err(Error::failed("create directory", path.as_os_str().as_bytes(), error));
-            }
+        let name = path.as_os_str().as_bytes();
+        let is_made = match mkdirat(CWD, path, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(error) => return Err(Error::failed("create directory", name, error)),
+        };
+        let sink = Self::open(path, existing)?;
+        if is_made {
+            sink.disinherit(Subject::Open(sink.stack.root().as_fd()))?;
         }
-        Self::open(path, existing)
+        Ok(sink)
     }
 
     /// Opens a target directory that is there.
@@ -115,13 +123,11 @@ impl DirectorySink {
                 return Err(Error::refused(name, "the target directory is not empty"));
             }
         }
-        let user = (rustix::process::geteuid(), rustix::process::getegid());
         Ok(Self {
             stack: DirStack::new(root, FileId::from(&stat), None),
             existing,
             root_entered: false,
-            is_root_user: user.0.is_root(),
-            user: (user.0.as_raw(), user.1.as_raw()),
+            is_root_user: rustix::process::geteuid().is_root(),
             open_file: None,
             links: HashMap::new(),
             name,
@@ -181,13 +187,16 @@ impl DirectorySink {
             return Ok(());
         }
         let name = self.locate(entry.place, text)?;
-        match mkdirat(self.stack.fd(), name, Mode::RWXU) {
-            Ok(()) => {}
-            Err(Errno::EXIST) if self.existing == Existing::Merge => {}
+        let is_made = match mkdirat(self.stack.fd(), name, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) if self.existing == Existing::Merge => false,
             Err(error) => return Err(self.failed("create directory", error)),
-        }
+        };
         let fd = openat(self.stack.fd(), name, DIRECTORY_FLAGS, Mode::empty());
         let fd = fd.map_err(|e| self.failed("open directory", e))?;
+        if is_made {
+            self.disinherit(Subject::Open(fd.as_fd()))?;
+        }
         let stat = fstat(&fd).map_err(|e| self.failed("stat", e))?;
         self.stack.push(name, fd, FileId::from(&stat), pending);
         Ok(())
@@ -213,6 +222,13 @@ impl DirectorySink {
         self.make(name, create)
     }
 
+    /// Takes away what a directory's default access control list gave to something new in it.
+    fn disinherit(&self, subject: Subject<'_>) -> Result<()> {
+        ACLS.into_iter()
+            .try_for_each(|name| remove(subject, name))
+            .map_err(|e| self.failed("remove the access control list of", e))
+    }
+
     /// Makes something, in the place of what is there if that may be replaced.
     fn make<T>(&self, name: &[u8], make: impl Fn() -> rustix::io::Result<T>) -> Result<T> {
         let result = match make() {
@@ -234,6 +250,9 @@ impl DirectorySink {
     ) -> Result<()> {
         let size_bytes = open.size_bytes;
         self.open_file = Some(open);
+        if let Some(open) = &self.open_file {
+            self.disinherit(Subject::Open(open.file.as_fd()))?;
+        }
         match content {
             Content::Whole(data) => {
                 self.write(&data, 0)?;
@@ -275,7 +294,8 @@ impl DirectorySink {
         report: &mut Report<'_>,
     ) -> Result<()> {
         let Pending { metadata, xattrs } = pending;
-        let is_owned = self.set_owner(metadata, report, |uid, gid| {
+        let have = || fstat(fd);
+        let is_owned = self.set_owner(metadata, report, have, |uid, gid| {
             // Of rustix it goes past the C library, as does the next, and so past fakeroot.
             fchown(fd, Some(uid), Some(gid))
         })?;
@@ -294,11 +314,14 @@ impl DirectorySink {
         &self,
         metadata: &Metadata,
         report: &mut Report<'_>,
+        have: impl FnOnce() -> rustix::io::Result<Stat>,
         set: impl FnOnce(u32, u32) -> io::Result<()>,
     ) -> Result<bool> {
         let Metadata { uid, gid, .. } = *metadata;
         if !self.is_root_user {
-            return Ok(self.user == (uid, gid));
+            // Not whose process this is: a set-group-ID directory gives what is made in it its group.
+            let have = have().map_err(|e| self.failed("stat", e))?;
+            return Ok((have.st_uid, have.st_gid) == (uid, gid));
         }
         // To the system that number says that the owner stays as it is.
         let result = match uid == u32::MAX || gid == u32::MAX {
@@ -372,6 +395,7 @@ impl DirectorySink {
         if is_symlink {
             report.done.symlinks += 1;
         } else {
+            self.disinherit(Subject::Named(dir.as_fd(), name))?;
             report.done.specials += 1;
         }
         self.set_named_attributes(name, is_symlink, &pending(entry, text), report)?;
@@ -388,7 +412,8 @@ impl DirectorySink {
     ) -> Result<()> {
         let Pending { metadata, xattrs } = pending;
         let dir = self.stack.fd();
-        let is_owned = self.set_owner(metadata, report, |uid, gid| {
+        let have = || statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
+        let is_owned = self.set_owner(metadata, report, have, |uid, gid| {
             let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
             Ok(chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
         })?;

@@ -59,3 +59,54 @@ fn file_is_as_long_as_what_was_written_and_goes_after_an_error() {
     assert_eq!((len_bytes("hole"), len_bytes("whole")), (9000, 10_000));
     assert_eq!(dir.path().join("whole").metadata().unwrap().mtime(), 1_000_000_000);
 }
+
+/// Of a directory with a default access control list new files had it, too: who it names could read what only its owner can in the image.
+#[test]
+fn what_is_made_takes_over_no_access_control_list() {
+    let dir = tempdir().unwrap();
+    let rule = "u::rwx,u:77:rwx,g::rwx,m::rwx,o::rwx".split(',').map(|entry| format!("d:{entry}"));
+    let rule = rule.collect::<Vec<_>>().join(",");
+    ubtrfs_testkit::run("setfacl", ["-m".as_ref(), rule.as_ref(), dir.path().as_os_str()]);
+    let target = dir.path().join("target");
+    let mut warnings = Vec::new();
+    let mut report = Report::new(&mut warnings);
+    let mut sink = DirectorySink::new(&target, Existing::Refuse).unwrap();
+    // As it is also where the directory was there before, and kept its list.
+    let kept = dir.path().join("kept");
+    std::fs::create_dir(&kept).unwrap();
+    let mut into_kept = DirectorySink::new(&kept, Existing::Refuse).unwrap();
+    let tree = || {
+        batch(|batch| {
+            let root = entry(batch, b"", metadata(0o750));
+            batch.push(Step::Enter(root), 0);
+            let sub = entry(batch, b"sub", metadata(0o750));
+            batch.push(Step::Enter(sub), 0);
+            let file = entry(batch, b"file", metadata(0o640));
+            let content = Content::Whole(vec![1; 10]);
+            batch.push(Step::File { entry: file, size_bytes: 10, content, identity: None }, 0);
+            let entry = entry(batch, b"fifo", metadata(0o640));
+            batch.push(Step::Special { entry, special: Special::Fifo, identity: None }, 0);
+            batch.push(Step::Leave, 0);
+            batch.push(Step::Leave, 0);
+        })
+    };
+    sink.apply(tree(), &mut report).unwrap();
+    into_kept.apply(tree(), &mut report).unwrap();
+    let lists = |path: &Path| {
+        let words = ["--absolute-names".as_ref(), "-n".as_ref(), path.as_os_str()];
+        let shown = ubtrfs_testkit::run("getfacl", words);
+        shown.lines().filter(|line| line.contains("user:77")).count()
+    };
+    for path in
+        [target.clone(), target.join("sub"), target.join("sub/file"), target.join("sub/fifo")]
+    {
+        assert_eq!(lists(&path), 0, "{path:?}");
+    }
+    assert_eq!(lists(&kept), 2);
+    for path in ["sub", "sub/file", "sub/fifo"] {
+        assert_eq!(lists(&kept.join(path)), 0, "{path}");
+    }
+    assert_eq!(kept.join("sub/file").metadata().unwrap().mode() & 0o7777, 0o640);
+    drop((sink, into_kept));
+    assert_eq!(warnings, []);
+}
