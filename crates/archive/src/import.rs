@@ -31,6 +31,8 @@ pub struct ImportOptions {
     pub one_file_system: bool,
     /// Files of a source directory to leave out, such as the image that is being written.
     pub exclude: HashSet<FileId>,
+    /// The directory that is filled was there before, and keeps its metadata, as those below do.
+    pub into_is_kept: bool,
 }
 
 /// Imports `source`, which is a directory, a tar archive, or `-` for an archive from standard
@@ -122,6 +124,7 @@ fn import<S: Source>(
         subvolumes: options.subvolumes.clone(),
         implied_time: runtime.clock.now(),
         atime_is_mtime: matches!(runtime.clock, Clock::Fixed(_)),
+        root_is_kept: options.into_is_kept,
     };
     let mut sink = TreeSink::new(tree, tree_options)?;
     let summary = run(source, &mut sink, &PipelineOptions::new(runtime.executor), progress)?;
@@ -130,12 +133,18 @@ fn import<S: Source>(
     Ok(summary)
 }
 
-/// The directory at `path` from the top level, made with its parents where they are missing.
+/// The directory at `path` from the top level, made with its parents where they are missing, and
+/// whether it was.
 ///
 /// # Errors
 /// A component is no directory, or one cannot be made.
-pub fn destination(filesystem: &Filesystem, path: &[u8], owner: Option<Owner>) -> Result<InodeId> {
+pub fn destination(
+    filesystem: &Filesystem,
+    path: &[u8],
+    owner: Option<Owner>,
+) -> Result<(InodeId, bool)> {
     let mut here = filesystem.top_level();
+    let mut is_made = false;
     let mut so_far = Vec::new();
     for name in path.split(|&b| b == b'/') {
         so_far.extend_from_slice(name);
@@ -147,6 +156,7 @@ pub fn destination(filesystem: &Filesystem, path: &[u8], owner: Option<Owner>) -
                 if let Some(Owner { uid, gid }) = owner {
                     (new.uid, new.gid) = (uid, gid);
                 }
+                is_made = true;
                 filesystem
                     .begin(Reservation::create(0))
                     .and_then(|mut handle| handle.create(here, name, &new))
@@ -157,7 +167,11 @@ pub fn destination(filesystem: &Filesystem, path: &[u8], owner: Option<Owner>) -
         so_far.push(b'/');
     }
     let inode = filesystem.inode(here).map_err(|e| Error::failed("read", path, e))?;
-    if inode.is_dir() { Ok(here) } else { Err(Error::refused(path, "is not a directory")) }
+    if inode.is_dir() {
+        Ok((here, is_made))
+    } else {
+        Err(Error::refused(path, "is not a directory"))
+    }
 }
 
 #[cfg(test)]

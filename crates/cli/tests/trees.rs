@@ -227,6 +227,45 @@ fn import_keeps_what_is_there() {
     place.assert_clean("disk.img");
 }
 
+/// An import of a few files gave `/` and each directory on their way the owner, the permissions and the
+/// attributes that those of SOURCE had by chance.
+#[test]
+fn import_keeps_the_metadata_of_directories_that_are_there() {
+    let place = Place::new();
+    place.run(&["import", "-q", "--mkfs", "disk.img", "source"]).ok();
+    place.run(&["chmod", "disk.img", "1711", "/", "/home"]).ok();
+    place.run(&["chown", "disk.img", "5:6", "/", "/home"]).ok();
+    place.run(&["setfattr", "-n", "user.a", "-v", "ours", "disk.img", "/home"]).ok();
+    fs::create_dir_all(place.path("other/home/new")).unwrap();
+    let mode = fs::Permissions::from_mode(0o700);
+    for name in ["other", "other/home", "other/home/new"] {
+        fs::set_permissions(place.path(name), mode.clone()).unwrap();
+    }
+    let top = place.path("other");
+    run("tar", ["-cf", place.path("a.tar").to_str().unwrap(), "-C", top.to_str().unwrap(), "."]);
+    let about = |path: &str| {
+        let stat = place.run(&["stat", "--json", "disk.img", path]).ok().json();
+        (stat[0]["mode"].as_str().unwrap().to_owned(), stat[0]["uid"].clone())
+    };
+    for (source, made) in [("other", "/other"), ("a.tar", "/tar")] {
+        place.run(&["import", "-q", "disk.img", source]).ok();
+        assert_eq!(about("/"), ("1711".to_owned(), 5.into()), "{source}");
+        assert_eq!(about("/home"), ("1711".to_owned(), 5.into()), "{source}");
+        let shown = place.run(&["getfattr", "-d", "disk.img", "/home"]).ok();
+        assert!(shown.text().contains("ours"), "{}", shown.text());
+        assert_eq!(about("/home/new").0, "0700");
+        place.run(&["rm", "-r", "disk.img", "/home/new"]).ok();
+        // What the import makes itself has that of SOURCE, and the filesystem's top has it.
+        place.run(&["import", "-q", "disk.img", source, made]).ok();
+        assert_eq!(about(made).0, "0700");
+        place.run(&["import", "-q", "--mkfs", "new.img", source]).ok();
+        let stat = place.run(&["stat", "--json", "new.img", "/"]).ok().json();
+        assert_eq!(stat[0]["mode"], "0700", "{source}");
+        fs::remove_file(place.path("new.img")).unwrap();
+    }
+    place.assert_clean("disk.img");
+}
+
 #[test]
 fn import_of_a_full_image_leaves_it_sound() {
     let place = Place::new();

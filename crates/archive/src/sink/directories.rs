@@ -9,6 +9,8 @@ struct Directory<N> {
     node: N,
     /// To be set at the end, since what is made in it changes its times.
     metadata: Option<Metadata>,
+    /// It was there before: its metadata stays.
+    is_kept: bool,
     children: HashMap<Box<[u8]>, usize>,
 }
 
@@ -28,7 +30,8 @@ impl<N: Copy> Directories<N> {
     pub const ROOT: usize = 0;
 
     pub fn new(root: N) -> Self {
-        let root = Directory { node: root, metadata: None, children: HashMap::new() };
+        let root =
+            Directory { node: root, metadata: None, is_kept: false, children: HashMap::new() };
         Self { all: vec![root], last_path: Vec::new(), last_index: Self::ROOT, taken: 0 }
     }
 
@@ -48,9 +51,18 @@ impl<N: Copy> Directories<N> {
         metadata: Option<Metadata>,
     ) -> usize {
         let index = self.all.len();
-        self.all.push(Directory { node, metadata, children: HashMap::new() });
+        self.all.push(Directory { node, metadata, is_kept: false, children: HashMap::new() });
         self.all[parent].children.insert(name.into(), index);
         index
+    }
+
+    /// The metadata of this one stays.
+    pub fn keep(&mut self, index: usize) {
+        self.all[index].is_kept = true;
+    }
+
+    pub fn is_kept(&self, index: usize) -> bool {
+        self.all[index].is_kept
     }
 
     pub fn set_metadata(&mut self, index: usize, metadata: Metadata) {

@@ -5,7 +5,7 @@
 //!    that is a symbolic link is refused: nothing is ever made through one. Missing parents are
 //!    made.
 //! 3. What the destination had before is kept: only what this run made is replaced by a later
-//!    member of the same name.
+//!    member of the same name. Directories that were there are filled, and keep their metadata.
 //! 4. Memory: directories on the way down, or, for an archive, all of its directories; and the
 //!    files whose further names may still come.
 
@@ -45,13 +45,16 @@ pub struct TreeOptions {
     /// Take the modification time for the access time, so that two runs over one source, whose
     /// reading changes access times, give the same.
     pub atime_is_mtime: bool,
+    /// The root was there before, and keeps its metadata.
+    pub root_is_kept: bool,
 }
 
 /// A directory that was entered.
 #[derive(Debug)]
 struct Level<N> {
     node: N,
-    metadata: Metadata,
+    /// What it gets when it is left; none where it was there before.
+    metadata: Option<Metadata>,
     /// Length of the parent's path.
     parent_path_len: usize,
 }
@@ -104,14 +107,17 @@ impl<T: Tree> TreeSink<T> {
             }
             subvolumes_left.insert(components.join(&b'/'));
         }
-        let root = tree.root();
+        let mut directories = Directories::new(tree.root());
+        if options.root_is_kept {
+            directories.keep(Directories::<T::Node>::ROOT);
+        }
         Ok(Self {
             tree,
             options,
             stack: Vec::new(),
             directory_path: Vec::new(),
             path: Vec::new(),
-            directories: Directories::new(root),
+            directories,
             links: HashMap::new(),
             subvolumes_left,
             open_file: None,
@@ -211,11 +217,13 @@ impl<T: Tree> TreeSink<T> {
     fn enter(&mut self, entry: &Entry, text: &Text, report: &mut Report<'_>) -> Result<()> {
         let parent_path_len = self.directory_path.len();
         let metadata = self.adjusted(entry.metadata);
-        let node = if self.stack.is_empty() {
-            let root = self.tree.root();
+        let (node, is_kept) = if self.stack.is_empty() {
+            let (root, is_kept) = (self.tree.root(), self.options.root_is_kept);
             self.path.clear();
-            self.tree.set_metadata(root, &metadata).map_err(|e| self.failed("set", e))?;
-            root
+            if !is_kept {
+                self.tree.set_metadata(root, &metadata).map_err(|e| self.failed("set", e))?;
+            }
+            (root, is_kept)
         } else {
             let (dir, name) = self.locate(entry.place, text, report)?;
             let path = std::mem::take(&mut self.path);
@@ -225,7 +233,10 @@ impl<T: Tree> TreeSink<T> {
             node?
         };
         report.done.directories += 1;
-        self.set_xattrs(node, entry, text, report)?;
+        if !is_kept {
+            self.set_xattrs(node, entry, text, report)?;
+        }
+        let metadata = (!is_kept).then_some(metadata);
         self.stack.push(Level { node, metadata, parent_path_len });
         Ok(())
     }
@@ -234,7 +245,8 @@ impl<T: Tree> TreeSink<T> {
         let Some(level) = self.stack.pop() else { return Ok(()) };
         self.path.clone_from(&self.directory_path);
         self.directory_path.truncate(level.parent_path_len);
-        self.tree.set_times(level.node, &level.metadata).map_err(|e| self.failed("set times of", e))
+        let Some(metadata) = level.metadata else { return Ok(()) };
+        self.tree.set_times(level.node, &metadata).map_err(|e| self.failed("set times of", e))
     }
 
     fn directory(&mut self, entry: &Entry, text: &Text, report: &mut Report<'_>) -> Result<()> {
@@ -245,6 +257,10 @@ impl<T: Tree> TreeSink<T> {
         let node = self.directories.node(index);
         self.path.clear();
         self.path.extend_from_slice(path);
+        if self.directories.is_kept(index) {
+            report.done.directories += 1;
+            return Ok(());
+        }
         self.tree.set_metadata(node, &metadata).map_err(|e| self.failed("set", e))?;
         self.directories.set_metadata(index, metadata);
         report.done.directories += 1;
@@ -445,8 +461,12 @@ impl<T: Tree> TreeSink<T> {
         };
         let found = self.tree.lookup(dir, name).map_err(|e| failed("look up", path, e))?;
         match found {
-            Some(Found { kind: FoundKind::Directory, node, .. }) => {
-                return Ok(Some(self.directories.insert(parent, name, node, None)));
+            Some(Found { kind: FoundKind::Directory, node, is_ours }) => {
+                let index = self.directories.insert(parent, name, node, None);
+                if !is_ours {
+                    self.directories.keep(index);
+                }
+                return Ok(Some(index));
             }
             Some(found) if found.is_ours && member.is_some() => {
                 self.tree.unlink(dir, name).map_err(|e| failed("replace", path, e))?;
@@ -463,11 +483,12 @@ impl<T: Tree> TreeSink<T> {
             None => {}
         }
         let metadata = member.unwrap_or_else(|| self.implied());
-        let node = self.make_directory(dir, name, path, &metadata, report)?;
+        let (node, _) = self.make_directory(dir, name, path, &metadata, report)?;
         Ok(Some(self.directories.insert(parent, name, node, Some(metadata))))
     }
 
     /// Makes a directory, or a subvolume where one was asked for. One that is there is taken.
+    /// Returns whether it was there before this run, too, and keeps its metadata.
     fn make_directory(
         &mut self,
         dir: T::Node,
@@ -475,13 +496,13 @@ impl<T: Tree> TreeSink<T> {
         path: &[u8],
         metadata: &Metadata,
         report: &mut Report<'_>,
-    ) -> Result<T::Node> {
+    ) -> Result<(T::Node, bool)> {
         let is_subvolume = !self.subvolumes_left.is_empty() && self.subvolumes_left.remove(path);
         let what = if is_subvolume { Make::Subvolume } else { Make::Directory };
         match self.tree.make(dir, name, what, metadata) {
             Ok(node) => {
                 report.done.subvolumes += u64::from(is_subvolume);
-                Ok(node)
+                Ok((node, false))
             }
             Err(TreeError::Exists) => {
                 let found = self.tree.lookup(dir, name).map_err(|e| failed("look up", path, e))?;
@@ -490,11 +511,14 @@ impl<T: Tree> TreeSink<T> {
                         let why = "is there already, so it cannot become a subvolume";
                         Err(Error::refused(path, why))
                     }
-                    Some(Found { kind: FoundKind::Directory, node, .. }) => {
+                    Some(Found { kind: FoundKind::Directory, node, is_ours: false }) => {
+                        Ok((node, true))
+                    }
+                    Some(Found { kind: FoundKind::Directory, node, is_ours: true }) => {
                         self.tree
                             .set_metadata(node, metadata)
                             .map_err(|e| failed("set", path, e))?;
-                        Ok(node)
+                        Ok((node, false))
                     }
                     _ => Err(Error::refused(path, TAKEN)),
                 }
