@@ -331,64 +331,66 @@ impl Whereabouts {
 }
 
 impl<L: Load> Batch<L> {
-    /// Loads and prepares the data of every step.
-    ///
-    /// # Errors
-    /// The first load that failed, with its file's path.
-    pub fn load<D>(self, prepare: &dyn Prepare<D>) -> Result<Batch<D>> {
+    /// Loads and prepares the data of every step, up to the first whose load fails: its error, with its
+    /// file's path, and what is loaded of the batch, which is all that comes before it.
+    pub fn load<D>(self, prepare: &dyn Prepare<D>) -> (Batch<D>, Result<()>) {
         let Self { steps, text, directory, file, data_bytes } = self;
         let mut at = Whereabouts { directory, file, place: None };
         let mut loaded = Vec::with_capacity(steps.len());
-        for step in steps {
+        let result = steps.into_iter().try_for_each(|step| {
             at.note(&step, &text);
-            let mut changed = None;
-            loaded.push(match step {
-                Step::File { entry, size_bytes, content: Content::Whole(load), identity } => {
-                    let len_bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
-                    let bytes;
-                    (bytes, changed) = fetch(load, len_bytes, &at, &text)?;
-                    let size_bytes = bytes.len() as u64;
-                    let data = prepared(prepare, bytes, true, &at, &text)?;
-                    Step::File { entry, size_bytes, content: Content::Whole(data), identity }
-                }
-                Step::Data { offset, len_bytes, data } => {
-                    let mut bytes;
-                    (bytes, changed) = fetch(data, len_bytes, &at, &text)?;
-                    // The length was promised with the file: what is gone reads as zeros.
-                    bytes.resize(len_bytes, 0);
-                    let data = prepared(prepare, bytes, false, &at, &text)?;
-                    Step::Data { offset, len_bytes, data }
-                }
-                Step::File { entry, size_bytes, content: Content::Empty, identity } => {
-                    Step::File { entry, size_bytes, content: Content::Empty, identity }
-                }
-                Step::File {
-                    entry,
-                    size_bytes,
-                    content: Content::Pieces { segments },
-                    identity,
-                } => Step::File {
-                    entry,
-                    size_bytes,
-                    content: Content::Pieces { segments },
-                    identity,
-                },
-                Step::Enter(entry) => Step::Enter(entry),
-                Step::Leave => Step::Leave,
-                Step::Directory(entry) => Step::Directory(entry),
-                Step::End => Step::End,
-                Step::Special { entry, special, identity } => {
-                    Step::Special { entry, special, identity }
-                }
-                Step::Link { place, target } => Step::Link { place, target },
-                Step::Warning(warning) => Step::Warning(warning),
-            });
+            let (step, changed) = load_step(step, prepare, &at, &text)?;
+            loaded.push(step);
             if let Some(what) = changed {
                 loaded.push(Step::Warning(Box::new(Warning { path: at.path(&text), what })));
             }
-        }
-        Ok(Batch { steps: loaded, text, directory: Vec::new(), file: Vec::new(), data_bytes })
+            Ok(())
+        });
+        let (directory, file) = (Vec::new(), Vec::new());
+        (Batch { steps: loaded, text, directory, file, data_bytes }, result)
     }
+}
+
+/// One step of [`Batch::load`], and how its file has changed meanwhile.
+fn load_step<L: Load, D>(
+    step: Step<L>,
+    prepare: &dyn Prepare<D>,
+    at: &Whereabouts,
+    text: &Text,
+) -> Result<(Step<D>, Option<WarningKind>)> {
+    let mut changed = None;
+    let step = match step {
+        Step::File { entry, size_bytes, content: Content::Whole(load), identity } => {
+            let len_bytes = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+            let bytes;
+            (bytes, changed) = fetch(load, len_bytes, at, text)?;
+            let size_bytes = bytes.len() as u64;
+            let data = prepared(prepare, bytes, true, at, text)?;
+            Step::File { entry, size_bytes, content: Content::Whole(data), identity }
+        }
+        Step::Data { offset, len_bytes, data } => {
+            let mut bytes;
+            (bytes, changed) = fetch(data, len_bytes, at, text)?;
+            // The length was promised with the file: what is gone reads as zeros.
+            bytes.resize(len_bytes, 0);
+            let data = prepared(prepare, bytes, false, at, text)?;
+            Step::Data { offset, len_bytes, data }
+        }
+        Step::File { entry, size_bytes, content: Content::Empty, identity } => {
+            Step::File { entry, size_bytes, content: Content::Empty, identity }
+        }
+        Step::File { entry, size_bytes, content: Content::Pieces { segments }, identity } => {
+            Step::File { entry, size_bytes, content: Content::Pieces { segments }, identity }
+        }
+        Step::Enter(entry) => Step::Enter(entry),
+        Step::Leave => Step::Leave,
+        Step::Directory(entry) => Step::Directory(entry),
+        Step::End => Step::End,
+        Step::Special { entry, special, identity } => Step::Special { entry, special, identity },
+        Step::Link { place, target } => Step::Link { place, target },
+        Step::Warning(warning) => Step::Warning(warning),
+    };
+    Ok((step, changed))
 }
 
 fn fetch<L: Load>(

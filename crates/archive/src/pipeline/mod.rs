@@ -68,8 +68,10 @@ fn run_inline<Src: Source, Snk: Sink>(
     loop {
         let mut batch = Batch::default();
         let more = source.fill(&mut batch);
-        sink.apply(batch.load(&*prepare)?, report)?;
+        let (batch, loaded) = batch.load(&*prepare);
+        sink.apply(batch, report)?;
         report.advance();
+        loaded?;
         if !more? {
             return Ok(());
         }
@@ -97,10 +99,11 @@ fn run_threads<Src: Source, Snk: Sink>(
                 }
             });
         }
-        while let Some((result, bytes)) = queue.take_result() {
-            sink.apply(result?, report)?;
+        while let Some(((batch, loaded), bytes)) = queue.take_result() {
+            sink.apply(batch, report)?;
             queue.release(bytes);
             report.advance();
+            loaded?;
         }
         Ok(())
     })

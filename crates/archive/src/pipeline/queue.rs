@@ -11,10 +11,13 @@ use ubtrfs_rt::{Condvar, Mutex};
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 
+/// What was loaded of a batch, and what ended that, if anything did.
+type Loaded<D> = (Batch<D>, Result<()>);
+
 enum Slot<L, D> {
     Waiting(Batch<L>),
     Working,
-    Done(Result<Batch<D>>),
+    Done(Loaded<D>),
 }
 
 struct State<L, D> {
@@ -108,7 +111,7 @@ impl<L, D> Queue<L, D> {
     }
 
     /// Gives back the loaded batch of `ticket`.
-    pub(super) fn put_result(&self, ticket: u64, result: Result<Batch<D>>) {
+    pub(super) fn put_result(&self, ticket: u64, result: Loaded<D>) {
         let mut state = self.state.lock();
         let index = usize::try_from(ticket - state.first).expect("few slots");
         if let Some((slot, _)) = state.slots.get_mut(index) {
@@ -120,7 +123,7 @@ impl<L, D> Queue<L, D> {
     }
 
     /// The next loaded batch in order and the bytes to release after it; `None` at the end.
-    pub(super) fn take_result(&self) -> Option<(Result<Batch<D>>, usize)> {
+    pub(super) fn take_result(&self) -> Option<(Loaded<D>, usize)> {
         let mut state = self.state.lock();
         loop {
             if matches!(state.slots.front(), Some((Slot::Done(_), _))) {
@@ -134,7 +137,7 @@ impl<L, D> Queue<L, D> {
             if state.slots.is_empty()
                 && let Some(error) = &mut state.ended
             {
-                return error.take().map(|error| (Err(error), 0));
+                return error.take().map(|error| ((Batch::default(), Err(error)), 0));
             }
             if state.stopped {
                 return None;

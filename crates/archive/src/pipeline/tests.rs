@@ -106,6 +106,33 @@ fn run_load_fails_everything_before_applied() {
     }
 }
 
+/// One batch of three files, the second of which fails to load.
+struct OneBatch;
+
+impl Source for OneBatch {
+    type Load = NumberedLoad;
+
+    fn fill(&mut self, batch: &mut Batch<NumberedLoad>) -> Result<bool> {
+        for number in 0..3 {
+            let data = NumberedLoad(number, number == 1);
+            batch.push(Step::Data { offset: number, len_bytes: 10, data }, 10);
+        }
+        Ok(false)
+    }
+}
+
+/// Of a batch with a file that could not be read the files before it were left out, too: up to 63.
+#[test]
+fn run_load_fails_what_is_before_it_in_its_batch_applied() {
+    for executor in EXECUTORS {
+        let mut sink = Collect::default();
+        let options = PipelineOptions::new(executor);
+        let error = run(OneBatch, &mut sink, &options, &mut Vec::new()).unwrap_err();
+        assert_eq!(sink.seen, [0]);
+        assert!(error.to_string().contains("asked to fail"), "{error}");
+    }
+}
+
 #[test]
 fn run_sink_fails_everybody_stops() {
     for executor in EXECUTORS {

@@ -18,6 +18,12 @@ fn walk(path: &Path) -> Walk {
 }
 
 /// Everything that the stream carries, of the model's own hole granularity.
+fn loaded<L: crate::batch::Load>(batch: Batch<L>) -> Vec<Step<Vec<u8>>> {
+    let (batch, result) = batch.load(&crate::batch::Unprepared);
+    result.unwrap();
+    batch.steps
+}
+
 fn same() -> Compare {
     Compare::copied()
 }
@@ -165,12 +171,12 @@ fn walk_large_file_cut_meanwhile_rest_is_zeros() {
     let mut batch = Batch::default();
     assert!(walk.fill(&mut batch).unwrap());
     File::options().write(true).open(&path).unwrap().set_len(10).unwrap();
-    let mut steps = batch.load(&crate::batch::Unprepared).unwrap().steps;
+    let mut steps = loaded(batch);
     let mut more = true;
     while more {
         let mut batch = Batch::default();
         more = walk.fill(&mut batch).unwrap();
-        steps.extend(batch.load(&crate::batch::Unprepared).unwrap().steps);
+        steps.extend(loaded(batch));
     }
     let bytes: Vec<u8> = steps
         .iter()
@@ -205,7 +211,7 @@ fn walk_large_file_that_grew_meanwhile_warned_of() {
             let file = File::options().append(true).open(&path).unwrap();
             std::io::Write::write_all(&mut &file, b"more").unwrap();
         }
-        grown.extend(batch.load(&crate::batch::Unprepared).unwrap().steps);
+        grown.extend(loaded(batch));
     }
     let bytes =
         grown.iter().map(|step| if let Step::Data { data, .. } = step { data.len() } else { 0 });
