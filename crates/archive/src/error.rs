@@ -90,6 +90,20 @@ pub enum Error {
         /// What is wrong.
         problem: ArchiveProblem,
     },
+    /// The filesystem holds what none does.
+    #[error("{path}: {why}: the image is damaged")]
+    Damaged {
+        /// Where.
+        path: BytePath,
+        /// What.
+        why: &'static str,
+    },
+    /// A directory that is to be filled holds something, and must not.
+    #[error("{path}: the target directory is not empty")]
+    NotEmpty {
+        /// Which.
+        path: BytePath,
+    },
     /// The tree holds something that cannot be done safely or sensibly.
     #[error("{path}: {why}")]
     Refused {
@@ -135,6 +149,11 @@ impl Error {
             Cause::Io(source) => Self::Io { op, path, source },
             Cause::Engine(source) => Self::Engine { op, path, source },
         }
+    }
+
+    /// Damage at `path`.
+    pub fn damaged(path: impl Into<BytePath>, why: &'static str) -> Self {
+        Self::Damaged { path: path.into(), why }
     }
 
     /// A refusal of `path`.

@@ -72,6 +72,7 @@ pub struct Failure {
     advice: Option<String>,
     quiet: bool,
     is_not_found: bool,
+    is_invalid: bool,
     mounted: Option<Box<Mounted>>,
 }
 
@@ -112,6 +113,7 @@ impl Failure {
             advice: None,
             quiet: false,
             is_not_found: false,
+            is_invalid: false,
             mounted: None,
         }
     }
@@ -213,6 +215,11 @@ impl Failure {
         self.is_not_found
     }
 
+    /// Whether the engine took an argument of a change for wrong.
+    pub fn is_invalid(&self) -> bool {
+        self.is_invalid
+    }
+
     /// Whether the rest of the command is pointless, too: the reader of the output is gone.
     pub fn is_final(&self) -> bool {
         self.quiet
@@ -262,6 +269,16 @@ impl Failure {
         }
     }
 
+    /// What the engine takes for a wrong argument is no misuse of the command line where a path of an
+    /// open image was tried: others may have been changed by then.
+    pub fn of_change(mut self) -> Self {
+        if self.exit == Exit::Usage {
+            self.exit = Exit::Io;
+            self.is_invalid = true;
+        }
+        self
+    }
+
     /// An error of the volume, which names the device itself.
     pub fn volume(what: impl Into<String>, error: &ubtrfs_volume::Error) -> Self {
         use ubtrfs_volume::{Error, Op};
@@ -299,12 +316,22 @@ impl Failure {
                 Self::io(format!("{what}: {op}"), &source).at_archive_path(&path.0)
             }
             Error::Engine { op, path, source } => Self::engine(format!("{what}: {op}"), source)
+                .of_change()
                 .at_archive_path(&path.0)
                 .at_path(image),
             Error::Archive { problem: ArchiveProblem::Unsupported { .. }, .. } => {
                 Self::new(Exit::Unsupported, what, error)
             }
             Error::Refused { path, why } => Self::new(Exit::Io, what, why).at_archive_path(&path.0),
+            Error::Damaged { path, why } => {
+                Self::new(Exit::Damage, what, format!("{why}: the image is damaged"))
+                    .at_archive_path(&path.0)
+                    .at_path(image)
+            }
+            Error::NotEmpty { path } => {
+                Self::new(Exit::Io, what, "the target directory is not empty")
+                    .at_archive_path(&path.0)
+            }
             other => Self::new(Exit::Io, what, other),
         }
     }

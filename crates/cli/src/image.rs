@@ -477,7 +477,7 @@ impl Image {
 
     /// A failure of the engine at a path inside.
     pub fn failure(&self, what: &str, path: &[u8], error: ubtrfs_engine::Error) -> Failure {
-        Failure::engine(what, error).at_name(path).at_path(&self.path)
+        Failure::engine(what, error).of_change().at_name(path).at_path(&self.path)
     }
 
     /// What `path` names; a symbolic link at its end is not followed, those on the way are.

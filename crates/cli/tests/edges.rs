@@ -441,3 +441,35 @@ fn chown_recursive_changes_links_themselves_as_the_system_does() {
     }
     place.assert_clean();
 }
+
+/// Damage that an export met exited with 4, as where the disk is full; and each refusal told of --force, which does not help there.
+#[test]
+fn export_that_meets_damage_exits_3_and_only_what_is_there_asks_for_force() {
+    let place = Place::new();
+    place.run(&["mkfs", "-qf", "-m", "single", "--size", "300M", "disk.img"]).ok();
+    place.run(&["ln", "-s", "disk.img", "target-of-it", "/link"]).ok();
+    let mut image = fs::read(place.path("disk.img")).unwrap();
+    for block in image.chunks_exact_mut(16384) {
+        if let Some(at) = block.windows(12).position(|bytes| bytes == b"target-of-it") {
+            block[at + 6] = 0;
+            let csum = CsumType::Crc32c.compute(&block[32..]);
+            block[..32].copy_from_slice(&csum);
+        }
+    }
+    fs::write(place.path("disk.img"), image).unwrap();
+    for target in ["out", "out.tar"] {
+        let ran = place.run(&["export", "disk.img", "/", target]).fails(3).says("damaged");
+        assert!(!ran.stderr.contains("--force"), "{}", ran.stderr);
+    }
+    place.run(&["export", "disk.img", "/", "."]).fails(4).says("not empty").says("--force");
+}
+
+/// `mv` of one of several paths into itself exited with 2, as a command line that means nothing does before anything is changed.
+#[test]
+fn path_that_does_not_go_exits_4_behind_others_that_went() {
+    let place = Place::new();
+    place.run(&["mkdir", "disk.img", "/a", "/b", "/a/into"]).ok();
+    place.run(&["mv", "disk.img", "/b", "/a", "/a/into"]).fails(4).says("moving");
+    assert_eq!(place.list("/a/into"), "b\n");
+    place.assert_clean();
+}

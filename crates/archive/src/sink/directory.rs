@@ -120,7 +120,7 @@ impl DirectorySink {
             let mut names =
                 std::fs::read_dir(path).map_err(|e| Error::failed("list", name.clone(), e))?;
             if names.next().is_some() {
-                return Err(Error::refused(name, "the target directory is not empty"));
+                return Err(Error::NotEmpty { path: name.into() });
             }
         }
         Ok(Self {

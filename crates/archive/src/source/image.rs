@@ -97,8 +97,8 @@ impl ImageWalk {
 
     fn enter(&mut self, batch: &mut Batch<ImageLoad>, name: &[u8], id: InodeId) -> Result<()> {
         if !id.is_stand_in() && !self.directories_seen.insert(id) {
-            let why = "is a directory with two names: the image is damaged";
-            return Err(Error::refused(self.path.as_slice(), why));
+            let why = "is a directory with two names";
+            return Err(Error::damaged(self.path.as_slice(), why));
         }
         let inode = self.filesystem.inode(id).map_err(|e| self.failed("read", e))?;
         let mut names = self
@@ -136,8 +136,8 @@ impl ImageWalk {
                 || name.iter().any(|byte| matches!(byte, b'/' | 0))
         };
         if bad(&found.name) {
-            let why = "is not a valid file name: the image is damaged";
-            return Err(Error::refused(self.path.as_slice(), why));
+            let why = "is not a valid file name";
+            return Err(Error::damaged(self.path.as_slice(), why));
         }
         if found.file_type == FileType::Directory {
             return self.enter(batch, &found.name, found.target).map(|()| true);
@@ -211,8 +211,8 @@ impl ImageWalk {
                 let target = self.filesystem.read_link(inode.id);
                 let target = target.map_err(|e| self.failed("read link", e))?;
                 if target.is_empty() || target.contains(&0) {
-                    let why = "is a symbolic link to no valid path: the image is damaged";
-                    return Err(Error::refused(self.path.as_slice(), why));
+                    let why = "is a symbolic link to no valid path";
+                    return Err(Error::damaged(self.path.as_slice(), why));
                 }
                 Special::Symlink(batch.span(&target))
             }
@@ -221,8 +221,8 @@ impl ImageWalk {
             FileType::Fifo => Special::Fifo,
             FileType::Socket => Special::Socket,
             _ => {
-                let why = "is of a type that is not known: the image is damaged";
-                return Err(Error::refused(self.path.as_slice(), why));
+                let why = "is of a type that is not known";
+                return Err(Error::damaged(self.path.as_slice(), why));
             }
         };
         let entry = self.entry(batch, name, inode)?;

@@ -123,9 +123,9 @@ fn single_file(
 }
 
 fn refused_directory(error: Error, args: &Args) -> Failure {
-    let is_refusal = matches!(error, Error::Refused { .. });
+    let is_not_empty = matches!(error, Error::NotEmpty { .. });
     let failure = Failure::archive("export", args.image.path(), error);
-    if is_refusal && !args.force {
+    if is_not_empty {
         return failure.advice("-f (--force) fills a directory that holds something already.");
     }
     failure

@@ -93,7 +93,7 @@ fn set(edit: &Edit<'_>, id: InodeId, path: &[u8], name: &[u8], value: &[u8]) -> 
     let result = edit.under_handle("setting the attribute", path, reservation, |handle| {
         handle.set_xattr(id, name, value)
     });
-    let is_malformed = |failure: &Failure| is_acl(name) && failure.exit == Exit::Usage;
+    let is_malformed = |failure: &Failure| is_acl(name) && failure.is_invalid();
     result.map_err(|failure| match is_malformed(&failure) && !value.is_empty() {
         true => failure.advice("What `getfattr -e hex` shows of a list, this takes behind -v."),
         false => failure,
