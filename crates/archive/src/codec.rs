@@ -61,7 +61,7 @@ impl Compression {
 
     /// What a file of that name is to be compressed with; `None` if the name is no archive's.
     pub fn of_name(name: &[u8]) -> Option<Self> {
-        const ENDINGS: [(&[u8], Compression); 9] = [
+        const ENDINGS: [(&[u8], Compression); 11] = [
             (b".tar", Compression::None),
             (b".tar.gz", Compression::Gzip),
             (b".tgz", Compression::Gzip),
@@ -69,12 +69,26 @@ impl Compression {
             (b".txz", Compression::Xz),
             (b".tar.zst", Compression::Zstd),
             (b".tzst", Compression::Zstd),
+            (b".tar.zstd", Compression::Zstd),
             (b".tar.bz2", Compression::Bzip2),
             (b".tbz2", Compression::Bzip2),
+            (b".tbz", Compression::Bzip2),
         ];
         let name = name.to_ascii_lowercase();
         ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, found)| *found)
     }
+}
+
+/// Whether a file of that name would be taken for an archive, of a kind that is not written here: who
+/// gives it does not mean a directory.
+pub fn is_name_of_another_archive(name: &[u8]) -> bool {
+    const ENDINGS: [&[u8]; 9] =
+        [b".taz", b".tlz", b".tz2", b".zip", b".cpio", b".7z", b".rar", b".squashfs", b".iso"];
+    let name = name.to_ascii_lowercase();
+    let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    Compression::of_name(&name).is_none()
+        && (last.windows(5).any(|part| part == b".tar.")
+            || ENDINGS.iter().any(|ending| last.ends_with(ending)))
 }
 
 /// Reads `input` decompressed, whatever compressed it, on a thread of its own if there may be one.

@@ -473,3 +473,27 @@ fn path_that_does_not_go_exits_4_behind_others_that_went() {
     assert_eq!(place.list("/a/into"), "b\n");
     place.assert_clean();
 }
+
+/// A directory of the name backup.tar.lz4 was made, and the command exited with 0.
+#[test]
+fn export_into_what_is_named_as_an_archive_of_no_known_kind_is_refused() {
+    let place = Place::new();
+    place.run(&["put", "disk.img", "file", "/f"]).ok();
+    for name in ["backup.tar.lz4", "a.tar.Z", "a.TAR.lzo", "a.zip", "a.tlz", "a.cpio", "./a.taz"] {
+        let ran = place.run(&["export", "disk.img", "/", name]).fails(2);
+        ran.says(".tar.zst").says("/ behind it");
+        assert!(!place.path(name).exists(), "{name}");
+    }
+    place.run(&["export", "-q", "disk.img", "/", "a.tar.lz4/"]).ok();
+    assert_eq!(fs::read(place.path("a.tar.lz4/f")).unwrap(), b"text\n");
+    fs::create_dir(place.path("b.zip")).unwrap();
+    place.run(&["export", "-q", "disk.img", "/", "b.zip"]).ok();
+    place.run(&["export", "-q", "disk.img", "/", "a.zip.d"]).ok();
+    // A single file may have any name.
+    place.run(&["export", "-q", "disk.img", "/f", "f.zip"]).ok();
+    assert_eq!(fs::read(place.path("f.zip")).unwrap(), b"text\n");
+    for (name, magic) in [("a.tbz", &b"BZh"[..]), ("a.tar.zstd", &[0x28, 0xb5, 0x2f, 0xfd])] {
+        place.run(&["export", "-q", "disk.img", "/", name]).ok();
+        assert!(fs::read(place.path(name)).unwrap().starts_with(magic), "{name}");
+    }
+}

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use ubtrfs_archive::codec::Compression;
+use ubtrfs_archive::codec::{Compression, is_name_of_another_archive};
 use ubtrfs_archive::error::Error;
 use ubtrfs_archive::export;
 use ubtrfs_archive::progress::Summary;
@@ -28,7 +28,8 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// PATH is a directory or subvolume in the image, whose contents go into TARGET, or a single file,
 /// which becomes TARGET, or goes into it if that is a directory. TARGET is a directory, made if
 /// missing; or, by its ending, an archive: .tar, .tar.gz, .tar.xz, .tar.zst, .tar.bz2; or - for an
-/// archive on standard output.
+/// archive on standard output. A new directory that is called as another kind of archive has a /
+/// behind its name.
 ///
 /// Owners and device nodes need root in a directory, or fakeroot(1); an archive keeps them without.
 /// What could not be kept is named on standard error, and the exit code is 1 if files are missing
@@ -69,6 +70,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit> {
     if !inode.is_dir() {
         return single_file(&image, &inode, args, target, out);
     }
+    check_meant(&args.target, target)?;
     let mut progress = Progress::new("export");
     let done = match target {
         Target::Stdout => to_stdout(&image, from, &mut progress)?,
@@ -120,6 +122,21 @@ fn single_file(
         out.line(&progress.sentence("exported", &done))?;
     }
     Ok(progress.exit())
+}
+
+/// A directory that is to be made is not called as an archive is.
+fn check_meant(path: &Path, target: Target) -> Result<()> {
+    let is_odd = target == Target::Directory
+        && is_name_of_another_archive(path.as_os_str().as_bytes())
+        && path.symlink_metadata().is_err();
+    if !is_odd {
+        return Ok(());
+    }
+    let why = "archives of this kind are not written here";
+    Err(Failure::usage("export", why).at_path(path).advice(
+        "Let it end in .tar, .tar.gz, .tar.xz, .tar.zst or .tar.bz2; a directory of this name has a / \
+         behind it.",
+    ))
 }
 
 fn refused_directory(error: Error, args: &Args) -> Failure {
