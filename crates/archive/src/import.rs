@@ -134,7 +134,7 @@ fn import<S: Source>(
 }
 
 /// The directory at `path` from the top level, made with its parents where they are missing, and
-/// whether it was.
+/// whether it held anything.
 ///
 /// # Errors
 /// A component is no directory, or one cannot be made.
@@ -144,7 +144,6 @@ pub fn destination(
     owner: Option<Owner>,
 ) -> Result<(InodeId, bool)> {
     let mut here = filesystem.top_level();
-    let mut is_made = false;
     let mut so_far = Vec::new();
     for name in path.split(|&b| b == b'/') {
         so_far.extend_from_slice(name);
@@ -156,7 +155,6 @@ pub fn destination(
                 if let Some(Owner { uid, gid }) = owner {
                     (new.uid, new.gid) = (uid, gid);
                 }
-                is_made = true;
                 filesystem
                     .begin(Reservation::create(0))
                     .and_then(|mut handle| handle.create(here, name, &new))
@@ -167,11 +165,12 @@ pub fn destination(
         so_far.push(b'/');
     }
     let inode = filesystem.inode(here).map_err(|e| Error::failed("read", path, e))?;
-    if inode.is_dir() {
-        Ok((here, is_made))
-    } else {
-        Err(Error::refused(path, "is not a directory"))
+    if !inode.is_dir() {
+        return Err(Error::refused(path, "is not a directory"));
     }
+    let first = filesystem.read_dir(here, 0).and_then(|mut entries| entries.next().transpose());
+    let holds_something = first.map_err(|e| Error::failed("read", path, e))?.is_some();
+    Ok((here, holds_something))
 }
 
 #[cfg(test)]

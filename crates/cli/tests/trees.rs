@@ -261,6 +261,11 @@ fn import_keeps_the_metadata_of_directories_that_are_there() {
         place.run(&["import", "-q", "--mkfs", "new.img", source]).ok();
         let stat = place.run(&["stat", "--json", "new.img", "/"]).ok().json();
         assert_eq!(stat[0]["mode"], "0700", "{source}");
+        // As if it were made by one command.
+        place.run(&["mkfs", "-q", "-f", "new.img"]).ok();
+        place.run(&["import", "-q", "new.img", source]).ok();
+        let stat = place.run(&["stat", "--json", "new.img", "/"]).ok().json();
+        assert_eq!(stat[0]["mode"], "0700", "{source}");
         fs::remove_file(place.path("new.img")).unwrap();
     }
     place.assert_clean("disk.img");

@@ -108,9 +108,10 @@ fn import_subvolumes_and_owner_seen_by_kernel() {
         subvolumes: vec![b"home".to_vec(), b"/home/user/deep".to_vec()],
         ..ImportOptions::default()
     };
-    let (into, is_made) = destination(&fs, b"a/b//c/", owner).unwrap();
-    assert!(is_made);
+    let (into, holds_something) = destination(&fs, b"a/b//c/", owner).unwrap();
+    assert!(!holds_something);
     assert_eq!((into, false), destination(&fs, b"/a/b/c", owner).unwrap());
+    assert!(destination(&fs, b"/a/b", owner).unwrap().1);
     let summary = from_path(&fs, into, source.path(), &options, &mut Vec::new()).unwrap();
     assert_eq!(summary.subvolumes, 2);
     drop(fs);

@@ -34,9 +34,10 @@ const GROWS_FROM: u64 = 1 << 20;
 /// A directory's contents go into PATH, as with `rsync SOURCE/ PATH/`; an archive's members likewise.
 /// Owners, permissions, times, hard links, holes, device nodes, extended attributes, ACLs and
 /// capabilities are kept. What is in the image already is never replaced: directories are filled, and
-/// keep their owners, permissions and attributes; / takes those of SOURCE with --mkfs. Should an import
-/// fail, the image is sound and may hold a part of SOURCE; a file that --mkfs made goes away again.
-/// What went or changed while it was read is named on standard error, and the exit code is 1 then.
+/// keep their owners, permissions and attributes; PATH takes those of SOURCE where it was empty. Should
+/// an import fail, the image is sound and may hold a part of SOURCE; a file that --mkfs made goes away
+/// again. What went or changed while it was read is named on standard error, and the exit code is 1
+/// then.
 /// A hard link cannot lead from one subvolume into another: with --subvol, a file with names in several
 /// becomes a file in each, which share the data, and of which standard error tells.
 ///
@@ -163,7 +164,7 @@ fn make(args: &Args) -> Result<(Filesystem, Target)> {
 fn fill(args: &Args, filesystem: Filesystem, out: &mut Output) -> Result<Exit> {
     let image = Image::new(filesystem, &args.image, &args.start)?;
     let filesystem = image.filesystem();
-    let (into, is_made) =
+    let (into, holds_something) =
         import::destination(filesystem, &path_from_top(&image, args)?, args.owner)
             .map_err(|error| Failure::archive("import", &args.image, error))?;
     let options = ImportOptions {
@@ -175,8 +176,8 @@ fn fill(args: &Args, filesystem: Filesystem, out: &mut Output) -> Result<Exit> {
             .map(|image| FileId { device: image.dev(), inode: image.ino() })
             .into_iter()
             .collect(),
-        // What mkfs has made takes the metadata of SOURCE.
-        into_is_kept: !args.mkfs && !is_made,
+        // What was just made, be it by a command before this one, takes the metadata of SOURCE.
+        into_is_kept: holds_something,
     };
     let mut progress = Progress::new("import");
     let done = import::from_path(filesystem, into, &args.source, &options, &mut progress)
