@@ -510,7 +510,7 @@ impl Filesystem {
     /// `ReadOnly`, `Aborted`, or `NoSpace` when the worst case does not fit.
     pub fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
         self.clean_noted_orphans().map_err(|(_, error)| error)?;
-        self.begin_step(reservation)
+        self.begin_beside_dirty(reservation)
     }
 
     /// Whether changes are possible. Looks, and does nothing: opens no handle, waits for no commit.
@@ -548,6 +548,11 @@ impl Filesystem {
     /// data lock, which a clean-up would wait for.
     pub(crate) fn begin_step(&self, reservation: Reservation) -> Result<Handle<'_>> {
         Ok(Handle { fs: self, txn: self.inner.core.begin(reservation)? })
+    }
+
+    /// As [`Filesystem::begin_step`], for who has another way: `None` where there is no space without a commit.
+    pub(crate) fn try_begin_step(&self, reservation: Reservation) -> Result<Option<Handle<'_>>> {
+        Ok(self.inner.core.try_begin(reservation)?.map(|txn| Handle { fs: self, txn }))
     }
 
     /// As [`Filesystem::begin_step`], for extents of a subvolume that are to be written in place later. Those of the transaction in which

@@ -95,6 +95,10 @@ pub(crate) fn bytes_of_extents(
     bytes_of_refs(count, nodesize_bytes, tree_bytes).saturating_add(items).saturating_add(csums)
 }
 
+/// What the change of a leaf that a snapshot has, too, adds for good, in blocks: copies of it and of the node above; and the references of
+/// the copies in the extent tree, half a block to each, four times, as that tree's size is in what a handle reserves.
+const UNSHARED_LEAF_NODES: u64 = 6;
+
 /// What the commit after an operation that frees space needs, for references that it drops.
 const FREEING_COMMIT_BYTES: u64 = 4 << 20;
 /// Of small filesystems no more than this part of all metadata.
@@ -139,7 +143,8 @@ impl State {
         let for_freeing = || self.freeing_reserve_bytes(left.freeing_bytes);
         match left.by {
             Leaves::Nothing => 0,
-            Leaves::ForStoring => left.freeing_bytes.max(self.storing_bytes).min(for_freeing()),
+            // Less than who looks before it whether there is room, also where that is a part of little.
+            Leaves::ForStoring => self.storing_bytes.min(for_freeing()),
             Leaves::ForFreeing => for_freeing(),
         }
     }
@@ -206,6 +211,18 @@ impl Allocator {
                 available_bytes: free,
             });
         }
+    }
+
+    /// Bytes that what is pending adds to the extent tree and the free space tree.
+    pub(crate) fn pending_bytes(&self) -> u64 {
+        self.state().refs.change_count() as u64 * COMMIT_BYTES_AN_EXTENT
+    }
+
+    /// Bytes of metadata that so many changes of leaves which snapshots have, too, add for good. A leaf is copied once.
+    pub(crate) fn unsharing_bytes(&self, change_count: u64) -> u64 {
+        let nodesize = self.nodesize_bytes();
+        let leaves = change_count.min(self.metadata_used_bytes() / nodesize);
+        leaves.saturating_mul(UNSHARED_LEAF_NODES * nodesize)
     }
 
     /// Takes a promise back.

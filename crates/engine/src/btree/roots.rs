@@ -17,6 +17,7 @@ pub(crate) struct Roots {
     trees: RwLock<Known>,
     /// A subvolume may share blocks with a snapshot.
     has_shared: AtomicBool,
+    has_snapshots: AtomicBool,
 }
 
 /// Trees by number.
@@ -31,7 +32,8 @@ impl Roots {
     /// The two trees that the superblock points to; the others are found through the first.
     pub(crate) fn new(store: Arc<Store>, root_tree: Arc<Tree>, chunk_tree: Arc<Tree>) -> Self {
         let has_shared = AtomicBool::new(false);
-        Self { store, root_tree, chunk_tree, trees: RwLock::default(), has_shared }
+        let has_snapshots = AtomicBool::new(false);
+        Self { store, root_tree, chunk_tree, trees: RwLock::default(), has_shared, has_snapshots }
     }
 
     /// The tree `root`, read from its root item when first asked for.
@@ -52,6 +54,10 @@ impl Roots {
             self.root_item(root)?.ok_or_else(|| Error::not_found(format!("tree {root}")))?;
         if root.is_subvolume() && item.refs.get() == 0 {
             return Err(deleted());
+        }
+        // The key of a snapshot says when it was made.
+        if root.is_subvolume() && (key.offset > 0 || item.last_snapshot.get() > 0) {
+            self.has_snapshots.store(true, Ordering::Relaxed);
         }
         let ptr = BlockPtr {
             addr: LogicalAddr(item.bytenr.get()),
@@ -100,6 +106,17 @@ impl Roots {
     /// From now on it may.
     pub(crate) fn set_shared(&self) {
         self.has_shared.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a subvolume that was looked at is a snapshot, or has one: its blocks may be shared.
+    pub(crate) fn has_snapshots(&self) -> bool {
+        self.has_snapshots.load(Ordering::Relaxed)
+    }
+
+    /// From now on one has.
+    pub(crate) fn set_snapshots(&self) {
+        self.set_shared();
+        self.has_snapshots.store(true, Ordering::Relaxed);
     }
 
     /// Enters a tree that was just made, of which there is no item yet.

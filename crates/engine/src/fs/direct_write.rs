@@ -82,18 +82,19 @@ impl Filesystem {
     ) -> Result<PromisedPiece<'_>> {
         loop {
             let range = front_of(rest, max.new_bytes);
-            match self.promise_new(range.len_bytes(), || self.promise_data(range.len_bytes())) {
-                Ok(()) => return Ok(PromisedPiece { range, alone: None }),
-                Err(Error::NoSpace { .. }) => {}
-                Err(error) => return Err(error),
+            if self.has_items(range.len_bytes()) {
+                match self.promise_data(range.len_bytes()) {
+                    Ok(()) => return Ok(PromisedPiece { range, alone: None }),
+                    Err(Error::NoSpace { .. }) => {}
+                    Err(error) => return Err(error),
+                }
             }
             let placed = front_of(rest, max.placed_bytes);
             if let Some((alone, range)) = self.lock_places(io, placed)? {
                 return Ok(PromisedPiece { range, alone: Some(alone) });
             }
             let len_bytes = range.len_bytes();
-            let promise = || self.with_less_dirty(len_bytes, || self.promise_data(len_bytes));
-            let error = match self.promise_new(len_bytes, promise) {
+            let error = match self.promise_new(len_bytes) {
                 Ok(()) => return Ok(PromisedPiece { range, alone: None }),
                 Err(error @ Error::NoSpace { .. }) => error,
                 Err(error) => return Err(error),
@@ -102,10 +103,10 @@ impl Filesystem {
         }
     }
 
-    /// Promises space by `promise`, and metadata as for what becomes dirty: what is written directly takes none of what is kept back for
-    /// that, and for removals.
-    fn promise_new(&self, len_bytes: u64, promise: impl Fn() -> Result<()>) -> Result<()> {
-        promise()?;
+    /// Promises space, and metadata as for what becomes dirty: what is written directly takes none of what is kept back for that, and for
+    /// removals.
+    fn promise_new(&self, len_bytes: u64) -> Result<()> {
+        self.with_less_dirty(len_bytes, || self.promise_data(len_bytes))?;
         self.promise_items(len_bytes).inspect_err(|_| {
             self.inner.core.alloc.take_back_data(len_bytes, Promised::Space);
         })

@@ -4,8 +4,8 @@ use ubtrfs_rt::Ordering;
 
 use crate::alloc::Promised;
 use crate::error::{Error, Result};
-use crate::filesystem::Filesystem;
-use crate::txn::{Flush, Reservation};
+use crate::filesystem::{Filesystem, Handle};
+use crate::txn::Reservation;
 
 /// File extents that a reservation for dirty data counts with at most.
 const ITEMS_AT_ONCE_MAX: u64 = 64;
@@ -91,16 +91,59 @@ impl Filesystem {
     /// Makes sure that there is metadata for the items of so much more dirty data: where there is not, what is dirty is written, as
     /// its items take far less than is kept back for them. The thread holds no handle, and no file's data lock.
     pub(super) fn promise_items(&self, len_bytes: u64) -> Result<()> {
-        let files = &self.inner.files;
-        let held_back = files.held_back_bytes(self.nodesize_bytes());
-        let more = files.delalloc_items_bytes(1, len_bytes);
-        if self.inner.core.alloc.has_metadata_for(held_back.saturating_add(more)) {
+        if self.has_items(len_bytes) {
+            return Ok(());
+        }
+        if self.has_much_unshared() && self.shrink_to_have_items(len_bytes) {
             return Ok(());
         }
         // Loads groups, makes chunks, commits.
         let extents = len_bytes.div_ceil(self.sectorsize_bytes()).min(ITEMS_AT_ONCE_MAX);
         let ask = || self.begin_step(Reservation::extents(extents)).map(drop);
         self.ask_again(len_bytes, ask, |has_written| has_written())
+    }
+
+    /// Whether [`Filesystem::promise_items`] would grant that at once.
+    pub(super) fn has_items(&self, len_bytes: u64) -> bool {
+        let core = &self.inner.core;
+        let more = self.inner.files.delalloc_items_bytes(1, len_bytes);
+        core.alloc.has_metadata_for(core.held_back_bytes(1).saturating_add(more))
+    }
+
+    /// What dirty data needs at worst where snapshots have the same leaves is far more than it takes: where that is much, some of it is written
+    /// before chunks are made for it.
+    fn shrink_to_have_items(&self, len_bytes: u64) -> bool {
+        let cache = self.page_cache();
+        for _ in 0..SHRINK_TRIES_MAX {
+            if self.has_items(len_bytes) {
+                return true;
+            }
+            let part_bytes = cache.dirty_bytes() / SHRINK_PART;
+            if !self.has_much_unshared() || cache.shrink_dirty(part_bytes) == 0 {
+                break;
+            }
+        }
+        self.has_items(len_bytes)
+    }
+
+    fn has_much_unshared(&self) -> bool {
+        self.inner.core.roots.has_snapshots()
+            && self.page_cache().dirty_range_count() > ITEMS_AT_ONCE_MAX
+    }
+
+    /// [`Filesystem::begin_step`] for who holds no file's data lock: as long as there is no space, what is dirty is written, for which
+    /// metadata is kept back, and it is asked again.
+    pub(crate) fn begin_beside_dirty(&self, reservation: Reservation) -> Result<Handle<'_>> {
+        let has_dirty = || self.page_cache().dirty_range_count() > 0;
+        if self.has_much_unshared() {
+            self.shrink_to_have_items(0);
+        }
+        match self.begin_step(reservation) {
+            Err(Error::NoSpace { .. }) if has_dirty() => {
+                self.ask_again(0, || self.begin_step(reservation), |has_written| has_written())
+            }
+            result => result,
+        }
     }
 
     /// Takes back what was promised to dirty data.

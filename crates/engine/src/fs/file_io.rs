@@ -722,12 +722,15 @@ impl FileSystem for FileIo {
 
     fn check_unwritten_space(&self, inode: &IoInode, len_bytes: u64) -> Result<()> {
         self.check_space(inode, len_bytes)?;
-        // As who allocates holes: what was promised goes first, and what frees space.
-        self.fs()?.begin_step(ALLOCATION_STEP).map(drop)
+        // As who makes data dirty: what was promised goes first, and what frees space.
+        let fs = self.fs()?;
+        fs.promise_items(fs.sectorsize_bytes())
     }
 
     fn allocate(&self, inode: &IoInode, range: FileRange) -> Result<()> {
         let (fs, range) = (self.fs()?, range.start.bytes()..range.end.bytes());
+        // Where metadata is kept back for what is dirty, that is written first.
+        fs.promise_items(fs.sectorsize_bytes())?;
         fs.with_less_dirty(range.end - range.start, || {
             fs.allocate_file(inode, range.clone(), ALLOCATION_STEP)
         })

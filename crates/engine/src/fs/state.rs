@@ -359,8 +359,12 @@ impl Flush for FileState {
         // A held inode's leaf became dirty with it.
         let csums = self.csums.held_back_bytes(nodesize_bytes);
         let delalloc_bytes = self.delalloc_bytes.load(Ordering::Relaxed);
-        let ranges = self.page_cache.get().map_or(0, |cache| cache.dirty_range_count());
+        let ranges = self.dirty_range_count();
         csums.saturating_add(self.delalloc_items_bytes(ranges, delalloc_bytes))
+    }
+
+    fn dirty_range_count(&self) -> u64 {
+        self.page_cache.get().map_or(0, |cache| cache.dirty_range_count())
     }
 
     fn data_bytes(&self) -> u64 {

@@ -333,11 +333,8 @@ impl<'f> Job<'f> {
         let reservation = Reservation::extents(2).and(Reservation::items(4));
         let _lock = fs.inner.files.lock_data(self.io.id);
         let reservation = reservation.and(Reservation::removals(2)).promised_behind_data();
-        let mut handle = match fs.begin_step(reservation) {
-            // It has space among data, and takes less of what is promised to others there.
-            Err(Error::NoSpace { .. }) => return Ok(false),
-            handle => handle?,
-        };
+        // It has space among data, and takes less of what is promised to others there.
+        let Some(mut handle) = fs.try_begin_step(reservation)? else { return Ok(false) };
         self.check(&handle)?;
         let _change = self.io.change(fs);
         // Longer by now, it will have something behind.
@@ -416,6 +413,27 @@ impl<'f> Job<'f> {
         self.fs.is_written_in_place(self.io, &self.inode, walk, mapping)
     }
 
+    /// A handle to write parts in place. What goes past memory was promised no items: into space that is cut for it, it leaves those of
+    /// others.
+    fn begin_in_place(&self, parts: &[Part<'_>], reservation: Reservation) -> Result<Handle<'_>> {
+        let fs = self.fs;
+        if matches!(self.from, From::Memory) {
+            return fs.begin_step(reservation.promised());
+        }
+        let behind_data = reservation.promised_behind_data();
+        if let Some(handle) = fs.try_begin_step(behind_data)? {
+            return Ok(handle);
+        }
+        let tree = fs.tree(self.io.id.root)?;
+        for part in parts {
+            let mut walk = ExtentWalk::new(&tree, self.io.of(fs), FileOffset(part.offset));
+            if walk.next()?.is_none_or(|mapping| mapping.kind != MappingKind::Data) {
+                return fs.begin_step(behind_data);
+            }
+        }
+        fs.begin_step(reservation.promised())
+    }
+
     /// Writes parts where the file has its space; returns false where that is not so any more. The
     /// handle keeps snapshots away from what was asked before, and the data lock clones.
     fn write_in_place(&self, parts: &[Part<'_>]) -> Result<bool> {
@@ -429,7 +447,8 @@ impl<'f> Job<'f> {
             .and(Reservation::items(2 + count))
             .with_csums(self.csums_bytes(len_bytes))
             .with_holes(fs.holes_grown_over(self.io, end)?);
-        let mut handle = fs.begin_step(reservation.and(Reservation::removals(count)).promised())?;
+        let reservation = reservation.and(Reservation::removals(count));
+        let mut handle = self.begin_in_place(parts, reservation)?;
         self.check(&handle)?;
         let tree = fs.tree(self.io.id.root)?;
         let mut places = Vec::new();

@@ -222,7 +222,7 @@ impl<'a> Handle<'a> {
             let mut state = source.write();
             core.write_early(&mut state)?;
             source.set_last_snapshot(self.generation);
-            core.roots.set_shared();
+            core.roots.set_snapshots();
             (state.root, state.bytes_used)
         };
         let block = core.roots.store.read(&ptr, source.id, None)?;

@@ -83,6 +83,9 @@ pub(crate) trait Flush: std::fmt::Debug + Send + Sync {
     /// handles that they were reserved for are closed by then.
     fn held_back_bytes(&self, nodesize_bytes: u64) -> u64;
 
+    /// Ranges of files that are dirty, which are held back, too.
+    fn dirty_range_count(&self) -> u64;
+
     /// Memory that file data takes, of the budget that tree blocks have, too.
     fn data_bytes(&self) -> u64;
 }
@@ -103,6 +106,9 @@ struct Gate {
 
 /// Many, so that two sessions hardly take the same; few of all that there are.
 const DEGRADED_STEPS: u64 = 1 << 16;
+
+/// How often a handle waits for a commit that frees what it lacks, where others are quicker to use that.
+const COMMIT_TRIES_MAX: usize = 3;
 
 fn no_metadata(needed_bytes: u64) -> Error {
     Error::NoSpace { what: "metadata", needed_bytes, available_bytes: 0 }
@@ -213,13 +219,44 @@ impl Core {
         if is_held {
             return Err(no_metadata(bytes));
         }
-        self.commit_unless_held()?;
-        // What others have reserved, of which they give back the most, is not lacking when they are through.
-        let handle = self.enter_alone()?;
-        match self.reserve(reservation)? {
-            (bytes, true) => Ok(handle.beside_others().with_reserved(bytes)),
-            (bytes, false) => Err(no_metadata(bytes)),
+        for _ in 0..COMMIT_TRIES_MAX {
+            self.commit_unless_held()?;
+            // What others have reserved, of which they give back the most, is not lacking when they are through.
+            let handle = self.enter_alone()?;
+            if let (bytes, true) = self.reserve(reservation)? {
+                return Ok(handle.beside_others().with_reserved(bytes));
+            }
+            // Who came between the two leaves what only another commit frees.
+            if !self.frees_by_commit() {
+                break;
+            }
         }
+        Err(no_metadata(bytes))
+    }
+
+    /// As [`Core::begin`], for who has another way: `None` where there is no space without a commit.
+    ///
+    /// # Errors
+    /// As [`Core::begin`], but for want of space.
+    pub(crate) fn try_begin(&self, reservation: Reservation) -> Result<Option<Handle<'_>>> {
+        let handle = self.enter()?;
+        match self.reserve(reservation) {
+            Ok((bytes, true)) => Ok(Some(handle.with_reserved(bytes))),
+            Ok((_, false)) | Err(Error::NoSpace { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Bytes of metadata that what is held back above may need, with so many more dirty ranges of files.
+    pub(crate) fn held_back_bytes(&self, more_ranges: u64) -> u64 {
+        let Some(flusher) = self.flusher.get() else { return 0 };
+        let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
+        let held_back = flusher.held_back_bytes(nodesize);
+        if !self.roots.has_snapshots() {
+            return held_back;
+        }
+        let ranges = flusher.dirty_range_count().saturating_add(more_ranges);
+        held_back.saturating_add(self.alloc.unsharing_bytes(ranges))
     }
 
     /// Keeps metadata back for what `reservation` says, under a handle. Returns how many bytes, and whether they are there.
@@ -229,7 +266,7 @@ impl Core {
     fn reserve(&self, reservation: Reservation) -> Result<(u64, bool)> {
         let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
         self.alloc.load(&self.roots)?;
-        let held_back = self.flusher.get().map_or(0, |flusher| flusher.held_back_bytes(nodesize));
+        let held_back = self.held_back_bytes(0);
         let tree_bytes = self.bookkeeping_bytes()?;
         // Once it is loaded, and under the handle: what comes after is dirty, and is not copied.
         let used_bytes = self.alloc.metadata_used_bytes();
@@ -238,7 +275,7 @@ impl Core {
             _ => self.csum_tree_bytes()?,
         };
         let is_shared = self.roots.has_shared() || reservation.makes_shared();
-        let worst = |reservation: Reservation, csum_tree_bytes: u64| {
+        let worst = |reservation: Reservation, tree_bytes: u64, csum_tree_bytes: u64| {
             let (adds, frees) = (reservation.adds(), reservation.frees());
             let extents =
                 alloc::bytes_of_extents(adds, frees, nodesize, tree_bytes, csum_tree_bytes);
@@ -249,12 +286,16 @@ impl Core {
             let refs = reservation.shared_refs(nodesize, used_bytes);
             bytes.saturating_add(alloc::bytes_of_refs(refs, nodesize, tree_bytes))
         };
-        let bytes = worst(reservation, csum_tree_bytes);
+        let bytes = worst(reservation, tree_bytes, csum_tree_bytes);
+        // Behind the next commit those trees are larger by what is pending, in what it keeps back, too.
+        let growth = if is_shared { self.alloc.pending_bytes() } else { 0 };
+        let storing = Reservation::storing(1, 1, 1).with_holes(1);
         let left = Left {
             // So that a full filesystem can be emptied.
-            freeing_bytes: worst(Reservation::delete_subvolume(), 0),
+            freeing_bytes: worst(Reservation::delete_subvolume(), tree_bytes, 0),
             // Without a look at a tree, for so few extents.
-            storing_bytes: worst(Reservation::storing(1, 1, 1).with_holes(1), u64::MAX),
+            storing_bytes: worst(storing, tree_bytes.saturating_add(growth), u64::MAX)
+                .saturating_add(growth),
             by: reservation.leaves(),
         };
         let is_granted = self.alloc.reserve(&self.roots, bytes, held_back, tree_bytes, left)?;
