@@ -221,8 +221,9 @@ impl Allocator {
     /// Bytes of metadata that so many changes of leaves which snapshots have, too, add for good. A leaf is copied once.
     pub(crate) fn unsharing_bytes(&self, change_count: u64) -> u64 {
         let nodesize = self.nodesize_bytes();
-        let leaves = change_count.min(self.metadata_used_bytes() / nodesize);
-        leaves.saturating_mul(UNSHARED_LEAF_NODES * nodesize)
+        // Where data is in the same groups, it is not known how many leaves there are.
+        let used_bytes = if self.is_mixed { 0 } else { self.metadata_used_bytes() };
+        change_count.min(used_bytes / nodesize).saturating_mul(UNSHARED_LEAF_NODES * nodesize)
     }
 
     /// Takes a promise back.

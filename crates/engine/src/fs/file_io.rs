@@ -722,9 +722,10 @@ impl FileSystem for FileIo {
 
     fn check_unwritten_space(&self, inode: &IoInode, len_bytes: u64) -> Result<()> {
         self.check_space(inode, len_bytes)?;
-        // As who makes data dirty: what was promised goes first, and what frees space.
+        // As who makes data dirty: what was promised goes first, and what frees space. Then as each step will ask.
         let fs = self.fs()?;
-        fs.promise_items(fs.sectorsize_bytes())
+        fs.promise_items(fs.sectorsize_bytes())?;
+        fs.begin_step(ALLOCATION_STEP).map(drop)
     }
 
     fn allocate(&self, inode: &IoInode, range: FileRange) -> Result<()> {

@@ -202,13 +202,7 @@ impl Core {
     /// # Errors
     /// `ReadOnly`, `Aborted`, `NoSpace`; or what stops the loading of space or the commit.
     pub(crate) fn begin(&self, reservation: Reservation) -> Result<Handle<'_>> {
-        let is_held = self.is_held();
-        let pending_bytes = self.check_held_bytes()?;
-        if !is_held && pending_bytes > self.commit_bytes {
-            self.commit_unless_held()?;
-        } else {
-            self.share_memory_with(pending_bytes);
-        }
+        let is_held = self.make_room()?;
         let handle = self.enter()?;
         let (bytes, is_granted) = self.reserve(reservation)?;
         if is_granted {
@@ -234,11 +228,24 @@ impl Core {
         Err(no_metadata(bytes))
     }
 
+    /// Commits where the transaction is large, else shares memory with it. Returns whether commits are held.
+    fn make_room(&self) -> Result<bool> {
+        let is_held = self.is_held();
+        let pending_bytes = self.check_held_bytes()?;
+        if !is_held && pending_bytes > self.commit_bytes {
+            self.commit_unless_held()?;
+        } else {
+            self.share_memory_with(pending_bytes);
+        }
+        Ok(is_held)
+    }
+
     /// As [`Core::begin`], for who has another way: `None` where there is no space without a commit.
     ///
     /// # Errors
     /// As [`Core::begin`], but for want of space.
     pub(crate) fn try_begin(&self, reservation: Reservation) -> Result<Option<Handle<'_>>> {
+        self.make_room()?;
         let handle = self.enter()?;
         match self.reserve(reservation) {
             Ok((bytes, true)) => Ok(Some(handle.with_reserved(bytes))),
@@ -266,7 +273,12 @@ impl Core {
     fn reserve(&self, reservation: Reservation) -> Result<(u64, bool)> {
         let nodesize = self.roots.store.geometry().nodesize_bytes as u64;
         self.alloc.load(&self.roots)?;
-        let held_back = self.held_back_bytes(0);
+        // What is kept back for leaves that are shared, as is found out meanwhile, is a limit for who brings more, not for who stores what
+        // there is, or frees.
+        let held_back = match (reservation.leaves(), self.flusher.get()) {
+            (Leaves::Nothing, Some(flusher)) => flusher.held_back_bytes(nodesize),
+            _ => self.held_back_bytes(0),
+        };
         let tree_bytes = self.bookkeeping_bytes()?;
         // Once it is loaded, and under the handle: what comes after is dirty, and is not copied.
         let used_bytes = self.alloc.metadata_used_bytes();

@@ -290,3 +290,36 @@ fn data_that_was_taken_is_stored_in_leaves_that_a_snapshot_has() {
     drop(files);
     assert_whole(device, fs);
 }
+
+/// As soon as it was seen that there is a snapshot, more was kept back for what was dirty already than there was, and that was lost.
+#[test]
+fn data_that_was_taken_is_stored_where_a_snapshot_is_found_later() {
+    let (device, fs, ()) = short_of_metadata(|fs| {
+        let file = open(fs, "large");
+        for piece in 0..64 {
+            file.write(FileOffset::new(piece << 20), &vec![1; 1 << 20]).unwrap();
+        }
+        let new = NewInode::new(0o040_755, fs.runtime().clock.now());
+        let mut handle = fs.begin(Reservation::create_subvolume()).unwrap();
+        let sub = handle.create_subvolume(fs.top_level(), b"sub", &new).unwrap();
+        drop(handle);
+        let top = fs.top_level();
+        fs.snapshot(sub.root, top, b"snapshot", &crate::SnapshotOptions::default()).unwrap();
+    });
+    drop(fs);
+    let options =
+        OpenOptions { runtime: runtime(), cache_bytes: 1 << 30, ..OpenOptions::default() };
+    let opened = Arc::clone(&device) as Arc<dyn Device>;
+    let volume = Volume::open(vec![opened], &VolumeOptions::default()).unwrap();
+    let fs = Filesystem::open(volume, options).unwrap();
+    fs.unlink(fs.top_level(), b"inline 1").unwrap();
+    assert!(!fs.inner.core.roots.has_snapshots());
+    let file = find(&fs, "large");
+    write_until_refused(&file, |at, bytes| file.write(at, bytes));
+    let snapshot = fs.lookup(fs.top_level(), b"snapshot").unwrap();
+    fs.inode(snapshot).unwrap();
+    assert!(fs.inner.core.roots.has_snapshots());
+    file.fsync().unwrap();
+    drop(file);
+    assert_whole(device, fs);
+}
