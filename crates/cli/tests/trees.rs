@@ -421,6 +421,8 @@ fn command_that_is_interrupted_whenever_its_file_is_there_removes_it() {
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
+        // Who waits for a child closes what it reads from, and at the end of an archive it ends by itself.
+        let pipe = child.stdin.take();
         let began = Instant::now();
         while !place.exists("new.img") {
             assert!(began.elapsed() < Duration::from_secs(60));
@@ -431,5 +433,6 @@ fn command_that_is_interrupted_whenever_its_file_is_there_removes_it() {
         let status = child.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2));
         assert!(!place.exists("new.img"), "after {delay_us} us");
+        drop(pipe);
     }
 }
