@@ -17,6 +17,7 @@ pub(crate) struct Roots {
     trees: RwLock<Known>,
     /// A subvolume may share blocks with a snapshot.
     has_shared: AtomicBool,
+    /// Of those that were looked at one is a snapshot, or has one. What is kept back for dirty data is far more then.
     has_snapshots: AtomicBool,
 }
 

@@ -12,7 +12,7 @@ const FILE_EXTENT_BYTES: u64 = 25 + 53;
 pub(crate) enum Leaves {
     /// All that is kept back for what frees space.
     ForFreeing,
-    /// What storing dirty data takes, and deleting a subvolume: it was promised, but less than they were.
+    /// What one handle takes that stores dirty data: it was promised, but less than that was.
     ForStoring,
     /// Nothing: it was promised, or frees more than it takes.
     Nothing,
