@@ -11,7 +11,7 @@ use ubtrfs_rt::{Arc, Runtime};
 use ubtrfs_testkit::{Oracle, Prng, assert_checks_clean, oracle};
 use ubtrfs_volume::{Device, FileDevice, OpenMode, Volume, VolumeOptions, Window};
 
-use super::Leaves;
+use super::{Core, Leaves};
 use crate::alloc::Left;
 use crate::{Filesystem, MkfsOptions, OpenOptions, Reservation, mkfs};
 
@@ -30,6 +30,19 @@ type Model = BTreeMap<Key, Vec<u8>>;
 
 fn key(objectid: u64, offset: u64) -> Key {
     Key::new(ObjectId(objectid), KeyType::UUID_KEY_SUBVOL, offset)
+}
+
+/// What [`take_metadata`] takes at a time.
+const PIECE: u64 = 64 << 10;
+
+/// Promises all metadata that there is; returns how much.
+fn take_metadata(core: &Core) -> u64 {
+    let nothing = Left { freeing_bytes: 0, storing_bytes: 0, by: Leaves::Nothing };
+    let mut taken = 0;
+    while matches!(core.alloc.reserve(&core.roots, PIECE, 0, 0, nothing), Ok(true)) {
+        taken += PIECE;
+    }
+    taken
 }
 
 fn device(path: &Path, len_bytes: u64) -> Arc<dyn Device> {

@@ -83,21 +83,16 @@ fn little_room_suffices_to_cut_off_and_remove_a_file_of_some_extents() {
     // Nothing is freed by a commit meanwhile.
     let held = fs.hold_commits();
     let core = &fs.inner.core;
-    let piece = 64 << 10;
-    let mut taken = 0;
-    let nothing = Left { freeing_bytes: 0, storing_bytes: 0, by: Leaves::Nothing };
-    while matches!(core.alloc.reserve(&core.roots, piece, 0, 0, nothing), Ok(true)) {
-        taken += piece;
-    }
+    let mut taken = take_metadata(core);
     let few = Reservation::removals(3).and(Reservation::removals(2));
     let mut leave_little = || {
         while fs.begin_step(few).is_err() {
-            core.alloc.unreserve(piece);
-            taken -= piece;
+            core.alloc.unreserve(PIECE);
+            taken -= PIECE;
         }
         // For blocks that the steps copy.
-        core.alloc.unreserve(8 * piece);
-        taken -= 8 * piece;
+        core.alloc.unreserve(8 * PIECE);
+        taken -= 8 * PIECE;
         let many = fs.begin_step(Reservation::removals(64));
         assert!(matches!(many, Err(crate::Error::NoSpace { .. })), "{many:?}");
     };
@@ -143,15 +138,10 @@ fn data_that_was_taken_is_stored_where_little_is_left() {
 
     let held = fs.hold_commits();
     let core = &fs.inner.core;
-    let piece = 64 << 10;
-    let mut taken = 0;
-    let nothing = Left { freeing_bytes: 0, storing_bytes: 0, by: Leaves::Nothing };
-    while matches!(core.alloc.reserve(&core.roots, piece, 0, 0, nothing), Ok(true)) {
-        taken += piece;
-    }
+    let mut taken = take_metadata(core);
     while fs.begin_step(Reservation::storing(1, 1, 1).promised()).is_err() {
-        core.alloc.unreserve(piece);
-        taken -= piece;
+        core.alloc.unreserve(PIECE);
+        taken -= PIECE;
     }
     drop(held);
     let is_refused = |result: Result<(), Error>| matches!(result, Err(Error::NoSpace { .. }));

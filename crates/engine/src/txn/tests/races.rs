@@ -267,12 +267,10 @@ fn handle_that_lacks_what_another_has_reserved_waits_for_it() {
     let wanted = Reservation::removals(20);
     let bytes = core.begin(wanted).unwrap().reserved_bytes();
     fs.commit().unwrap();
-    let nothing = Left { freeing_bytes: 0, storing_bytes: 0, by: Leaves::Nothing };
-    let piece = 64 << 10;
-    while matches!(core.alloc.reserve(&core.roots, piece, 0, 0, nothing), Ok(true)) {}
+    take_metadata(core);
     // Enough for one, and not for two.
     while core.begin(wanted).is_err() {
-        core.alloc.unreserve(piece);
+        core.alloc.unreserve(PIECE);
     }
     let one = core.begin(wanted).unwrap();
     std::thread::scope(|scope| {
